@@ -1,0 +1,70 @@
+# Every target sets itself up: a venv in .venv, pinned by requirements.lock, renewed when the lock or pyproject.toml changes.
+#
+#   make demo    a guided tour of what kvyard does
+#   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
+#   make lint    ruff: rules and formatting          make format  applies what lint asks for
+#   make types   mypy, strict
+#   make bench   every script in benchmarks/
+#   make docs    the documentation, into site/
+#   make lock    requirements.lock from pyproject.toml
+#   make clean   removes all that make made
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+# A leading underscore marks a helper module, not a benchmark.
+BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
+
+.DELETE_ON_ERROR:
+.PHONY: demo test lint format types bench docs lock clean setup
+
+demo: $(READY)
+	@$(RUN) examples/demo_blocks.py
+
+test: $(READY)
+	@scripts/setup-test-deps.sh
+	@$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(READY)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+types: $(READY)
+	$(RUN) -m mypy
+
+bench: $(READY)
+	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(RUN) $$bench; done
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet --site-dir site
+
+lock:
+	PYTHON=$(PYTHON) scripts/lock.sh
+
+clean:
+	rm -rf $(VENV) site dist build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+setup: $(READY)
+
+# `import pip` fails in a venv that was left half-made or whose Python is gone: such a one is made anew.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "kvyard needs Python 3.11 or newer as '$(PYTHON)': install it, or name one with make PYTHON=/path/to/python3." >&2; \
+		exit 1; }
+	@echo "Setting up $(VENV) (once; takes a minute or so)"
+	@$(RUN) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
+		echo "kvyard could not make a virtual environment: on Debian, install the python3-venv package." >&2; \
+		rm -rf $(VENV); exit 1; }
+	@$(PIP) -r requirements.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@

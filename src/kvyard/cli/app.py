@@ -1,0 +1,103 @@
+"""The root command and its table of sub-commands, which are imported only when called.
+
+Help must answer at once even when a sub-command needs sockets or a report library, and a broken optional part must not
+take the others down. So the table carries each command's one line of help, and the module behind it is loaded by
+``Unloaded`` when the command is called.
+
+Exit codes: 0 done, 1 the command ran and its answer is no, 2 refused (usage or ``KvyardError``), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
+
+from kvyard import __version__
+from kvyard.errors import KvyardError
+
+REFUSED = 2
+INTERRUPTED = 130
+
+
+class Entry(NamedTuple):
+    """Where a sub-command lives, ``module:attribute`` (a function or a ``typer.Typer``), and its line in the help."""
+
+    target: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "conform": Entry("kvyard.cli.conform:conform", "Compare the block manager with recorded logs of a real one."),
+    "events": Entry("kvyard.cli.events:app", "Read and check streams of KV-cache events."),
+}
+
+
+class Unloaded(TyperCommand):
+    """Stands in for a sub-command until it is called, and then hands over to the real one."""
+
+    def __init__(self, name: str, entry: Entry) -> None:
+        super().__init__(name=name, help=entry.summary)
+        self.entry = entry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Imports the real command and has it parse ``args``; what runs afterwards is the command of that context."""
+        return self.load().make_context(info_name, args, parent=parent, **extra)
+
+    def load(self) -> Any:
+        """The real command. Raises whatever its module raises on import."""
+        module, _, attribute = self.entry.target.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            found.rich_markup_mode = None
+            return get_group(found)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(self.name)(found)
+        return get_command(single)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvyard {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The KV-cache plane of an LLM serving fleet: what an engine caches, announces and evicts, without a GPU."""
+
+
+def build(commands: Mapping[str, Entry] = COMMANDS) -> TyperGroup:
+    """The root command with those of ``commands`` whose module is installed. Imports none of them."""
+    # Plain help rather than boxes: it starts in half the time and can be searched and compared.
+    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+    app.callback()(_root)
+    group = get_group(app)
+    for name, entry in commands.items():
+        if importlib.util.find_spec(entry.target.partition(":")[0]) is not None:
+            group.add_command(Unloaded(name, entry))
+    return group
+
+
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Entry] = COMMANDS) -> NoReturn:
+    """Runs ``kvyard`` on ``argv`` (if None, the process's arguments). Ends in ``SystemExit`` with the exit codes above.
+
+    Bugs keep their traceback: only ``KvyardError`` is turned into a sentence.
+    """
+    try:
+        build(commands).main(args=argv, prog_name="kvyard")
+    except KvyardError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(0)

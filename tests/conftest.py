@@ -1,0 +1,60 @@
+"""What all tests share: hypothesis profiles, and a CI that refuses to skip quietly."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadlines: the machines are shared, and a slow example is not a wrong one.
+settings.register_profile("default", max_examples=50, stateful_step_count=30, deadline=None)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile(
+    "thorough", max_examples=2000, stateful_step_count=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "default")  # or pytest --hypothesis-profile=thorough
+
+NEEDS = frozenset({"redis", "zmq", "browser"})
+"""Markers of the tests that need something besides Python packages, and skip themselves where it is missing."""
+
+
+class NoSkips:
+    """Fails the run if a test that carries a marker of ``NEEDS`` was skipped.
+
+    Registered when KVYARD_CI_STRICT is set: where everything can be installed, a skipped test is a hole in the net.
+    """
+
+    def __init__(self) -> None:
+        self.skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and NEEDS & set(report.keywords):
+            self.skipped.append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        # A module that skips itself as a whole has no tests to ask for markers: look for them in its text.
+        if report.skipped:
+            path = Path(str(report.fspath))
+            text = path.read_text() if path.is_file() else ""
+            if NEEDS & set(re.findall(r"\bmark\.(\w+)", text)):
+                self.skipped.append(report.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.skipped and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.skipped:
+            terminalreporter.section("skipped, but must run here (KVYARD_CI_STRICT)", red=True)
+            for nodeid in sorted(set(self.skipped)):
+                terminalreporter.line(nodeid)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_xdist_worker = hasattr(config, "workerinput")
+    if os.environ.get("KVYARD_CI_STRICT") and not is_xdist_worker:
+        config.pluginmanager.register(NoSkips())

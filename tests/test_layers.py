@@ -1,0 +1,46 @@
+"""The packages form layers: each imports only from those before it, which keeps the parts usable on their own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import kvyard
+
+LAYERS = ["clock", "hashing", "events", "blocks", "tiers", "engine", "index", "router", "replay", "server", "cli"]
+"""Lowest first, as in docs/architecture.md. ``kvyard`` itself and ``kvyard.errors`` lie below all of them."""
+
+ROOT = Path(kvyard.__file__).parent
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The absolute names of the modules that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer(module: str) -> int:
+    parts = module.split(".")
+    return LAYERS.index(parts[1]) if len(parts) > 1 and parts[1] in LAYERS else -1
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages <= set(LAYERS)
+
+
+def test_imports_only_go_down() -> None:
+    upward = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package in LAYERS
+        for path in (ROOT / package).rglob("*.py")
+        for name in imported(path)
+        if name.partition(".")[0] == "kvyard" and layer(name) > LAYERS.index(package)
+    ]
+    assert not upward
