@@ -1,0 +1,101 @@
+"""Clocks: one that is told the time, and one that lets it pass."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+from typing import Protocol
+
+from kvyard.clock.units import SECOND
+from kvyard.errors import KvyardError
+
+
+class ClockError(KvyardError, ValueError):
+    """Time would have to run backwards, or at no speed at all."""
+
+
+class Clock(Protocol):
+    """The time, and waiting for it. Times are nanoseconds on the clock's own scale and never go back."""
+
+    def now(self) -> int:
+        """The time."""
+        ...
+
+    def sleep_until(self, t: int) -> None:
+        """Return once ``now()`` is ``t`` or later; at once where it already is."""
+        ...
+
+    async def wait_until(self, t: int) -> None:
+        """The same, leaving the event loop to others meanwhile."""
+        ...
+
+
+class VirtualClock:
+    """Stands still until it is told the time. Waiting for a time makes it that time."""
+
+    __slots__ = ("_now",)
+
+    def __init__(self, start: int = 0) -> None:
+        self._now = start
+
+    def now(self) -> int:
+        """The last time it was told."""
+        return self._now
+
+    def advance(self, t: int) -> None:
+        """Make it ``t``. Raises ``ClockError``, and stays, where that is in the past."""
+        if t < self._now:
+            raise ClockError(f"time doesn't run backwards: it is {self._now} ns, not {t} ns")
+        self._now = t
+
+    def sleep_until(self, t: int) -> None:
+        """Make it ``t``, unless it is later already."""
+        self._now = max(self._now, t)
+
+    async def wait_until(self, t: int) -> None:
+        """Let other tasks have their turn, then make it ``t``, unless it is later already."""
+        import asyncio  # slow to load, and most commands never wait
+
+        await asyncio.sleep(0)
+        self.sleep_until(t)
+
+
+class WallClock:
+    """Starts at ``start`` and passes ``speed`` times as fast as real time; settings of the system's clock don't touch it."""
+
+    __slots__ = ("_origin", "_rate", "_start", "_unrate")
+
+    def __init__(self, start: int = 0, speed: int | float | Fraction = 1) -> None:
+        """Start now. Raises ``ClockError`` for a speed that isn't a positive number."""
+        try:
+            self._rate = speed.as_integer_ratio()
+        except (ValueError, OverflowError):
+            self._rate = (0, 1)
+        if self._rate[0] <= 0:
+            raise ClockError(f"a clock's speed must be a positive number, got {speed}")
+        self._unrate = self._rate[1] / self._rate[0] / SECOND
+        self._start = start
+        self._origin = time.monotonic_ns()
+
+    @classmethod
+    def since_epoch(cls) -> WallClock:
+        """One that shows the nanoseconds since 1970, as wires want them: the date is read once, then time only passes."""
+        return cls(time.time_ns())
+
+    def now(self) -> int:
+        """The time."""
+        over, under = self._rate
+        return self._start + (time.monotonic_ns() - self._origin) * over // under
+
+    def sleep_until(self, t: int) -> None:
+        """Block the thread until it is ``t``."""
+        while (left := t - self.now()) > 0:
+            time.sleep(left * self._unrate)
+
+    async def wait_until(self, t: int) -> None:
+        """Suspend the task until it is ``t``; other tasks get a turn even where it already is."""
+        import asyncio  # slow to load, and most commands never wait
+
+        await asyncio.sleep(0)
+        while (left := t - self.now()) > 0:
+            await asyncio.sleep(left * self._unrate)

@@ -1,0 +1,32 @@
+"""Hashing: tokens or trace ids in, chained block hashes and runs of them out.
+
+``algorithm`` picks how blocks are named, ``Namespace`` says what sets a prompt apart besides its tokens, a chain
+(``TokenChain``, ``TraceChain``) holds the names of one growing sequence, and a ``Run`` is a stretch of one.
+"""
+
+from kvyard.hashing.algorithms import ALGORITHMS, Algorithm, HashingError, Key, algorithm, wire_hash
+from kvyard.hashing.chain import Chain, CoarseChain, TokenChain, TraceChain
+from kvyard.hashing.keys import Keys
+from kvyard.hashing.namespace import PLAIN, Embeds, ExtraKeys, Media, Namespace, NamespaceError
+from kvyard.hashing.run import Run
+
+__all__ = [
+    "ALGORITHMS",
+    "PLAIN",
+    "Algorithm",
+    "Chain",
+    "CoarseChain",
+    "Embeds",
+    "ExtraKeys",
+    "HashingError",
+    "Key",
+    "Keys",
+    "Media",
+    "Namespace",
+    "NamespaceError",
+    "Run",
+    "TokenChain",
+    "TraceChain",
+    "algorithm",
+    "wire_hash",
+]

@@ -1,0 +1,306 @@
+"""Chains: the chained block hashes of one growing sequence, made from tokens or from the block ids of a trace.
+
+A chained hash covers the whole prefix, so the hash at a position identifies everything before it. That is why a chain can
+be compared with another in a handful of probes, and why a trace's cumulative ids never need to be expanded into tokens:
+(id, offset inside the id's block) already names every boundary at any block size.
+
+A chain offers ``keys``, a sequence of hashes indexed by block position, and answers for the wire (tokens, extra keys).
+It does not know what is cached.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import MutableSequence, Sequence
+
+import xxhash
+
+from kvyard.hashing.algorithms import Algorithm, Key
+from kvyard.hashing.keys import Keys, PackedKeys, packed_keys
+from kvyard.hashing.namespace import PLAIN, ExtraKeys, Namespace
+
+
+def _compact(tokens: Sequence[int]) -> MutableSequence[int]:
+    """Token ids at four bytes each where they fit, which is nearly always: what is cached keeps its tokens."""
+    try:
+        return array("I", tokens)
+    except OverflowError:
+        return list(tokens)
+
+
+class Chain:
+    """Common ground of all chains. ``keys`` only ever grows at its end."""
+
+    __slots__ = ("block_size", "keys", "namespace")
+
+    keys: Keys
+    block_size: int
+    namespace: Namespace
+
+    def hashes(self, start: int, stop: int) -> list[Key]:
+        """The hashes of blocks ``start`` to ``stop``."""
+        keys = self.keys
+        return [keys[i] for i in range(start, stop)]
+
+    def tokens_of(self, start: int, stop: int) -> list[int] | None:
+        """The token ids of blocks ``start`` to ``stop``; ``None`` where only trace ids are known."""
+        return None
+
+    def extras_of(self, start: int, stop: int) -> list[ExtraKeys | None]:
+        """Per block what joined its hash (LoRA, salt, media), as events carry it; ``None`` for a block of plain text."""
+        return self.namespace.wire_extras(start, stop, self.block_size)
+
+    def coarser(self, block_size: int) -> Chain:
+        """This chain seen at a larger block size, a multiple of its own. Hashes are picked, never recomputed.
+
+        Raises ``ValueError`` where ``block_size`` isn't a multiple.
+        """
+        if block_size == self.block_size:
+            return self
+        if block_size < self.block_size or block_size % self.block_size:
+            raise ValueError(f"block size {block_size} is not a multiple of the hash block size {self.block_size}")
+        return CoarseChain(self, block_size // self.block_size)
+
+    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
+        """A chain that need only answer for ``start`` to ``stop``: what outlives a request lets go of the rest of it.
+
+        Returns this chain itself where there is little to let go of. Without ``with_tokens`` only hashes are kept.
+        """
+        return self
+
+    def reaches(self, position: int) -> bool:
+        """Whether the hash at ``position`` can still be asked for; only a cut chain has let go of any."""
+        return True
+
+
+class TokenChain(Chain):
+    """The chain of a sequence of token ids, hashed block by block as it grows."""
+
+    __slots__ = ("_next", "algorithm", "tokens")
+
+    keys: PackedKeys
+
+    def __init__(
+        self, tokens: Sequence[int], block_size: int, algorithm: Algorithm, namespace: Namespace = PLAIN
+    ) -> None:
+        """Hash every full block of ``tokens``. Raises ``ValueError`` for a block size below 1."""
+        if block_size < 1:
+            raise ValueError(f"block size must be at least 1, got {block_size}")
+        self.tokens = _compact(tokens)
+        self.block_size = block_size
+        self.algorithm = algorithm
+        self.namespace = namespace
+        self.keys = packed_keys(algorithm.root)
+        self._hash(tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the sequence has, the unfinished block included."""
+        return len(self.tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add ``tokens`` at the end and hash the blocks they complete."""
+        held = self.tokens
+        before = len(held)
+        try:
+            held.extend(tokens)
+        except OverflowError:
+            held = self.tokens = [*held[:before], *tokens]
+        if len(held) >= self._next:
+            self._hash(held[self._next - self.block_size :])
+
+    def _hash(self, fresh: Sequence[int]) -> None:
+        """Hash the full blocks of ``fresh``, the tokens after the last hashed block."""
+        keys, size = self.keys, self.block_size
+        first = len(keys)
+        extras = self.namespace.extras(first, first + len(fresh) // size, size)
+        keys.extend(self.algorithm.hash_blocks(keys[-1] if first else None, fresh, size, extras))  # type: ignore[arg-type]
+        self._next = (len(keys) + 1) * size
+        """How many tokens complete the next block."""
+
+    def hashes(self, start: int, stop: int) -> list[Key]:
+        return self.keys.between(start, stop)
+
+    def tokens_of(self, start: int, stop: int) -> list[int] | None:
+        return list(self.tokens[start * self.block_size : stop * self.block_size])
+
+    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
+        if with_tokens and 4 * (stop - start) + 64 >= len(self.keys):
+            return self
+        return _CutChain(self, start, stop, with_tokens)
+
+
+class TraceChain(Chain):
+    """The chain of a trace row: cumulative block ids for the prompt, private keys for what is generated after it."""
+
+    __slots__ = ()
+
+    keys: _TraceKeys
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        id_block_size: int,
+        num_prompt_tokens: int,
+        block_size: int,
+        own: int,
+        namespace: Namespace = PLAIN,
+    ) -> None:
+        """``ids`` name the prompt's blocks of ``id_block_size`` tokens; ``own`` is unique per request and keeps its
+        generated blocks apart from everyone else's. Raises ``ValueError`` where the ids don't cover the prompt, or where
+        the namespace has media or embeddings: those are part of what the ids name.
+        """
+        if block_size < 1 or id_block_size < 1:
+            raise ValueError(f"block sizes must be at least 1, got {block_size} and {id_block_size}")
+        if num_prompt_tokens < 0 or len(ids) * id_block_size < num_prompt_tokens:
+            raise ValueError(f"{len(ids)} ids of {id_block_size} tokens don't cover a prompt of {num_prompt_tokens}")
+        if namespace.media or namespace.embeds is not None:
+            raise ValueError("a trace's ids tell media and embeddings apart already: leave them out of its namespace")
+        self.block_size = block_size
+        self.namespace = namespace
+        if namespace.plain:
+            self.keys = _TraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
+        else:
+            self.keys = _SpacedTraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
+            self.keys.space = namespace.fingerprint()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the sequence has, the unfinished block included."""
+        return self.keys.num_tokens
+
+    def grow(self, num_tokens: int) -> None:
+        """Add ``num_tokens`` generated tokens at the end."""
+        self.keys.num_tokens += num_tokens
+
+    def hashes(self, start: int, stop: int) -> list[Key]:
+        return self.keys.stretch(start, stop)
+
+
+class _TraceKeys:
+    __slots__ = ("block_size", "id_block_size", "ids", "num_prompt_tokens", "num_tokens", "own")
+
+    def __init__(self, ids: Sequence[int], id_block_size: int, num_prompt_tokens: int, block_size: int, own: int):
+        self.ids = ids
+        self.id_block_size = id_block_size
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = num_prompt_tokens
+        self.block_size = block_size
+        self.own = own
+
+    def __len__(self) -> int:
+        return self.num_tokens // self.block_size
+
+    def __getitem__(self, index: int) -> int:
+        last = (index + 1) * self.block_size - 1
+        if last < self.num_prompt_tokens:
+            size = self.id_block_size
+            return self.ids[last // size] * size + last % size
+        if index >= len(self):
+            raise IndexError(f"block {index} of a chain of {len(self)} blocks")
+        # Negative, so that it can't meet an id's key, and unique, so that nobody else hits it.
+        return ~((self.own << 40) | index)
+
+    def stretch(self, start: int, stop: int) -> list[Key]:
+        """All of ``start`` to ``stop`` at once."""
+        ids, size, step = self.ids, self.id_block_size, self.block_size
+        prompt = min(stop, self.num_prompt_tokens // step)
+        found: list[Key] = [
+            ids[at // size] * size + at % size for at in range((start + 1) * step - 1, prompt * step, step)
+        ]
+        found += [self[i] for i in range(max(start, prompt), stop)]
+        return found
+
+
+class _SpacedTraceKeys(_TraceKeys):
+    """The same for a namespace that isn't plain: the ids of two namespaces never meet."""
+
+    __slots__ = ("space",)
+
+    space: int
+
+    def __getitem__(self, index: int) -> int:
+        key = super().__getitem__(index)
+        return key if key < 0 else xxhash.xxh3_64_intdigest(key.to_bytes(16, "little"), self.space)
+
+    def stretch(self, start: int, stop: int) -> list[Key]:
+        return [self[i] for i in range(start, stop)]
+
+
+class CoarseChain(Chain):
+    """A chain seen at a multiple of its block size: every ``factor``-th hash."""
+
+    __slots__ = ("_fine", "factor")
+
+    def __init__(self, fine: Chain, factor: int) -> None:
+        self._fine = fine
+        self.factor = factor
+        self.block_size = fine.block_size * factor
+        self.namespace = fine.namespace
+        self.keys = _CoarseKeys(fine.keys, factor)
+
+    def tokens_of(self, start: int, stop: int) -> list[int] | None:
+        return self._fine.tokens_of(start * self.factor, stop * self.factor)
+
+    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
+        fine = self._fine.cut(start * self.factor, stop * self.factor, with_tokens)
+        return self if fine is self._fine else CoarseChain(fine, self.factor)
+
+    def reaches(self, position: int) -> bool:
+        return self._fine.reaches((position + 1) * self.factor - 1)
+
+
+class _CoarseKeys:
+    __slots__ = ("factor", "fine")
+
+    def __init__(self, fine: Keys, factor: int) -> None:
+        self.fine = fine
+        self.factor = factor
+
+    def __len__(self) -> int:
+        return len(self.fine) // self.factor
+
+    def __getitem__(self, index: int) -> Key:
+        return self.fine[(index + 1) * self.factor - 1]
+
+
+class _CutChain(Chain):
+    """A stretch of a token chain that outlives it, at its old positions."""
+
+    __slots__ = ("_base", "_tokens")
+
+    keys: _CutKeys
+
+    def __init__(self, whole: TokenChain, start: int, stop: int, with_tokens: bool) -> None:
+        # One hash more at the front: a run's parent is asked for too.
+        base = max(0, start - 1)
+        self.block_size = whole.block_size
+        self.namespace = whole.namespace
+        self.keys = _CutKeys(whole.keys.cut(base, stop), base)
+        self._base = start
+        self._tokens = whole.tokens[start * self.block_size : stop * self.block_size] if with_tokens else None
+
+    def tokens_of(self, start: int, stop: int) -> list[int] | None:
+        if self._tokens is None or start < self._base:
+            return None  # the hash before the cut was kept, its tokens weren't
+        size, base = self.block_size, self._base
+        return list(self._tokens[(start - base) * size : (stop - base) * size])
+
+    def reaches(self, position: int) -> bool:
+        return position >= self.keys.base
+
+
+class _CutKeys:
+    __slots__ = ("base", "keys")
+
+    def __init__(self, keys: PackedKeys, base: int) -> None:
+        self.keys = keys
+        self.base = base
+
+    def __len__(self) -> int:
+        return self.base + len(self.keys)
+
+    def __getitem__(self, index: int) -> Key:
+        if index < self.base:
+            raise IndexError(f"block {index} of a chain that was cut at {self.base}")
+        return self.keys[index - self.base]
