@@ -1,0 +1,23 @@
+"""The block manager: pool, attention groups, coordinator, manager."""
+
+from kvyard.blocks.coordinator import Coordinator, Hit
+from kvyard.blocks.eviction import DEFAULT_PRIORITY, ORDERS
+from kvyard.blocks.manager import BlockManager, RequestError
+from kvyard.blocks.pool import NULL_BLOCK, Pool
+from kvyard.blocks.request import Request, Retention
+from kvyard.blocks.spec import ConfigError, GroupSpec
+
+__all__ = [
+    "DEFAULT_PRIORITY",
+    "NULL_BLOCK",
+    "ORDERS",
+    "BlockManager",
+    "ConfigError",
+    "Coordinator",
+    "GroupSpec",
+    "Hit",
+    "Pool",
+    "Request",
+    "RequestError",
+    "Retention",
+]

@@ -1,0 +1,244 @@
+"""The map of cached copies of one group: which stretches of which chains are in the pool, and where.
+
+Chained hashes make this cheap. A hash names its whole prefix, so stretches form a tree; a stretch is found by the hash of
+its first block and compared by the hash of its last, and nothing in here is done once per block. Stretches without a copy
+(*holes*) stay in the tree while something behind them is cached: a window or a state may well be usable without them.
+
+Every registration and every removal passes through here, and this is the only place that tells the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvyard.blocks.eviction import EvictionOrder
+from kvyard.blocks.extent import Extent
+from kvyard.events.types import Sink, Tier
+from kvyard.hashing import Chain, Key, Keys, Run
+
+
+class Node:
+    """Blocks ``start`` to ``stop`` of a chain, all in the same condition: each copy covers exactly these."""
+
+    __slots__ = ("chain", "copies", "hole", "keys", "kids", "map", "parent", "start", "stop")
+
+    def __init__(self, owner: CacheMap, chain: Chain, start: int, stop: int, parent: Node | None) -> None:
+        self.map = owner
+        self.chain = chain
+        self.keys = chain.keys
+        self.start = start
+        self.stop = stop
+        self.parent = parent
+        self.kids = 0
+        self.hole: Node | None = None
+        """The child that last became a hole: where this node ends, once its last blocks have been evicted."""
+        self.copies: list[Extent] = []
+        """First registered first: a lookup takes the first."""
+
+    def __repr__(self) -> str:
+        return f"Node({self.start}..{self.stop}, copies={len(self.copies)}, kids={self.kids})"
+
+
+class CacheMap:
+    """All cached copies of one group."""
+
+    def __init__(self, group: int, order: EvictionOrder, sink: Sink | None = None, tier: Tier = Tier.G1) -> None:
+        self.group = group
+        self.order = order
+        self.sink = sink
+        self.tier = tier
+        self.starts: dict[Key, Node] = {}
+        """Every node, holes included, by the hash of its first block."""
+
+    def walk(self, keys: Keys, limit: int, through_holes: bool = True, at: int = 0) -> tuple[list[Node], int]:
+        """The nodes along a chain's first ``limit`` blocks and how many of those blocks they cover.
+
+        The last node may reach further than the chain agrees with it. Without ``through_holes`` it ends at the first hole.
+        ``at`` is where to begin, if not at the start: a position where a node ends that the chain is known to contain.
+        """
+        nodes: list[Node] = []
+        find = self.starts.get
+        while at < limit:
+            node = find(keys[at])
+            if node is None or node.start != at or not (through_holes or node.copies):
+                break
+            nodes.append(node)
+            stop = node.stop if node.stop < limit else limit
+            if node.keys[stop - 1] == keys[stop - 1]:
+                at = stop
+                continue
+            # They part inside this node; equal up to a position means equal before it.
+            low, high = at + 1, stop - 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                if node.keys[middle - 1] == keys[middle - 1]:
+                    low = middle
+                else:
+                    high = middle - 1
+            return nodes, low
+        return nodes, at
+
+    def enter(self, chain: Chain, extent: Extent, before: Extent | None = None) -> list[Extent]:
+        """Register ``extent``, whose content is now that of ``chain`` at its positions.
+
+        Where part of that is cached already the extent becomes one more copy of it, split as the nodes are. Returns the
+        parts in order; the last is ``extent`` itself. ``before``, if known, is a copy of what comes right before.
+        """
+        start = extent.start
+        stop = start + len(extent.ids)
+        known = before.node if before is not None else None
+        nodes, at = self.walk(chain.keys, stop, at=start if known is not None else 0)
+        if nodes and nodes[-1].stop > at:
+            nodes[-1] = self.split(nodes[-1], at)
+        parts: list[Extent] = []
+        if at > start:
+            for node in nodes:
+                if node.stop <= start:
+                    continue
+                if node.start < start:
+                    self.split(node, start)
+                parts.append(self._add_copy(node, extent))
+        if at < stop:
+            parent = nodes[-1] if nodes else known
+            if at < start:
+                # Text that nobody cached leads to what is cached now.
+                parent = self._grow(chain, at, start, parent)
+                at = start
+            node = self._grow(chain, at, stop, parent)
+            parts.append(self._add_copy(node, extent))
+        return parts
+
+    def extend(self, last: Extent, ids: list[int], chain: Chain) -> bool:
+        """Register ``ids`` as the continuation of ``last`` in place, if nothing stands against it; else change nothing.
+
+        The common case of a growing request: its last registered extent is its own and the only copy, and nobody has
+        continued that chain yet.
+        """
+        node = last.node
+        if node is None or last.refs != 1 or node.kids or node.chain is not chain or len(node.copies) != 1:
+            return False
+        if last.marks is not None:
+            return False
+        last.ids += ids
+        start = node.stop
+        node.stop += len(ids)
+        if self.sink is not None:
+            self.sink.entered(Run(chain, start, node.stop), self.group, self.tier, True)
+        return True
+
+    def leave(self, extent: Extent) -> None:
+        """Forget that ``extent`` is a copy of anything."""
+        node = extent.node
+        assert node is not None
+        node.copies.remove(extent)
+        extent.node = None
+        if self.sink is not None:
+            self.sink.left(Run(node.chain, node.start, node.stop), self.group, self.tier, not node.copies)
+        if not node.copies:
+            self._prune(node)
+
+    def truncate(self, extent: Extent, count: int) -> bool:
+        """Drop the last ``count`` blocks of ``extent`` from the map in place, if it is the only copy and nothing cached
+        follows directly. Returns whether it did; the extent's ids are the caller's to cut.
+        """
+        node = extent.node
+        if node is None or len(node.copies) != 1:
+            return False
+        stop = node.stop
+        cut = stop - count
+        if node.kids:
+            # What follows may be a hole, left when its last blocks went: it takes in these as well.
+            hole = node.hole
+            if node.kids != 1 or hole is None or hole.parent is not node or hole.copies or not hole.chain.reaches(cut):
+                return False
+            del self.starts[hole.keys[stop]]
+            hole.start = cut
+            self.starts[hole.keys[cut]] = hole
+        node.stop = cut
+        if self.sink is not None:
+            self.sink.left(Run(node.chain, cut, stop), self.group, self.tier, True)
+        return True
+
+    def split(self, node: Node, at: int) -> Node:
+        """Split ``node`` and its copies at position ``at``; returns the new earlier part, ``node`` keeps the later."""
+        front = Node(self, node.chain, node.start, at, node.parent)
+        front.kids = 1
+        count = at - node.start
+        for extent in node.copies:
+            part = extent.split_front(count)
+            part.node = front
+            front.copies.append(part)
+            if not part.refs:
+                self.order.insert_after(extent, part)
+        keys = node.keys
+        self.starts[keys[node.start]] = front
+        self.starts[keys[at]] = node
+        node.parent = front
+        node.start = at
+        return front
+
+    def detach(self, extent: Extent, chain: Chain) -> None:
+        """Keep no more of ``chain`` alive for the sake of ``extent`` than its own stretch; its request has ended."""
+        node = extent.node
+        if node is None or node.chain is not chain:
+            return
+        node.chain = chain.cut(node.start, node.stop)
+        node.keys = node.chain.keys
+        hole = node.parent
+        if hole is not None and not hole.copies and hole.chain is chain:
+            hole.chain = chain.cut(hole.start, hole.stop, with_tokens=False)
+            hole.keys = hole.chain.keys
+
+    def clear(self) -> None:
+        """Forget every copy at once, without a word to the sink: clearing is the pool's to announce."""
+        for node in self.starts.values():
+            for extent in node.copies:
+                extent.node = None
+                extent.forget_neighbours()
+        self.starts.clear()
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node that has a copy, in no useful order."""
+        return (node for node in self.starts.values() if node.copies)
+
+    def _grow(self, chain: Chain, start: int, stop: int, parent: Node | None) -> Node:
+        node = Node(self, chain, start, stop, parent)
+        if parent is not None:
+            parent.kids += 1
+        self.starts[chain.keys[start]] = node
+        return node
+
+    def _add_copy(self, node: Node, extent: Extent) -> Extent:
+        """Make the blocks of ``extent`` that ``node`` covers a copy of it; ``extent`` keeps what follows."""
+        if extent.stop > node.stop:
+            extent = extent.split_front(node.stop - extent.start)
+        extent.node = node
+        node.copies.append(extent)
+        if self.sink is not None:
+            self.sink.entered(Run(node.chain, node.start, node.stop), self.group, self.tier, len(node.copies) == 1)
+        return extent
+
+    def _prune(self, node: Node) -> None:
+        """Take ``node``, which lost its last copy, out of the tree; or keep it as a hole while something is behind it."""
+        if node.kids:
+            if node.parent is not None:
+                node.parent.hole = node
+                self._join_holes(node)
+            return
+        at: Node | None = node
+        while at is not None and not at.kids and not at.copies:
+            del self.starts[at.keys[at.start]]
+            at = at.parent
+            if at is not None:
+                at.kids -= 1
+
+    def _join_holes(self, node: Node) -> None:
+        """Join a new hole with the hole before it, so that a window moving along a chain leaves one and not many."""
+        parent = node.parent
+        if parent is None or parent.copies or parent.kids != 1:
+            return
+        if node.chain.reaches(parent.start):
+            del self.starts[node.keys[node.start]]
+            node.start = parent.start
+            node.parent = parent.parent
+            self.starts[node.keys[node.start]] = node

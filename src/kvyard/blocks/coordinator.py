@@ -1,0 +1,232 @@
+"""The coordinator: what groups have to agree on. How long a hit all of them can use, and who acts first.
+
+**Two-phase allocation.** Every group pins and adopts its local hits before any group takes a block for external tokens.
+Were a group to take blocks while another's hits are only looked up, it could be handed the very blocks the other is about
+to adopt, and two groups would write the same memory (vLLM #33775, #43884, fixed in #44409).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvyard.blocks.cache_map import Node
+from kvyard.blocks.group import NO_HIT, Demand, Group, GroupHit
+from kvyard.blocks.request import Request
+from kvyard.blocks.rules import Match, Spans, intersect
+from kvyard.blocks.spec import Geometry
+
+
+class Hit:
+    """What a lookup found. Valid until blocks are next handed out; allocation refuses a hit that has grown old."""
+
+    __slots__ = ("groups", "shared_prefix_boundary", "tokens", "version")
+
+    def __init__(self, tokens: int, groups: Sequence[GroupHit], boundary: int, version: int) -> None:
+        self.tokens = tokens
+        """Tokens that need not be computed."""
+        self.groups = groups
+        self.shared_prefix_boundary = boundary
+        """How far another group has this text, where a sparser one stops the hit earlier; 0 otherwise."""
+        self.version = version
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to adopt in any group."""
+        for group in self.groups:  # noqa: SIM110 - a generator would cost more than the loop
+            if group.count:
+                return False
+        return True
+
+    def block_ids(self) -> list[list[int]]:
+        """The physical ids per group, 0 for null."""
+        return [group.ids() for group in self.groups]
+
+
+class Batch:
+    """Groups of equal kind and size: they are looked up together and hit only where all of them do."""
+
+    def __init__(self, members: list[Group], alignment: int) -> None:
+        self.members = members
+        self.alignment = alignment
+        self.first = members[0]
+        self.is_full = self.first.spec.is_full
+        self.is_state = self.first.spec.is_state
+        self.eagle = any(group.eagle for group in members)
+        for group in members:
+            group.eagle = self.eagle
+
+    def spans(self, request: Request, limit: int) -> tuple[Spans, list[list[Node]]]:
+        """The intervals that every member has, and each member's nodes."""
+        spans, nodes = self.first.spans(request, limit)
+        all_nodes = [nodes]
+        for group in self.members[1:]:
+            others, nodes = group.spans(request, limit)
+            spans = intersect(spans, others)
+            all_nodes.append(nodes)
+        return spans, all_nodes
+
+    def match(self, spans: Spans, limit: int, drop: bool) -> Match:
+        return self.first.rule.match(spans, limit, self.alignment, drop)
+
+    def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
+        count = -(-match.tokens // self.first.block_size)
+        return [GroupHit(count, match.low, nodes) for nodes in all_nodes]
+
+
+class Coordinator:
+    """Lookup and order of action over all groups of one manager."""
+
+    def __init__(
+        self, groups: list[Group], geometry: Geometry, *, use_eagle: bool, retention: int | None, margin: int
+    ) -> None:
+        """``margin`` is how many of the last computed tokens may still be computed again (multi-module drafts)."""
+        self.groups = groups
+        self.geometry = geometry
+        self.retention = retention
+        self.margin = margin
+        self.alignment = geometry.hash_block_size if geometry.fine_hits else geometry.scheduler_block_size
+        drafts = [group.spec.eagle for group in groups]
+        if use_eagle and not any(drafts):
+            drafts = [True] * len(groups)
+        for group, draft in zip(groups, drafts):
+            group.eagle = draft
+            group.eagle_boundaries = geometry.scheduler_block_size if any(drafts) else 0
+        self.batches = self._batches()
+        self.watch: Callable[[Request, Group, int, int], None] | None = None
+        """Told of each registration before it happens (request, group, first and last position); for recorders."""
+
+    def _batches(self) -> list[Batch]:
+        """Equal groups together; full attention first, since its answer bounds the others at little cost."""
+        by_spec: dict[tuple[object, ...], list[Group]] = {}
+        for group in self.groups:
+            spec = group.spec
+            key = (spec.kind, spec.block_size, spec.window, spec.chunk, spec.mode, spec.spec_blocks)
+            by_spec.setdefault(key, []).append(group)
+        batches = [Batch(members, self.alignment) for members in by_spec.values()]
+        return sorted(batches, key=lambda batch: not batch.is_full)
+
+    def lookup(self, request: Request) -> Hit:
+        """The longest prefix that every group can use, the last token left out. Changes nothing."""
+        limit = request.num_tokens - 1
+        version = self.groups[0].pool.version
+        if len(self.batches) == 1 and len(self.groups) == 1:
+            batch = self.batches[0]
+            spans, nodes = batch.spans(request, limit)
+            match = batch.match(spans, limit, batch.eagle)
+            return Hit(match.tokens, batch.hits(match, nodes), 0, version)
+        return self._lookup_all(request, limit, version)
+
+    def _lookup_all(self, request: Request, limit: int, version: int) -> Hit:
+        """Shrink a candidate length until every batch accepts it.
+
+        Full attention accepts any shorter prefix and is asked once. A batch that drops its last block for a draft head does
+        so once per candidate; otherwise the drop would repeat until nothing is left.
+        """
+        batches = self.batches
+        end = len(request.chain.keys) * self.geometry.hash_block_size
+        seen = [batch.spans(request, end if batch.eagle else limit) for batch in batches]
+        matches: list[Match | None] = [None] * len(batches)
+        dropped: set[int] = set()
+        hit, longest = limit, 0
+        one_round = len(batches) == 2 and batches[0].is_full
+        while True:
+            candidate = hit
+            for index, batch in enumerate(batches):
+                known = matches[index]
+                if batch.is_full and known is not None:
+                    candidate = min(candidate, known.tokens)
+                    continue
+                drop = batch.eagle and index not in dropped
+                reach = candidate
+                if drop and not batch.is_state:
+                    reach = min(candidate + self._drop_unit(batch), end)
+                match = batch.match(seen[index][0], reach, drop)
+                if drop:
+                    dropped.add(index)
+                elif match.tokens < candidate:
+                    dropped.clear()
+                candidate = match.tokens
+                matches[index] = match
+                longest = max(longest, candidate)
+            if candidate >= hit:
+                break
+            hit = candidate
+            if one_round:
+                break
+        return self._hit(matches, seen, hit, longest, version)
+
+    def _drop_unit(self, batch: Batch) -> int:
+        return batch.first.block_size
+
+    def _hit(
+        self,
+        matches: list[Match | None],
+        seen: list[tuple[Spans, list[list[Node]]]],
+        tokens: int,
+        longest: int,
+        version: int,
+    ) -> Hit:
+        found: list[GroupHit] = [NO_HIT] * len(self.groups)
+        for batch, match, (_, nodes) in zip(self.batches, matches, seen):
+            assert match is not None
+            if batch.is_full:
+                match = Match(min(match.tokens, tokens), 0)
+            for group, group_hit in zip(batch.members, batch.hits(match, nodes)):
+                found[group.index] = group_hit
+        return Hit(tokens, found, longest if longest > tokens else 0, version)
+
+    def need(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
+        """How many free blocks all groups together need to meet ``demand``."""
+        total = 0
+        for group, table, hit in zip(self.groups, request.tables, hits):
+            total += group.need(request, table, hit, demand)
+        return total
+
+    def adopt(self, request: Request, hits: Sequence[GroupHit], local: int, external: int) -> None:
+        """Both phases, once per request: a request that any group has registered keeps what it has."""
+        if self.has_adopted(request):
+            return
+        tables = request.tables
+        for group, table, hit in zip(self.groups, tables, hits):
+            group.adopt(table, hit, local + external)
+        if external > 0:
+            for group, table in zip(self.groups, tables):
+                group.take_external(table, local + external, external)
+
+    def has_adopted(self, request: Request) -> bool:
+        """Whether any group has registered anything of the request, adopted hits included.
+
+        One answer for all groups: with blocks of different size one may have registered something while another has not.
+        """
+        for table in request.tables:  # noqa: SIM110 - a generator would cost more than the loop
+            if table.registered is not None:
+                return True
+        return False
+
+    def register(self, request: Request, tokens: int) -> None:
+        """Offer the blocks of the first ``tokens`` tokens to every group's map."""
+        for group, table in zip(self.groups, request.tables):
+            full = self.cacheable(tokens, group)
+            if self.watch is not None and full // group.block_size > (table.registered or 0):
+                self.watch(request, group, table.registered or 0, full // group.block_size)
+            group.register(request, table, full, self.alignment, self.retention)
+
+    def cacheable(self, tokens: int, group: Group) -> int:
+        """How many of ``tokens`` can be part of a future hit of ``group``."""
+        final = max(0, tokens - self.margin)
+        if len(self.groups) == 1:
+            return final
+        if not group.eagle or self._align(tokens) == 0:
+            return self._align(tokens)
+        # One block past the boundary is matched and then dropped.
+        return min(final, self._align(final) + group.block_size)
+
+    def _align(self, tokens: int) -> int:
+        if self.geometry.fine_hits:
+            return tokens
+        return tokens - tokens % self.geometry.scheduler_block_size
+
+    def registered_until(self, group: Group, registered: int) -> int:
+        """The largest token count for which ``group``, with so many blocks registered, has nothing new to register."""
+        unit = 1 if len(self.groups) == 1 or group.eagle or self.geometry.fine_hits else self.geometry.scheduler_block_size
+        return -(-(registered + 1) * group.block_size // unit) * unit - 1

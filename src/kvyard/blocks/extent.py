@@ -1,0 +1,76 @@
+"""Extents: stretches of physical blocks that share one fate, the physical side of a run.
+
+An extent lists the physical ids behind consecutive block positions of a sequence and counts its references once for all of
+them. As soon as part of it is treated differently (hit, evicted, released) it is split. The *later* part keeps the object:
+whoever refers to the extent as the end of something still does, and finds the earlier part by following ``left``. So a
+split repairs nobody's table; a table that holds the whole notices when it next looks (``Table.settle``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvyard.blocks.cache_map import Node
+
+
+class Extent:
+    """Physical blocks ``ids`` at positions ``start`` onwards; held while ``refs`` > 0, else waiting to be evicted."""
+
+    __slots__ = ("after", "before", "expires", "ids", "left", "marks", "node", "priority", "refs", "right", "start")
+
+    def __init__(self, ids: list[int], start: int, refs: int = 1, priority: int = 0) -> None:
+        self.ids = ids
+        self.start = start
+        self.refs = refs
+        self.priority = priority
+        self.expires: int | None = None
+        """How long a raised priority lasts once the extent is free, in nanoseconds; ``None`` for ever."""
+        self.node: Node | None = None
+        """The stretch of chain this is a copy of; ``None`` while its content has no name."""
+        self.marks: list[int | bytes] | None = None
+        """Hashes that end inside this (single) block, where hits may end inside blocks."""
+        self.left: Extent | None = None
+        self.right: Extent | None = None
+        # Neighbours in the eviction order while nobody holds the extent.
+        self.before: Extent | None = None
+        self.after: Extent | None = None
+
+    @property
+    def stop(self) -> int:
+        """The position after the last block."""
+        return self.start + len(self.ids)
+
+    @property
+    def cached(self) -> bool:
+        """Whether a lookup can find any of this content."""
+        return self.node is not None or self.marks is not None
+
+    def split_front(self, count: int) -> Extent:
+        """Give the first ``count`` blocks to a new extent and return it; this one keeps the rest.
+
+        The caller puts the new extent where it belongs (a node's copies, the eviction order).
+        """
+        front = Extent(self.ids[:count], self.start, self.refs, self.priority)
+        front.expires = self.expires
+        self.ids = self.ids[count:]
+        self.start += count
+        front.left = self.left
+        if front.left is not None:
+            front.left.right = front
+        front.right = self
+        self.left = front
+        return front
+
+    def forget_neighbours(self) -> None:
+        """Cut the links to the other parts of a former whole, once nobody can follow them any more."""
+        if self.left is not None:
+            self.left.right = None
+            self.left = None
+        if self.right is not None:
+            self.right.left = None
+            self.right = None
+
+    def __repr__(self) -> str:
+        name = "cached" if self.cached else "unnamed"
+        return f"Extent({self.start}..{self.stop}, {name}, refs={self.refs}, ids={self.ids})"

@@ -1,0 +1,75 @@
+"""The invariants of pool and manager, checked from scratch.
+
+Slow on purpose: everything is counted again from the tables, the line of free blocks and the maps, and compared with what
+the working data structures believe. Tests call it after every step; production may call it whenever it has a doubt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from kvyard.blocks.cache_map import CacheMap
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.pool import Pool
+from kvyard.blocks.request import Request
+
+
+def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
+    """Raise ``AssertionError`` unless every reference is accounted for (I1) and every block is in one place (I2, I3)."""
+    references: Counter[Extent] = Counter()
+    tables: list[list[int]] = []
+    for request in requests:
+        for table in request.tables:
+            end = 0
+            for extent in table:
+                assert extent.ids, f"{request} lists an empty extent"
+                assert extent.start >= end, f"{request} lists overlapping extents around position {extent.start}"
+                end = extent.stop
+                references[extent] += 1
+            assert table.length >= end, f"{request}: the table is shorter than its blocks"
+            tables.append([block for block in table.ids() if block])
+    for listed in tables:
+        assert len(listed) == len(set(listed)), f"a table lists a block twice: {listed}"
+    references.update(pool.pinned)
+    check_pool(pool, references)
+
+
+def check_pool(pool: Pool, references: Counter[Extent]) -> None:
+    """Raise ``AssertionError`` unless ``references``, what holders say they hold, is what the pool believes."""
+    for extent, count in references.items():
+        assert extent.refs == count, f"I1: {extent} is held {count} times"
+    line = list(pool.line())
+    assert len(line) == pool.free, f"I2: {len(line)} blocks are in line, {pool.free} are counted as free"
+    held = [block for extent in references for block in extent.ids]
+    assert len(held) + len(line) == pool.num_blocks - 1, f"I2: {len(held)} held + {len(line)} free, of {pool.num_blocks}"
+    everywhere = Counter(held)
+    everywhere.update(line)
+    twice = [block for block, count in everywhere.items() if count > 1]
+    assert not twice, f"I3: blocks {twice} are in two places"
+    assert set(everywhere) == set(range(1, pool.num_blocks)), "I2: a block is missing or foreign"
+    for extent in pool.order:
+        assert not extent.refs, f"{extent} is held and in line"
+        assert extent.ids, "an empty extent is in line"
+    for cache_map in pool.maps:
+        check_map(cache_map, references, set(pool.order))
+
+
+def check_map(cache_map: CacheMap, references: Counter[Extent], line: set[Extent]) -> None:
+    """Raise ``AssertionError`` unless the tree is a tree and its copies are what they say."""
+    starts = cache_map.starts
+    kids = Counter(node.parent for node in starts.values() if node.parent is not None)
+    for key, node in starts.items():
+        assert node.keys[node.start] == key, f"{node} is filed under another hash"
+        assert node.start < node.stop, f"{node} is empty"
+        assert node.kids == kids[node], f"{node} has {kids[node]} children"
+        assert node.copies or node.kids, f"{node} is a hole with nothing behind it"
+        parent = node.parent
+        assert (parent is None) == (node.start == 0), f"{node} hangs in the air"
+        if parent is not None:
+            assert parent.stop == node.start, f"{node} doesn't follow {parent}"
+            assert starts.get(parent.keys[parent.start]) is parent, f"the parent of {node} is gone"
+        for extent in node.copies:
+            assert extent.node is node, f"{extent} is listed as a copy of {node}"
+            assert (extent.start, extent.stop) == (node.start, node.stop), f"{extent} doesn't cover {node}"
+            assert extent in references or extent in line, f"{extent} is neither held nor in line"

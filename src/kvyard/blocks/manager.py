@@ -1,0 +1,319 @@
+"""The block manager: who may have how many blocks, when, and what of it is remembered.
+
+The one facade over pool, groups and coordinator. An allocation is predicted in full before anything is touched, so a refused
+one leaves no trace except the out-of-window blocks it released on the way.
+
+Token layout of an allocation, left to right::
+
+    | computed before | local hit | external (to be loaded) | new | look-ahead |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from kvyard.blocks.coordinator import Coordinator, Hit
+from kvyard.blocks.group import NO_HIT, CrossGroup, Demand, Group, GroupHit
+from kvyard.blocks.integrity import check_manager
+from kvyard.blocks.pool import Pool
+from kvyard.blocks.request import Request
+from kvyard.blocks.spec import ConfigError, GroupSpec, check_retention, resolve_geometry
+from kvyard.blocks.state_group import AlignedStateGroup, StateGroup
+from kvyard.blocks.table import Table
+from kvyard.errors import KvyardError
+from kvyard.events.types import Sink, Tier
+
+
+class RequestError(KvyardError, ValueError):
+    """A call that makes no sense for this request; nothing was changed."""
+
+
+class BlockManager:
+    """Blocks for requests over hybrid groups with prefix caching."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        groups: Sequence[GroupSpec] = (GroupSpec(),),
+        *,
+        caching: bool = True,
+        hash_block_size: int | None = None,
+        scheduler_block_size: int | None = None,
+        max_model_len: int = 1 << 20,
+        max_in_flight_tokens: int | None = None,
+        watermark: float = 0.0,
+        retention_interval: int | None = None,
+        use_eagle: bool = False,
+        num_prefill_lookahead: int = 0,
+        eviction: str = "lru",
+        sink: Sink | None = None,
+        tier: Tier = Tier.G1,
+        now: Callable[[], int] = lambda: 0,
+        coordinator: type[Coordinator] = Coordinator,
+    ) -> None:
+        """Raises ``ConfigError`` for anything the groups can't honour."""
+        self.geometry = resolve_geometry(
+            groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
+        )
+        check_retention(retention_interval, groups, self.geometry.scheduler_block_size)
+        for name, value in (("max_model_len", max_model_len), ("num_prefill_lookahead", num_prefill_lookahead)):
+            if value < 0:
+                raise ConfigError(f"{name} must not be negative, got {value}")
+        if not 0 <= watermark < 1:
+            raise ConfigError(f"watermark is a share of the pool, from 0 to below 1, got {watermark}")
+        in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
+        self.caching = caching
+        self.max_model_len = max_model_len
+        self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now)
+        self.groups = [
+            _group_class(spec)(index, spec, self.pool, max_in_flight=in_flight, max_model_len=max_model_len)
+            for index, spec in enumerate(groups)
+        ]
+        margin = max(0, num_prefill_lookahead - 1)
+        self.coordinator = coordinator(
+            self.groups, self.geometry, use_eagle=use_eagle, retention=retention_interval, margin=margin
+        )
+        self.watermark_blocks = int(watermark * num_blocks)
+        self.requests: dict[str, Request] = {}
+        """Requests that hold blocks, or did when a call last failed, by id."""
+        self._nothing: tuple[list[int], ...] = tuple([] for _ in groups)
+        self._no_hits = [NO_HIT] * len(groups)
+        self.begin_step()
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks in use, 0 to 1; cached blocks that nobody holds are not."""
+        return self.pool.usage
+
+    def begin_step(self) -> None:
+        """A scheduler step begins: states registered in the previous one may be read now."""
+        for group in self.groups:
+            group.begin_step()
+
+    def lookup(self, request: Request) -> Hit:
+        """The longest cached prefix of ``request`` that all groups can use. Changes nothing but one hint on the request
+        (``shared_prefix_boundary``), which tells a later registration what is worth keeping.
+        """
+        if not self.caching or not request.reads_cache:
+            return Hit(0, self._no_hits, 0, self.pool.version)
+        hit = self.coordinator.lookup(request)
+        request.shared_prefix_boundary = hit.shared_prefix_boundary
+        return hit
+
+    def allocate(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hit: Hit | None = None,
+        *,
+        external: int = 0,
+        lookahead: int = 0,
+        encoder: int = 0,
+        delay_caching: bool = False,
+        must_fit: bool = False,
+        reserved: int = 0,
+        has_running: bool = True,
+    ) -> tuple[list[int], ...] | None:
+        """Give ``request`` slots for ``num_new_tokens`` more tokens, adopting ``hit`` first if it is its first time.
+
+        ``external`` tokens after the hit will be loaded from elsewhere; ``lookahead`` slots are for drafts; ``encoder``
+        tokens are for cross attention. ``must_fit`` refuses unless the whole sequence fits, ``reserved`` free blocks are
+        left to others, and the watermark is too while others are running (``has_running``). With ``delay_caching``
+        nothing is registered until ``cache`` says that a load is done.
+
+        Returns the new block ids per group (adopted ones not included), or ``None`` if they can't be had; then nothing has
+        changed but the release of blocks no longer in any window. The scheduler advances ``num_computed_tokens``.
+
+        Raises ``RequestError``, changing nothing, for negative counts, nothing to do, an id that another request uses, a
+        stale hit, or hits for a request that runs already.
+        """
+        computed = request.num_computed_tokens
+        if hit is None and not (external or must_fit or reserved or delay_caching):
+            # The common decode step: it fits, frees nothing and completes no block.
+            reached = computed + num_new_tokens
+            if (
+                num_new_tokens > 0
+                and lookahead >= 0
+                and reached + lookahead <= request.fits_until
+                and computed - request.num_in_flight_tokens <= request.settled_until
+                and (reached <= request.registered_until or request.num_tokens <= request.registered_until)
+                and request.running
+            ):
+                return self._nothing
+        return self._allocate(
+            request, num_new_tokens, hit, external, lookahead, encoder, delay_caching, must_fit, reserved, has_running
+        )
+
+    def _allocate(
+        self,
+        request: Request,
+        new: int,
+        hit: Hit | None,
+        external: int,
+        lookahead: int,
+        encoder: int,
+        delay_caching: bool,
+        must_fit: bool,
+        reserved: int,
+        has_running: bool,
+    ) -> tuple[list[int], ...] | None:
+        hits = self._check(request, new, hit, external, lookahead, encoder, reserved)
+        coordinator, pool = self.coordinator, self.pool
+        tables = request.tables
+        local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
+        total = min(local + external, self.max_model_len)
+        headroom = 0 if request.running or not has_running else self.watermark_blocks
+        if must_fit:
+            whole = min(request.num_tokens, self.max_model_len)
+            if coordinator.need(request, hits, Demand(whole, whole, total, encoder, True)) + headroom > pool.free:
+                return None
+        main = total + new
+        processed = total - request.num_in_flight_tokens
+        if processed > request.settled_until:
+            for group, table in zip(self.groups, tables):
+                group.drop_stale(table, max(0, processed))
+        slots = min(main + lookahead, self.max_model_len)
+        taken = self._nothing
+        if slots > request.fits_until:
+            demand = Demand(slots, main, local + external, encoder)
+            if coordinator.need(request, hits, demand) + headroom > pool.free - reserved:
+                return None
+            self.requests[request.id] = request
+            if external > 0 or hits is not self._no_hits:
+                coordinator.adopt(request, hits, local, external)
+            taken = tuple([group.take_new(table, demand) for group, table in zip(self.groups, tables)])
+        elif headroom > pool.free - reserved:
+            return None
+        tokens = min(main, request.num_tokens)
+        if tokens > request.registered_until and self.caching and not delay_caching:
+            coordinator.register(request, tokens)
+        if request.running:
+            self._note_limits(request)
+        return taken
+
+    def _check(
+        self, request: Request, new: int, hit: Hit | None, external: int, lookahead: int, encoder: int, reserved: int
+    ) -> Sequence[GroupHit]:
+        """Refuse calls that make no sense; make tables for a request that has none. Returns the hits to adopt."""
+        if new < 0 or external < 0 or lookahead < 0 or encoder < 0 or reserved < 0:
+            raise RequestError(f"request {request.id}: token and block counts must not be negative")
+        if self.requests.get(request.id, request) is not request:
+            raise RequestError(f"request id {request.id!r} is in use by another request")
+        if not new and not external and not (hit is not None and hit.tokens):
+            raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
+        hits: Sequence[GroupHit] = self._no_hits
+        if hit is not None and not hit.empty:
+            if hit.version != self.pool.version:
+                raise RequestError(f"request {request.id}: the hit is out of date, look it up again")
+            if request.num_computed_tokens or self.coordinator.has_adopted(request):
+                raise RequestError(f"request {request.id} runs already and can't adopt hits again before a preemption")
+            hits = hit.groups
+        if not request.tables:
+            request.tables = [Table() for _ in self.groups]
+        return hits
+
+    def _note_limits(self, request: Request) -> None:
+        """Work out how far the request can go before any group has something to do."""
+        fits: float = self.max_model_len
+        settled: float = inf
+        registered: float = inf
+        for group, table in zip(self.groups, request.tables):
+            group_fits, group_settled = group.limits(table)
+            if group_fits < fits:
+                fits = group_fits
+            if group_settled < settled:
+                settled = group_settled
+            if self.caching:
+                group_registered = self.coordinator.registered_until(group, table.registered or 0)
+                if group_registered < registered:
+                    registered = group_registered
+        request.fits_until, request.settled_until, request.registered_until = fits, settled, registered
+
+    def cache(self, request: Request, num_tokens: int) -> None:
+        """Register the blocks of the first ``num_tokens`` tokens, once an asynchronous load has filled them."""
+        self._holding(request)
+        if not 0 <= num_tokens <= request.num_tokens:
+            raise RequestError(f"request {request.id} has {request.num_tokens} tokens, can't cache {num_tokens}")
+        if self.caching:
+            self.coordinator.register(request, num_tokens)
+            self._note_limits(request)
+
+    def drop_stale(self, request: Request, num_tokens: int) -> None:
+        """Release the blocks that nobody will read again once ``num_tokens`` tokens are computed."""
+        self._holding(request)
+        if num_tokens < 0:
+            raise RequestError(f"request {request.id}: token counts must not be negative")
+        for group, table in zip(self.groups, request.tables):
+            group.drop_stale(table, num_tokens)
+        self._note_limits(request)
+
+    def rollback(self, request: Request, num_tokens: int) -> None:
+        """Take back ``num_tokens`` computed tokens: drafts that were rejected. Their slots stay with the request."""
+        self._holding(request)
+        if not 0 <= num_tokens <= request.num_computed_tokens:
+            raise RequestError(
+                f"request {request.id} has computed {request.num_computed_tokens} tokens, can't take back {num_tokens}"
+            )
+        request.num_computed_tokens -= num_tokens
+
+    def free(self, request: Request) -> None:
+        """Give all blocks back and forget the request. What was registered stays findable until it is evicted.
+
+        Raises ``RequestError`` if the request holds nothing here.
+        """
+        self._holding(request)
+        del self.requests[request.id]
+        for group, table in zip(self.groups, request.tables):
+            group.release(request, table)
+        request.tables = []
+        request.running = False
+        request.forget_limits()
+
+    def preempt(self, request: Request) -> None:
+        """Give all blocks back and have the request start over; its next allocation may adopt hits again."""
+        self.free(request)
+        request.num_computed_tokens = request.num_in_flight_tokens = 0
+
+    def evict(self, block_ids: Iterable[int]) -> None:
+        """Forget what these physical blocks cache; who holds them keeps them."""
+        self.pool.evict(block_ids)
+
+    def reset(self) -> bool:
+        """Forget everything cached, if no request holds a block; returns whether it did."""
+        return self.pool.reset()
+
+    def block_ids(self, request: Request) -> list[list[int]]:
+        """The request's block tables, one list of physical ids per group, 0 for null."""
+        return [table.ids() for table in request.tables] or [[] for _ in self.groups]
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Drain the block copies that the engine must run before its next step, as (source, destination)."""
+        return []
+
+    def reference_counts(self) -> dict[int, int]:
+        """How often each held block is held. Takes time by the number of held blocks."""
+        counts: dict[int, int] = {}
+        for request in self.requests.values():
+            for table in request.tables:
+                for extent in table:
+                    counts.update(dict.fromkeys(extent.ids, extent.refs))
+        for extent in self.pool.pinned:
+            counts.update(dict.fromkeys(extent.ids, extent.refs))
+        return counts
+
+    def _holding(self, request: Request) -> None:
+        if self.requests.get(request.id) is not request:
+            raise RequestError(f"request {request.id!r} holds no blocks here")
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless invariants I1 to I3 hold."""
+        check_manager(self.pool, self.requests.values())
+
+
+def _group_class(spec: GroupSpec) -> type[Group]:
+    if spec.kind == "cross":
+        return CrossGroup
+    if spec.is_state:
+        return AlignedStateGroup if spec.mode == "align" else StateGroup
+    return Group

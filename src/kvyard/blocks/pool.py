@@ -1,0 +1,206 @@
+"""The pool: a fixed set of physical blocks, handed out, held, and given back, whole extents at a time.
+
+Free blocks stand in one line, next to be handed out first: blocks without a name at the front, newest first, then cached
+extents in eviction order. Blocks are vLLM's in identity, order and count; only the work is done per extent. Block 0 is the
+null block, a placeholder in tables, and never handed out. The pool does not know requests or attention.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from kvyard.blocks.cache_map import CacheMap
+from kvyard.blocks.eviction import make_order
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.spec import ConfigError
+from kvyard.events.types import Sink, Tier
+from kvyard.hashing import Key
+
+NULL_BLOCK = 0
+
+
+class Pool:
+    """``num_blocks`` physical blocks, one of them the null block, shared by ``num_groups`` groups."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_groups: int = 1,
+        *,
+        eviction: str = "lru",
+        sink: Sink | None = None,
+        tier: Tier = Tier.G1,
+        now: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Raises ``ConfigError`` for a pool without blocks or an unknown eviction order."""
+        if num_blocks < 1:
+            raise ConfigError(f"a pool needs at least the null block, got num_blocks={num_blocks}")
+        self.num_blocks = num_blocks
+        self.sink = sink
+        self.order = make_order(eviction, now)
+        self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
+        self.free = num_blocks - 1
+        """How many blocks can be taken: unnamed ones and cached ones that nobody holds."""
+        self.version = 0
+        """Changes whenever blocks are handed out or forgotten: what was looked up before may be gone."""
+        self.pinned: Counter[Extent] = Counter()
+        """References that are not from tables: transfers and pending copies."""
+        # Unnamed free blocks, next to be handed out last.
+        self._loose = list(range(num_blocks - 1, 0, -1))
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that are held, 0 to 1."""
+        usable = self.num_blocks - 1
+        return 1.0 - self.free / usable if usable else 0.0
+
+    def take(self, count: int) -> list[int]:
+        """Hand out ``count`` blocks, forgetting what they cached. Raises ``ValueError``, changing nothing, if too few
+        are free.
+        """
+        if not 0 <= count <= self.free:
+            raise ValueError(f"cannot take {count} blocks: {self.free} are free")
+        self.free -= count
+        loose = self._loose
+        cut = len(loose) - count
+        if cut >= 0:
+            taken = loose[cut:]
+            taken.reverse()
+            del loose[cut:]
+            return taken
+        self.version += 1
+        loose.reverse()
+        taken, self._loose = loose, []
+        self._evict(-cut, taken)
+        return taken
+
+    def _evict(self, count: int, taken: list[int]) -> None:
+        order = self.order
+        while count:
+            extent = order.head()
+            ids = extent.ids
+            node = extent.node
+            size = len(ids)
+            if size > count:
+                keep = size - count
+                if node is None or node.map.truncate(extent, count):
+                    taken += ids[: keep - 1 : -1]
+                    del ids[keep:]
+                    return
+                # Others share the node: make the part to go an extent of its own.
+                node.map.split(node, node.start + keep)
+                ids = extent.ids
+                size = count
+            order.remove(extent)
+            self._unname(extent)
+            extent.forget_neighbours()
+            taken += ids[::-1]
+            extent.ids = []
+            count -= size
+
+    def pin(self, extent: Extent) -> None:
+        """Hold a cached extent: one reference more, and no eviction while it lasts."""
+        if not extent.refs:
+            self.order.remove(extent)
+            self.free -= len(extent.ids)
+        extent.refs += 1
+
+    def release(self, extents: Iterable[Extent]) -> None:
+        """Drop one reference on each of ``extents``, given in the order of their positions.
+
+        What nobody holds any more becomes free, last position first: unnamed blocks to the front of the line, cached
+        extents to the back.
+        """
+        push = self.order.push
+        loose = self._loose
+        later: list[Extent] = []
+        for extent in extents:
+            extent.refs -= 1
+            if not extent.refs:
+                self.free += len(extent.ids)
+                if extent.node is not None or extent.marks is not None:
+                    later.append(extent)
+                else:
+                    loose += extent.ids
+                    extent.forget_neighbours()
+        for extent in reversed(later):
+            push(extent)
+
+    def evict(self, block_ids: Iterable[int]) -> None:
+        """Forget what these blocks cache. Who holds them and their place in the line stay as they are.
+
+        Raises ``ValueError``, changing nothing, for an id outside the pool. Takes time by the number of cached blocks.
+        """
+        wanted = list(dict.fromkeys(block_ids))
+        for block_id in wanted:
+            if not 0 <= block_id < self.num_blocks:
+                raise ValueError(f"no block {block_id} in a pool of {self.num_blocks}")
+        for block_id in wanted:
+            extent = self._find(block_id)
+            if extent is not None:
+                self.version += 1
+                self._unname(self.isolate(extent, extent.ids.index(block_id)))
+
+    def isolate(self, extent: Extent, index: int) -> Extent:
+        """Split ``extent`` so that its block at ``index`` stands alone, and return that one."""
+        if index + 1 < len(extent.ids):
+            extent = self.split(extent, index + 1)
+        if index:
+            self.split(extent, index)
+        return extent
+
+    def split(self, extent: Extent, count: int) -> Extent:
+        """Split off the first ``count`` blocks, copies of the same node with them; returns the earlier part."""
+        if extent.node is not None:
+            at = extent.start + count
+            extent.node.map.split(extent.node, at)
+            assert extent.left is not None
+            return extent.left
+        front = extent.split_front(count)
+        if not front.refs:
+            self.order.insert_after(extent, front)
+        return front
+
+    def _unname(self, extent: Extent) -> None:
+        if extent.node is not None:
+            extent.node.map.leave(extent)
+
+    def _find(self, block_id: int) -> Extent | None:
+        for cache_map in self.maps:
+            for node in cache_map.nodes():
+                for extent in node.copies:
+                    if block_id in extent.ids:
+                        return extent
+        return None
+
+    def reset(self) -> bool:
+        """Forget everything cached, if nobody holds a block; returns whether it did. The line keeps its order."""
+        if self.free != self.num_blocks - 1:
+            return False
+        line = list(self.line())
+        for extent in list(self.order):
+            self.order.remove(extent)
+        for cache_map in self.maps:
+            cache_map.clear()
+        line.reverse()
+        self._loose = line
+        self.version += 1
+        if self.sink is not None:
+            self.sink.cleared()
+        return True
+
+    def line(self) -> Iterator[int]:
+        """The free blocks, next to be handed out first."""
+        yield from reversed(self._loose)
+        for extent in self.order:
+            yield from reversed(extent.ids)
+
+    def cached_blocks(self) -> Iterator[tuple[int, Key, int]]:
+        """Every cached block as (group, hash, physical id). Takes time by the number of cached blocks."""
+        for cache_map in self.maps:
+            for node in cache_map.nodes():
+                hashes = node.chain.hashes(node.start, node.stop)
+                for extent in node.copies:
+                    for key, block in zip(hashes, extent.ids, strict=True):
+                        yield cache_map.group, key, block

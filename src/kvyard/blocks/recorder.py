@@ -1,0 +1,114 @@
+"""A recorder that writes vLLM's events from ours, for comparing with vLLM's own logs and for nothing else.
+
+vLLM announces every copy, one store per registration (even an empty one) and one removal per hash. Our sink is told of
+runs; this turns them back into what vLLM would have said, in the field order of its wire.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvyard.blocks.coordinator import Hit
+from kvyard.blocks.group import Group
+from kvyard.blocks.request import Request
+from kvyard.blocks.spec import WIRE_KINDS
+from kvyard.events.types import Tier
+from kvyard.hashing import Chain, Key, Run, wire_hash
+
+WireEvent = dict[str, Any]
+
+
+class VllmRecorder:
+    """A sink whose ``take`` returns the events that vLLM's pool would have queued."""
+
+    def __init__(self, hashes_as_bytes: bool = False) -> None:
+        self._hashes_as_bytes = hashes_as_bytes
+        self._events: list[WireEvent] = []
+        self._open: tuple[Request, Group, int, int] | None = None
+        self._entered: list[int] = []
+
+    def registering(self, request: Request, group: Group, first: int, last: int) -> None:
+        """A registration of positions ``first`` to ``last`` begins (``Coordinator.watch``)."""
+        self.flush()
+        self._open = (request, group, first, last)
+
+    def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
+        self._entered += range(run.start, run.stop)
+
+    def left(self, run: Run, group: int, tier: Tier, last: bool) -> None:
+        for key in reversed(run.hashes):
+            self.removed(key, group)
+
+    def removed(self, key: Key, group: int) -> None:
+        """One hash is gone from ``group``."""
+        hashes = [self.wire(key)]
+        self._events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
+
+    def cleared(self) -> None:
+        self._events.append({"type": "AllBlocksCleared"})
+
+    def reported(self, request: Request, groups: list[Group], hit: Hit) -> None:
+        """The request asked to have its hits announced too."""
+        for group, found in zip(groups, hit.groups, strict=True):
+            if found.count:
+                self._store(request, group, range(found.count), 0, found.count)
+
+    def take(self) -> list[WireEvent]:
+        """The events since the last call."""
+        self.flush()
+        events, self._events = self._events, []
+        return events
+
+    def wire(self, key: Key) -> Key:
+        """A hash as the wire has it: its low 64 bits, or all of its bytes."""
+        return key if self._hashes_as_bytes else wire_hash(key)
+
+    def flush(self) -> None:
+        """Write out the registration that is being recorded, if any."""
+        if self._open is not None:
+            request, group, first, last = self._open
+            self._open = None
+            positions, self._entered = self._entered, []
+            self._store(request, group, positions, first, last)
+
+    def _store(self, request: Request, group: Group, positions: list[int] | range, first: int, last: int) -> None:
+        chain = request.view(group.block_size)
+        extras = [chain.extras_of(at, at + 1) for at in positions]
+        self._events.append(
+            self._stored(
+                group,
+                chain,
+                [self.wire(chain.keys[at]) for at in positions],
+                self.wire(chain.keys[first - 1]) if first else None,
+                chain.tokens_of(first, last),
+                [extra[0] if extra else None for extra in extras],
+            )
+        )
+
+    def _stored(
+        self,
+        group: Group,
+        chain: Chain,
+        hashes: list[Key],
+        parent: Key | None,
+        tokens: list[int] | None,
+        extras: list[Any],
+    ) -> WireEvent:
+        space = chain.namespace
+        event: WireEvent = {
+            "type": "BlockStored",
+            "block_hashes": hashes,
+            "parent_block_hash": parent,
+            "token_ids": tokens,
+            "block_size": chain.block_size,
+            "lora_id": space.lora_id,
+            "medium": "GPU",
+            "lora_name": space.lora_name,
+        }
+        if extras:
+            event["extra_keys"] = extras
+        event["group_idx"] = group.index
+        event["kv_cache_spec_kind"] = WIRE_KINDS[group.spec.kind]
+        if group.spec.is_window:
+            event["kv_cache_spec_sliding_window"] = group.spec.window
+        return event

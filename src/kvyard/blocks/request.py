@@ -1,0 +1,105 @@
+"""A request as the block manager sees it: a chain of hashes, lengths, and what it holds.
+
+Scheduling state (when it runs, what it samples) is the engine's; here is only what decides blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import msgspec
+
+from kvyard.blocks.eviction import DEFAULT_PRIORITY
+from kvyard.blocks.table import Table
+from kvyard.hashing import Chain, TokenChain, TraceChain
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """A wish to keep the tokens ``start`` to ``stop`` (``None``: to the end) longer than others."""
+
+    start: int
+    stop: int | None
+    priority: int
+    duration: int | None = None
+    """Nanoseconds the wish lasts once the blocks are free; ``None`` for ever."""
+
+
+class Request:
+    """One sequence. ``num_computed_tokens`` and ``num_in_flight_tokens`` are the scheduler's to advance."""
+
+    __slots__ = (
+        "chain",
+        "fits_until",
+        "id",
+        "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_prompt_tokens",
+        "num_tokens",
+        "reads_cache",
+        "registered_until",
+        "retention",
+        "running",
+        "settled_until",
+        "shared_prefix_boundary",
+        "tables",
+        "views",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        chain: TokenChain | TraceChain,
+        *,
+        reads_cache: bool = True,
+        retention: Sequence[Retention] = (),
+    ) -> None:
+        """``chain`` holds the prompt. ``reads_cache`` is false for requests that need every prompt token computed."""
+        self.id = request_id
+        self.chain = chain
+        self.num_prompt_tokens = self.num_tokens = chain.num_tokens
+        self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.running = False
+        """False while it waits for its first admission or after a preemption."""
+        self.shared_prefix_boundary = 0
+        """Where another group already has this text further than the hit goes; worth a checkpoint there."""
+        self.reads_cache = reads_cache
+        self.retention = tuple(retention)
+        # Below: the manager's own.
+        self.tables: list[Table] = []
+        self.views: dict[int, Chain] = {}
+        self.forget_limits()
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add sampled ``tokens``. The chain must be one of tokens."""
+        self.chain.append(tokens)  # type: ignore[union-attr]
+        self.num_tokens += len(tokens)
+
+    def grow(self, num_tokens: int) -> None:
+        """Add ``num_tokens`` generated tokens nobody knows the ids of. The chain must come from a trace."""
+        self.chain.grow(num_tokens)  # type: ignore[union-attr]
+        self.num_tokens += num_tokens
+
+    def view(self, block_size: int) -> Chain:
+        """The chain at a group's block size."""
+        chain = self.views.get(block_size)
+        if chain is None:
+            chain = self.views[block_size] = self.chain.coarser(block_size)
+        return chain
+
+    def forget_limits(self) -> None:
+        """Nothing is known any more about how far the request can go before a group must act."""
+        self.fits_until: float = -inf
+        self.settled_until: float = -inf
+        self.registered_until: float = -inf
+
+    def priority_at(self, token: int) -> tuple[int, int | None]:
+        """The retention priority and duration asked for at ``token``; the last matching wish wins."""
+        for wish in reversed(self.retention):
+            if wish.start <= token and (wish.stop is None or token < wish.stop):
+                return wish.priority, wish.duration
+        return DEFAULT_PRIORITY, None
+
+    def __repr__(self) -> str:
+        return f"Request({self.id!r}, tokens={self.num_tokens}, computed={self.num_computed_tokens})"
