@@ -39,6 +39,16 @@ class Node:
         return f"Node({self.start}..{self.stop}, copies={len(self.copies)}, kids={self.kids})"
 
 
+class Marks:
+    """The stretches, one hash unit each, that end inside a block and by which it can be found as well."""
+
+    __slots__ = ("map", "runs")
+
+    def __init__(self, owner: CacheMap, runs: list[Run]) -> None:
+        self.map = owner
+        self.runs = runs
+
+
 class CacheMap:
     """All cached copies of one group."""
 
@@ -49,6 +59,8 @@ class CacheMap:
         self.tier = tier
         self.starts: dict[Key, Node] = {}
         """Every node, holes included, by the hash of its first block."""
+        self.marks: dict[Key, list[Extent]] = {}
+        """Blocks that can also be found by a hash that ends inside them, first marked first."""
 
     def walk(self, keys: Keys, limit: int, through_holes: bool = True, at: int = 0) -> tuple[list[Node], int]:
         """The nodes along a chain's first ``limit`` blocks and how many of those blocks they cover.
@@ -97,7 +109,7 @@ class CacheMap:
                     continue
                 if node.start < start:
                     self.split(node, start)
-                parts.append(self._add_copy(node, extent))
+                parts.append(self._add_copy(chain, node, extent))
         if at < stop:
             parent = nodes[-1] if nodes else known
             if at < start:
@@ -105,7 +117,7 @@ class CacheMap:
                 parent = self._grow(chain, at, start, parent)
                 at = start
             node = self._grow(chain, at, stop, parent)
-            parts.append(self._add_copy(node, extent))
+            parts.append(self._add_copy(chain, node, extent))
         return parts
 
     def extend(self, last: Extent, ids: list[int], chain: Chain) -> bool:
@@ -159,6 +171,51 @@ class CacheMap:
             self.sink.left(Run(node.chain, cut, stop), self.group, self.tier, True)
         return True
 
+    def mark(self, extent: Extent, run: Run) -> None:
+        """Let the single block ``extent`` be found by ``run``, one hash unit that ends inside it.
+
+        Needed where hashes are finer than blocks: a prompt that ends inside a block can be resumed there. A block known by a
+        shorter stretch only is known by the longer one from now on.
+        """
+        key = run.chain.keys[run.start]
+        holders = self.marks.get(key)
+        if holders is not None and extent in holders:
+            return
+        if extent.node is None and extent.marks is not None and extent.marks.runs[0].stop < run.stop:
+            self.unmark(extent)
+        holders = self.marks.setdefault(key, [])
+        holders.append(extent)
+        if extent.marks is None:
+            extent.marks = Marks(self, [])
+        extent.marks.runs.append(run)
+        if self.sink is not None:
+            self.sink.entered(run, self.group, self.tier, len(holders) == 1)
+
+    def unmark(self, extent: Extent) -> None:
+        """Take back all marks of ``extent``."""
+        if extent.marks is None:
+            return
+        for run in extent.marks.runs:
+            key = run.chain.keys[run.start]
+            holders = self.marks[key]
+            holders.remove(extent)
+            if not holders:
+                del self.marks[key]
+            if self.sink is not None:
+                self.sink.left(run, self.group, self.tier, not holders)
+        extent.marks = None
+
+    def move_marks(self, source: Extent, target: Extent) -> None:
+        """Have ``target``, soon a copy of ``source``, be found in its place. Nothing enters or leaves."""
+        marks = source.marks
+        if marks is None:
+            return
+        target.marks, source.marks = marks, None
+        for run in marks.runs:
+            holders = self.marks[run.chain.keys[run.start]]
+            holders.remove(source)
+            holders.append(target)
+
     def split(self, node: Node, at: int) -> Node:
         """Split ``node`` and its copies at position ``at``; returns the new earlier part, ``node`` keeps the later."""
         front = Node(self, node.chain, node.start, at, node.parent)
@@ -195,11 +252,22 @@ class CacheMap:
             for extent in node.copies:
                 extent.node = None
                 extent.forget_neighbours()
+        for holders in self.marks.values():
+            for extent in holders:
+                extent.marks = None
         self.starts.clear()
+        self.marks.clear()
 
     def nodes(self) -> Iterator[Node]:
         """Every node that has a copy, in no useful order."""
         return (node for node in self.starts.values() if node.copies)
+
+    def extents(self) -> Iterator[Extent]:
+        """Every extent that a lookup can find."""
+        for node in self.nodes():
+            yield from node.copies
+        for holders in self.marks.values():
+            yield from (extent for extent in holders if extent.node is None)
 
     def _grow(self, chain: Chain, start: int, stop: int, parent: Node | None) -> Node:
         node = Node(self, chain, start, stop, parent)
@@ -208,8 +276,11 @@ class CacheMap:
         self.starts[chain.keys[start]] = node
         return node
 
-    def _add_copy(self, node: Node, extent: Extent) -> Extent:
+    def _add_copy(self, chain: Chain, node: Node, extent: Extent) -> Extent:
         """Make the blocks of ``extent`` that ``node`` covers a copy of it; ``extent`` keeps what follows."""
+        if not node.copies:
+            # A hole may have let go of its tokens; whoever fills it has them.
+            node.chain, node.keys = chain, chain.keys
         if extent.stop > node.stop:
             extent = extent.split_front(node.stop - extent.start)
         extent.node = node
@@ -228,9 +299,10 @@ class CacheMap:
         at: Node | None = node
         while at is not None and not at.kids and not at.copies:
             del self.starts[at.keys[at.start]]
-            at = at.parent
-            if at is not None:
-                at.kids -= 1
+            parent, at.parent = at.parent, None
+            if parent is not None:
+                parent.kids -= 1
+            at = parent
 
     def _join_holes(self, node: Node) -> None:
         """Join a new hole with the hole before it, so that a window moving along a chain leaves one and not many."""
@@ -240,5 +312,7 @@ class CacheMap:
         if node.chain.reaches(parent.start):
             del self.starts[node.keys[node.start]]
             node.start = parent.start
-            node.parent = parent.parent
+            node.parent, parent.parent = parent.parent, None
             self.starts[node.keys[node.start]] = node
+            if node.parent is not None:
+                node.parent.hole = node

@@ -67,7 +67,7 @@ class Replayer:
         groups = [_group(group, size) for group in known.pop("groups", [{"type": "full"}])]
         self.manager = BlockManager(known.pop("num_blocks", 64), groups, sink=self.recorder, **known)
         if self.recorder is not None:
-            self.manager.coordinator.watch = self.recorder.registering
+            self.recorder.watch(self.manager.groups)
         self.requests: dict[str, Request] = {}
         self.hits: dict[str, Hit] = {}
         self._reports: set[str] = set()

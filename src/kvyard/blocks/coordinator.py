@@ -7,9 +7,10 @@ to adopt, and two groups would write the same memory (vLLM #33775, #43884, fixed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvyard.blocks.cache_map import Node
+from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.group import NO_HIT, Demand, Group, GroupHit
 from kvyard.blocks.request import Request
 from kvyard.blocks.rules import Match, Spans, intersect
@@ -65,12 +66,22 @@ class Batch:
             all_nodes.append(nodes)
         return spans, all_nodes
 
-    def match(self, spans: Spans, limit: int, drop: bool) -> Match:
+    def match(self, request: Request, spans: Spans, limit: int, drop: bool) -> Match:
+        """The longest prefix of at most ``limit`` tokens that every member can use."""
+        if self.alignment < self.first.block_size:
+            keys = request.chain.keys
+            if self.is_full:
+                return match_prefix_inside(self.members, keys, self.alignment, spans, limit, drop)
+            if self.is_state:
+                return match_state_inside(self.members, keys, self.alignment, spans, limit)
         return self.first.rule.match(spans, limit, self.alignment, drop)
 
     def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
+        """The match as each member's hit."""
         count = -(-match.tokens // self.first.block_size)
-        return [GroupHit(count, match.low, nodes) for nodes in all_nodes]
+        if match.tails is None:
+            return [GroupHit(count, match.low, nodes) for nodes in all_nodes]
+        return [GroupHit(count, match.low, nodes, tail) for nodes, tail in zip(all_nodes, match.tails)]
 
 
 class Coordinator:
@@ -90,10 +101,9 @@ class Coordinator:
             drafts = [True] * len(groups)
         for group, draft in zip(groups, drafts):
             group.eagle = draft
-            group.eagle_boundaries = geometry.scheduler_block_size if any(drafts) else 0
+            group.eagle_unit = geometry.scheduler_block_size if any(drafts) else 0
+            group.use_eagle = use_eagle
         self.batches = self._batches()
-        self.watch: Callable[[Request, Group, int, int], None] | None = None
-        """Told of each registration before it happens (request, group, first and last position); for recorders."""
 
     def _batches(self) -> list[Batch]:
         """Equal groups together; full attention first, since its answer bounds the others at little cost."""
@@ -112,7 +122,7 @@ class Coordinator:
         if len(self.batches) == 1 and len(self.groups) == 1:
             batch = self.batches[0]
             spans, nodes = batch.spans(request, limit)
-            match = batch.match(spans, limit, batch.eagle)
+            match = batch.match(request, spans, limit, batch.eagle)
             return Hit(match.tokens, batch.hits(match, nodes), 0, version)
         return self._lookup_all(request, limit, version)
 
@@ -140,7 +150,7 @@ class Coordinator:
                 reach = candidate
                 if drop and not batch.is_state:
                     reach = min(candidate + self._drop_unit(batch), end)
-                match = batch.match(seen[index][0], reach, drop)
+                match = batch.match(request, seen[index][0], reach, drop)
                 if drop:
                     dropped.add(index)
                 elif match.tokens < candidate:
@@ -156,6 +166,8 @@ class Coordinator:
         return self._hit(matches, seen, hit, longest, version)
 
     def _drop_unit(self, batch: Batch) -> int:
+        if self.geometry.fine_hits and (batch.is_full or batch.is_state):
+            return min(batch.first.block_size, self.geometry.hash_block_size)
         return batch.first.block_size
 
     def _hit(
@@ -170,7 +182,9 @@ class Coordinator:
         for batch, match, (_, nodes) in zip(self.batches, matches, seen):
             assert match is not None
             if batch.is_full:
-                match = Match(min(match.tokens, tokens), 0)
+                size = batch.first.block_size
+                kept = -(-tokens // size) == -(-match.tokens // size)
+                match = Match(min(match.tokens, tokens), 0, match.tails if kept else None)
             for group, group_hit in zip(batch.members, batch.hits(match, nodes)):
                 found[group.index] = group_hit
         return Hit(tokens, found, longest if longest > tokens else 0, version)
@@ -188,7 +202,7 @@ class Coordinator:
             return
         tables = request.tables
         for group, table, hit in zip(self.groups, tables, hits):
-            group.adopt(table, hit, local + external)
+            group.adopt(table, hit, local, external)
         if external > 0:
             for group, table in zip(self.groups, tables):
                 group.take_external(table, local + external, external)
@@ -207,8 +221,6 @@ class Coordinator:
         """Offer the blocks of the first ``tokens`` tokens to every group's map."""
         for group, table in zip(self.groups, request.tables):
             full = self.cacheable(tokens, group)
-            if self.watch is not None and full // group.block_size > (table.registered or 0):
-                self.watch(request, group, table.registered or 0, full // group.block_size)
             group.register(request, table, full, self.alignment, self.retention)
 
     def cacheable(self, tokens: int, group: Group) -> int:
@@ -228,5 +240,7 @@ class Coordinator:
 
     def registered_until(self, group: Group, registered: int) -> int:
         """The largest token count for which ``group``, with so many blocks registered, has nothing new to register."""
+        if group.registers_always:
+            return -1
         unit = 1 if len(self.groups) == 1 or group.eagle or self.geometry.fine_hits else self.geometry.scheduler_block_size
         return -(-(registered + 1) * group.block_size // unit) * unit - 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvyard.blocks.cache_map import Node
+    from kvyard.blocks.cache_map import Marks, Node
 
 
 class Extent:
@@ -28,8 +28,8 @@ class Extent:
         """How long a raised priority lasts once the extent is free, in nanoseconds; ``None`` for ever."""
         self.node: Node | None = None
         """The stretch of chain this is a copy of; ``None`` while its content has no name."""
-        self.marks: list[int | bytes] | None = None
-        """Hashes that end inside this (single) block, where hits may end inside blocks."""
+        self.marks: Marks | None = None
+        """Shorter stretches that end inside this (single) block and can be found too; see ``CacheMap.mark``."""
         self.left: Extent | None = None
         self.right: Extent | None = None
         # Neighbours in the eviction order while nobody holds the extent.

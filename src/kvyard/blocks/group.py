@@ -6,6 +6,7 @@ at all is the manager's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -26,24 +27,30 @@ class GroupHit(NamedTuple):
     count: int
     low: int
     nodes: list[Node]
+    tail: Extent | None = None
+    """The last block, where the hit ends inside it and it is known by a mark only."""
 
     def free_blocks(self, skip: int) -> int:
         """How many of its blocks from position ``skip`` on nobody holds, so that pinning them uses up free ones."""
-        low, high = max(self.low, skip), self.count
+        low, high = max(self.low, skip), self.count - (self.tail is not None)
         total = 0
         for node in self.nodes:
             blocks = min(node.stop, high) - max(node.start, low)
             if blocks > 0 and not node.copies[0].refs:
                 total += blocks
+        if self.tail is not None and low < self.count and not self.tail.refs:
+            total += 1
         return total
 
     def ids(self) -> list[int]:
         """The physical ids, 0 for null, as long as the hit."""
         listed = [0] * self.count
         for node in self.nodes:
-            low, high = max(self.low, node.start), min(self.count, node.stop)
+            low, high = max(self.low, node.start), min(self.count - (self.tail is not None), node.stop)
             if low < high:
                 listed[low:high] = node.copies[0].ids[low - node.start : high - node.start]
+        if self.tail is not None:
+            listed[-1:] = self.tail.ids
         return listed
 
 
@@ -57,8 +64,10 @@ class Demand(NamedTuple):
     """Tokens that need a slot, look-ahead included."""
     main: int
     """Tokens that need a slot without look-ahead."""
+    local: int
+    """Tokens that are computed here: before, and by the hit."""
     total: int
-    """Tokens that are computed: before, by the hit, and by an external load."""
+    """Tokens that are computed here or will be loaded."""
     encoder: int = 0
     """Encoder tokens, for cross attention."""
     whole: bool = False
@@ -68,16 +77,30 @@ class Demand(NamedTuple):
 class Group:
     """A group of attention layers over the shared pool."""
 
-    def __init__(self, index: int, spec: GroupSpec, pool: Pool, *, max_in_flight: int, max_model_len: int) -> None:
+    registers_always = False
+    """Whether there may be something to register even if no block has been completed."""
+
+    def __init__(
+        self, index: int, spec: GroupSpec, pool: Pool, *, hash_block_size: int, max_in_flight: int, max_model_len: int
+    ) -> None:
         self.index = index
         self.spec = spec
         self.pool = pool
         self.rule = rule_for(spec)
         self.map = pool.maps[index]
         self.block_size = spec.block_size
+        self.hash_block_size = hash_block_size
         self.cap = self.rule.cap(max_in_flight, max_model_len)
         self.eagle = False
         """Whether hits of this group give up their last block; the coordinator decides."""
+        self.use_eagle = False
+        """Whether the engine drafts at all, with a head that reads this group or not."""
+        self.eagle_unit = 0
+        """The scheduler's block size where any group has a draft head, else 0; the coordinator decides."""
+        self.copies: list[tuple[Extent, Extent]] = []
+        """Block copies that the engine has yet to run, source and destination."""
+        self.watch: Callable[[Request, Group, int, int], None] | None = None
+        """Told of each registration before it happens (first and last position); for recorders."""
 
     def spans(self, request: Request, limit: int) -> tuple[Spans, list[Node]]:
         """The cached intervals among the chain's first ``limit`` tokens, and the nodes they lie in."""
@@ -115,9 +138,12 @@ class Group:
         # A cached block that nobody holds stands in the line of free ones, and pinning takes it out.
         return fresh + hit.free_blocks(max(0, skipped - table.length))
 
-    def adopt(self, table: Table, hit: GroupHit, total: int) -> None:
-        """Pin the hit's blocks that will still be read and put them into the (empty) table; the rest become null."""
-        skipped = self.rule.stale(total) // self.block_size
+    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+        """Pin the hit's blocks that will still be read and put them into the (empty) table; the rest become null.
+
+        ``local`` tokens are hit, ``external`` ones will be loaded after them.
+        """
+        skipped = self.rule.stale(local + external) // self.block_size
         low, high = max(hit.low, skipped), hit.count
         pool = self.pool
         if low < high:
@@ -166,6 +192,8 @@ class Group:
         if first >= last:
             return
         table.registered = last
+        if self.watch is not None:
+            self.watch(request, self, first, last)
         if self.rule.keeps_all:
             kept = None
         else:
@@ -179,19 +207,16 @@ class Group:
 
     def boundaries(self, request: Request) -> list[int]:
         """Token positions where a later request with this prompt can resume, worth keeping under sparse retention."""
-        if not self.eagle_boundaries:
+        if not self.eagle_unit:
             resume = [request.num_prompt_tokens - 1]
         else:
             # With a draft head the block after the boundary is computed again, for a resend and for a longer sibling.
-            unit = self.eagle_boundaries
+            unit = self.eagle_unit
             ends = {(request.num_prompt_tokens - 1) // unit, request.num_prompt_tokens // unit}
             resume = sorted({max(end - 1, 0) * unit for end in ends})
         if request.shared_prefix_boundary:
             resume.append(request.shared_prefix_boundary)
         return resume
-
-    eagle_boundaries = 0
-    """The scheduler's block size where any group has a draft head, else 0; the coordinator decides."""
 
     def _register_tail(self, request: Request, table: Table, first: int, last: int) -> bool:
         """Register blocks from the start of the table's unnamed tail, if that is where they are: the common case.
@@ -199,6 +224,8 @@ class Group:
         A request's own last extent is lengthened where possible, so that its chain stays in one piece as it grows.
         """
         extents = table.extents
+        if not extents:
+            return False
         tail = extents[-1]
         count = last - first
         if tail.start != first or tail.node is not None or tail.marks is not None or len(tail.ids) < count:
@@ -234,7 +261,9 @@ class Group:
         while index < len(extents) and extents[index].start < high:
             extent = extents[index]
             parts = [extent]
-            if not extent.cached:
+            if extent.node is None:
+                # Whole now, so what ended inside it no longer needs a name of its own.
+                self.map.unmark(extent)
                 parts = self._enter_between(request, chain, extent, low, high)
                 table.replace(index, parts)
             index += len(parts)
@@ -263,6 +292,15 @@ class Group:
                     cuts.add(at)
         return sorted(cuts)
 
+    def _block_at(self, table: Table, position: int) -> Extent | None:
+        """The block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""
+        for extent in table:
+            if extent.start <= position < extent.stop:
+                block = self.pool.isolate(extent, position - extent.start)
+                table.settle()
+                return block
+        return None
+
     def limits(self, table: Table) -> tuple[float, float]:
         """How far the request can go without this group: tokens that fit, and processed tokens that free nothing."""
         fresh = self.rule.fresh_until(table.starts[0]) if table.starts else self.rule.fresh_until(table.length)
@@ -287,7 +325,7 @@ class CrossGroup(Group):
     def required(self, demand: Demand) -> int:
         return -(-demand.encoder // self.block_size)
 
-    def adopt(self, table: Table, hit: GroupHit, total: int) -> None:
+    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
         """Nothing of the prompt concerns this group."""
 
     def take_external(self, table: Table, total: int, external: int) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from kvyard.blocks.coordinator import Coordinator, Hit
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.fine import FineGroup
 from kvyard.blocks.group import NO_HIT, CrossGroup, Demand, Group, GroupHit
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.pool import Pool
@@ -56,6 +58,9 @@ class BlockManager:
         self.geometry = resolve_geometry(
             groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
         )
+        drafts = use_eagle or any(spec.eagle for spec in groups)
+        if caching and drafts and any(spec.kind == "chunked_local" for spec in groups):
+            raise ConfigError("chunked_local groups can't be cached next to a draft head: switch one of the two off")
         check_retention(retention_interval, groups, self.geometry.scheduler_block_size)
         for name, value in (("max_model_len", max_model_len), ("num_prefill_lookahead", num_prefill_lookahead)):
             if value < 0:
@@ -67,7 +72,14 @@ class BlockManager:
         self.max_model_len = max_model_len
         self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now)
         self.groups = [
-            _group_class(spec)(index, spec, self.pool, max_in_flight=in_flight, max_model_len=max_model_len)
+            _group_class(spec, caching, self.geometry.hash_block_size)(
+                index,
+                spec,
+                self.pool,
+                hash_block_size=self.geometry.hash_block_size,
+                max_in_flight=in_flight,
+                max_model_len=max_model_len,
+            )
             for index, spec in enumerate(groups)
         ]
         margin = max(0, num_prefill_lookahead - 1)
@@ -166,7 +178,7 @@ class BlockManager:
         headroom = 0 if request.running or not has_running else self.watermark_blocks
         if must_fit:
             whole = min(request.num_tokens, self.max_model_len)
-            if coordinator.need(request, hits, Demand(whole, whole, total, encoder, True)) + headroom > pool.free:
+            if coordinator.need(request, hits, Demand(whole, whole, local, total, encoder, True)) + headroom > pool.free:
                 return None
         main = total + new
         processed = total - request.num_in_flight_tokens
@@ -176,7 +188,7 @@ class BlockManager:
         slots = min(main + lookahead, self.max_model_len)
         taken = self._nothing
         if slots > request.fits_until:
-            demand = Demand(slots, main, local + external, encoder)
+            demand = Demand(slots, main, local, local + external, encoder)
             if coordinator.need(request, hits, demand) + headroom > pool.free - reserved:
                 return None
             self.requests[request.id] = request
@@ -288,8 +300,20 @@ class BlockManager:
         return [table.ids() for table in request.tables] or [[] for _ in self.groups]
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Drain the block copies that the engine must run before its next step, as (source, destination)."""
-        return []
+        """Drain the block copies that the engine must run before its next step, as (source, destination).
+
+        Both ends were held for it until now: a hit that ends inside a block is continued on a private copy.
+        """
+        pairs: list[tuple[Extent, Extent]] = []
+        for group in self.groups:
+            pairs += group.copies
+            group.copies = []
+        ends = [extent for pair in pairs for extent in pair]
+        self.pool.pinned.subtract(ends)
+        self.pool.pinned = +self.pool.pinned
+        ends.reverse()
+        self.pool.release(ends)
+        return [(source.ids[0], target.ids[0]) for source, target in pairs]
 
     def reference_counts(self) -> dict[int, int]:
         """How often each held block is held. Takes time by the number of held blocks."""
@@ -311,9 +335,11 @@ class BlockManager:
         check_manager(self.pool, self.requests.values())
 
 
-def _group_class(spec: GroupSpec) -> type[Group]:
+def _group_class(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
     if spec.kind == "cross":
         return CrossGroup
+    if spec.is_full and caching and spec.block_size != hash_block_size:
+        return FineGroup
     if spec.is_state:
         return AlignedStateGroup if spec.mode == "align" else StateGroup
     return Group

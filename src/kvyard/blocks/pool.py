@@ -165,13 +165,14 @@ class Pool:
     def _unname(self, extent: Extent) -> None:
         if extent.node is not None:
             extent.node.map.leave(extent)
+        if extent.marks is not None:
+            extent.marks.map.unmark(extent)
 
     def _find(self, block_id: int) -> Extent | None:
         for cache_map in self.maps:
-            for node in cache_map.nodes():
-                for extent in node.copies:
-                    if block_id in extent.ids:
-                        return extent
+            for extent in cache_map.extents():
+                if block_id in extent.ids:
+                    return extent
         return None
 
     def reset(self) -> bool:
@@ -204,3 +205,6 @@ class Pool:
                 for extent in node.copies:
                     for key, block in zip(hashes, extent.ids, strict=True):
                         yield cache_map.group, key, block
+            for key, holders in cache_map.marks.items():
+                for extent in holders:
+                    yield cache_map.group, key, extent.ids[0]

@@ -26,14 +26,30 @@ class VllmRecorder:
         self._events: list[WireEvent] = []
         self._open: tuple[Request, Group, int, int] | None = None
         self._entered: list[int] = []
+        self._groups: list[Group] = []
+
+    def watch(self, groups: list[Group]) -> None:
+        """Record for these groups, all of one manager."""
+        self._groups = groups
+        for group in groups:
+            group.watch = self.registering
 
     def registering(self, request: Request, group: Group, first: int, last: int) -> None:
-        """A registration of positions ``first`` to ``last`` begins (``Coordinator.watch``)."""
+        """A registration of positions ``first`` to ``last`` begins (``Group.watch``)."""
         self.flush()
         self._open = (request, group, first, last)
 
     def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
-        self._entered += range(run.start, run.stop)
+        if run.chain.block_size == self._groups[group].block_size:
+            self._entered += range(run.start, run.stop)
+            return
+        # A block became known by a hash that ends inside it: a store of its own, of one hash unit.
+        self.flush()
+        parent = run.parent
+        extras = run.chain.extras_of(run.start, run.stop) or [None]
+        parent = self.wire(parent) if parent is not None else None
+        hashes = [self.wire(run[0])]
+        self._events.append(self._stored(self._groups[group], run.chain, hashes, parent, run.tokens, extras))
 
     def left(self, run: Run, group: int, tier: Tier, last: bool) -> None:
         for key in reversed(run.hashes):

@@ -11,9 +11,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvyard.blocks.spec import GroupSpec
+
+if TYPE_CHECKING:
+    from kvyard.blocks.extent import Extent
 
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """Sorted, disjoint, non-touching intervals of block positions that are present."""
@@ -24,6 +27,8 @@ class Match(NamedTuple):
 
     tokens: int
     low: int
+    tails: list[Extent] | None = None
+    """Per group looked up the last block, where the match ends inside it."""
 
 
 NO_MATCH = Match(0, 0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from math import inf
 
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.fine import adopt_inside, continue_on_copy, mark_of
 from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
@@ -32,6 +34,9 @@ class StateGroup(Group):
         return super().need(request, table, hit, demand)
 
     def _written_this_step(self, request: Request, hit: GroupHit) -> bool:
+        if hit.tail is not None and hit.tail.node is None:
+            assert hit.tail.marks is not None
+            return hit.tail.marks.runs[0][0] in self._this_step
         return bool(hit.count) and request.view(self.block_size).keys[hit.count - 1] in self._this_step
 
     def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
@@ -54,17 +59,21 @@ class StateGroup(Group):
 class _Progress:
     """What an aligned state group remembers of a request between steps."""
 
-    __slots__ = ("last_state", "started")
+    __slots__ = ("inside", "last_state", "started")
 
     def __init__(self) -> None:
         self.started = False
         """Whether a step has been allocated: speculative blocks come with the first."""
         self.last_state: int | None = None
         """The position of the state that the previous step wrote."""
+        self.inside: Extent | None = None
+        """The state that a prompt ends with inside a block: others may hit it, so it is not to be written again."""
 
 
 class AlignedStateGroup(StateGroup):
     """Mode *align*: each step keeps one running state at its end, plus speculative ones behind it."""
+
+    registers_always = True
 
     def _progress(self, table: Table) -> _Progress:
         if table.state is None:
@@ -79,9 +88,13 @@ class AlignedStateGroup(StateGroup):
     def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
         if self._written_this_step(request, hit):
             return self.pool.num_blocks + 1
+        progress = self._progress(table)
+        inside = progress.inside is not None or bool(hit.count and demand.local % self.block_size)
         fresh = self.required(demand) - hit.count - table.length
+        if inside:
+            fresh = max(fresh, 0) + 1
         if fresh > 0:
-            fresh = min(fresh, 1 if self._progress(table).started else 1 + self.spec.spec_blocks)
+            fresh = min(fresh, 1 + inside + (0 if progress.started else self.spec.spec_blocks))
         return fresh + (hit.free_blocks(0) if hit.count else 0)
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:
@@ -89,7 +102,8 @@ class AlignedStateGroup(StateGroup):
         spec = self.spec.spec_blocks
         required = self.required(demand)
         before = table.length
-        if required <= before:
+        inside = progress.inside
+        if required <= before and inside is None:
             progress.started = True
             return []
         if progress.started:
@@ -103,10 +117,56 @@ class AlignedStateGroup(StateGroup):
         if progress.started:
             for position in range(before - spec, min(before, running)):
                 moved += self._move_to_end(table, position)
-        progress.started = True
         # Positions between the steps are null and reported as such.
-        passed = [0] * (table.length - len(moved) - before)
-        return passed + moved + self._take(table, max(required - table.length, 0))
+        new = [0] * (table.length - len(moved) - before) + moved
+        ids = self.pool.take(max(required - table.length, 0) + (inside is not None))
+        if inside is not None:
+            progress.inside = None
+            if progress.started:
+                self._preserve(inside, ids[:1])
+            else:
+                new = continue_on_copy(self, table, inside, ids[:1]) + new
+            ids = ids[1:]
+        progress.started = True
+        if ids:
+            table.add_blocks(ids.copy())
+        return new + ids
+
+    def _preserve(self, source: Extent, fresh: list[int]) -> None:
+        """Keep the state in ``source`` findable in a copy: its request is about to write on, in the same block."""
+        copy = Extent(fresh, source.start)
+        self.map.move_marks(source, copy)
+        source.refs += 1
+        self.copies.append((source, copy))
+        self.pool.pinned.update((source, copy))
+        if copy.marks is not None:
+            self._this_step.add(copy.marks.runs[0][0])
+
+    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+        adopt_inside(self, table, hit, local, external)
+        if hit.count and local % self.block_size:
+            self._progress(table).inside = table.extents[-1]
+
+    def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
+        super().register(request, table, tokens, alignment, retention)
+        unit = self.hash_block_size
+        boundary = (request.num_prompt_tokens - (not self.use_eagle)) // unit * unit - (unit if self.use_eagle else 0)
+        position = -(-tokens // self.block_size) - 1
+        if tokens <= 0 or tokens != boundary or position >= table.length:
+            return
+        block = self._block_at(table, position)
+        if block is None:
+            return
+        run = mark_of(request, tokens, unit)
+        self._this_step.add(run[0])
+        if tokens % self.block_size:
+            self.map.mark(block, run)
+            self._progress(table).inside = block
+            table.registered = position
+        elif block.node is None:
+            if self.watch is not None:
+                self.watch(request, self, position, position + 1)
+            self.map.enter(request.view(self.block_size), block)
 
     def _move_to_end(self, table: Table, position: int) -> list[int]:
         """Move the (private, unnamed) block at ``position`` behind the last one and leave a null there."""

@@ -1,0 +1,128 @@
+"""Hits that end inside a block, where hashes are finer than blocks.
+
+A prompt that ends inside a block can be resumed there: its last block is marked with the hash of the prompt's end, and
+whoever hits it continues on a private copy, since the original belongs to others. Only worth it next to state groups,
+whose blocks are large; full attention goes along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.group import Demand, Group, GroupHit
+from kvyard.blocks.request import Request
+from kvyard.blocks.rules import NO_MATCH, Match, Spans
+from kvyard.blocks.table import Table
+from kvyard.hashing import Key, Keys, Run
+
+
+def match_prefix_inside(
+    members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int, drop: bool
+) -> Match:
+    """The longest prefix of full attention, continued into the first block that isn't whole.
+
+    ``keys`` are the fine hashes, ``unit`` tokens each. With ``drop`` one unit is given up.
+    """
+    size = members[0].block_size
+    whole = min(spans[0][1], limit // size) if spans and not spans[0][0] else 0
+    tokens = whole * size
+    first = tokens // unit
+    tails: list[Extent] | None = None
+    for at in range(min(first + size // unit - 1, limit // unit, len(keys)) - 1, first - 1, -1):
+        tails = _marked(members, keys[at])
+        if tails is not None:
+            tokens = (at + 1) * unit
+            break
+    if drop and tokens:
+        tokens -= unit
+    return Match(tokens, 0, tails if tokens > whole * size else None)
+
+
+def match_state_inside(members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int) -> Match:
+    """The last state at a boundary of ``unit`` tokens, at a block's end or inside it."""
+    scale = members[0].block_size // unit
+    present = {position for low, high in spans for position in range(low, high)}
+    for at in range(min(limit // unit, len(keys)) - 1, -1, -1):
+        block = at // scale
+        if (at + 1) % scale == 0:
+            if block in present:
+                return Match((at + 1) * unit, block)
+            continue
+        tails = _marked(members, keys[at])
+        if tails is not None:
+            return Match((at + 1) * unit, block, tails)
+    return NO_MATCH
+
+
+def _marked(members: Sequence[Group], key: Key) -> list[Extent] | None:
+    """The first block that each member finds by ``key``; ``None`` unless all do."""
+    found = [group.map.marks.get(key) for group in members]
+    return [holders[0] for holders in found if holders] if all(found) else None
+
+
+def mark_of(request: Request, tokens: int, unit: int) -> Run:
+    """The hash unit that ends at ``tokens``, as a run that keeps nothing else of the request."""
+    at = tokens // unit - 1
+    return Run(request.chain.cut(at, at + 1), at, at + 1)
+
+
+class FineGroup(Group):
+    """Full attention with blocks larger than the hash unit: marks where prompts end, copies what is hit inside."""
+
+    registers_always = True
+
+    def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+        need = super().need(request, table, hit, demand)
+        return need + (1 if hit.count and demand.local % self.block_size else 0)
+
+    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+        adopt_inside(self, table, hit, local, external)
+        if hit.count and local % self.block_size:
+            table.state = table.extents[-1]
+
+    def take_new(self, table: Table, demand: Demand) -> list[int]:
+        copied: list[int] = []
+        if isinstance(table.state, Extent):
+            copied = continue_on_copy(self, table, table.state, self.pool.take(1))
+            table.state = None
+        return copied + super().take_new(table, demand)
+
+    def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
+        super().register(request, table, tokens, alignment, retention)
+        # A resend computes at least its last token anew; with a draft head the drop sees to that.
+        unit = self.hash_block_size
+        boundary = (request.num_prompt_tokens - (not self.eagle)) // unit * unit
+        if not 0 < boundary <= tokens or boundary % self.block_size == 0 or boundary >= table.length * self.block_size:
+            return
+        block = self._block_at(table, boundary // self.block_size)
+        if block is not None:
+            self.map.mark(block, mark_of(request, boundary, unit))
+
+
+def adopt_inside(group: Group, table: Table, hit: GroupHit, local: int, external: int) -> None:
+    """Adopt a hit that may end inside its last block, as an extent of its own; that block counts as not registered."""
+    inside = hit.count if local % group.block_size else 0
+    tail = hit.tail
+    whole = hit if tail is None else GroupHit(hit.count - 1, hit.low, hit.nodes)
+    Group.adopt(group, table, whole, local, external)
+    if tail is not None:
+        group.pool.pin(tail)
+        tail.start = hit.count - 1
+        table.append(tail)
+    elif inside:
+        group._block_at(table, hit.count - 1)
+    if inside:
+        table.registered = hit.count - 1
+
+
+def continue_on_copy(group: Group, table: Table, source: Extent, fresh: list[int]) -> list[int]:
+    """Put a private block in the place of ``source``, which is shared, and ask for its content to be copied there.
+
+    Both are held until the copy has run; returns the new block's id.
+    """
+    copy = Extent(fresh, source.start, refs=2)
+    table.replace(table.settle().index(source), [copy])
+    group.copies.append((source, copy))
+    group.pool.pinned.update((source, copy))
+    return list(fresh)
