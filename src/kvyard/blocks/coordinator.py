@@ -34,7 +34,7 @@ class Hit:
     def empty(self) -> bool:
         """Whether there is nothing to adopt in any group."""
         for group in self.groups:  # noqa: SIM110 - a generator would cost more than the loop
-            if group.count:
+            if group.blocks:
                 return False
         return True
 
@@ -104,6 +104,9 @@ class Coordinator:
             group.eagle_unit = geometry.scheduler_block_size if any(drafts) else 0
             group.use_eagle = use_eagle
         self.batches = self._batches()
+        for group in groups:
+            if not group.registers_always:
+                group.register_unit = 1 if len(groups) == 1 or group.eagle or geometry.fine_hits else self.alignment
 
     def _batches(self) -> list[Batch]:
         """Equal groups together; full attention first, since its answer bounds the others at little cost."""
@@ -228,8 +231,9 @@ class Coordinator:
         final = max(0, tokens - self.margin)
         if len(self.groups) == 1:
             return final
-        if not group.eagle or self._align(tokens) == 0:
-            return self._align(tokens)
+        aligned = self._align(tokens)
+        if not group.eagle or not aligned:
+            return aligned
         # One block past the boundary is matched and then dropped.
         return min(final, self._align(final) + group.block_size)
 
@@ -237,10 +241,3 @@ class Coordinator:
         if self.geometry.fine_hits:
             return tokens
         return tokens - tokens % self.geometry.scheduler_block_size
-
-    def registered_until(self, group: Group, registered: int) -> int:
-        """The largest token count for which ``group``, with so many blocks registered, has nothing new to register."""
-        if group.registers_always:
-            return -1
-        unit = 1 if len(self.groups) == 1 or group.eagle or self.geometry.fine_hits else self.geometry.scheduler_block_size
-        return -(-(registered + 1) * group.block_size // unit) * unit - 1

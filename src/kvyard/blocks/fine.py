@@ -74,11 +74,11 @@ class FineGroup(Group):
 
     def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
         need = super().need(request, table, hit, demand)
-        return need + (1 if hit.count and demand.local % self.block_size else 0)
+        return need + (1 if hit.blocks and demand.local % self.block_size else 0)
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
         adopt_inside(self, table, hit, local, external)
-        if hit.count and local % self.block_size:
+        if hit.blocks and local % self.block_size:
             table.state = table.extents[-1]
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:
@@ -102,18 +102,18 @@ class FineGroup(Group):
 
 def adopt_inside(group: Group, table: Table, hit: GroupHit, local: int, external: int) -> None:
     """Adopt a hit that may end inside its last block, as an extent of its own; that block counts as not registered."""
-    inside = hit.count if local % group.block_size else 0
+    inside = hit.blocks if local % group.block_size else 0
     tail = hit.tail
-    whole = hit if tail is None else GroupHit(hit.count - 1, hit.low, hit.nodes)
+    whole = hit if tail is None else GroupHit(hit.blocks - 1, hit.low, hit.nodes)
     Group.adopt(group, table, whole, local, external)
     if tail is not None:
         group.pool.pin(tail)
-        tail.start = hit.count - 1
+        tail.start = hit.blocks - 1
         table.append(tail)
     elif inside:
-        group._block_at(table, hit.count - 1)
+        group._block_at(table, hit.blocks - 1)
     if inside:
-        table.registered = hit.count - 1
+        table.registered = hit.blocks - 1
 
 
 def continue_on_copy(group: Group, table: Table, source: Extent, fresh: list[int]) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import inf
 from typing import NamedTuple
 
 from kvyard.blocks.cache_map import Node
@@ -22,9 +21,9 @@ from kvyard.hashing import Chain
 
 
 class GroupHit(NamedTuple):
-    """What a lookup found for one group: blocks ``low`` to ``count`` are cached, those before are null."""
+    """What a lookup found for one group: blocks ``low`` to ``blocks`` are cached, those before are null."""
 
-    count: int
+    blocks: int
     low: int
     nodes: list[Node]
     tail: Extent | None = None
@@ -32,21 +31,21 @@ class GroupHit(NamedTuple):
 
     def free_blocks(self, skip: int) -> int:
         """How many of its blocks from position ``skip`` on nobody holds, so that pinning them uses up free ones."""
-        low, high = max(self.low, skip), self.count - (self.tail is not None)
+        low, high = max(self.low, skip), self.blocks - (self.tail is not None)
         total = 0
         for node in self.nodes:
-            blocks = min(node.stop, high) - max(node.start, low)
-            if blocks > 0 and not node.copies[0].refs:
-                total += blocks
-        if self.tail is not None and low < self.count and not self.tail.refs:
+            held = min(node.stop, high) - max(node.start, low)
+            if held > 0 and not node.copies[0].refs:
+                total += held
+        if self.tail is not None and low < self.blocks and not self.tail.refs:
             total += 1
         return total
 
     def ids(self) -> list[int]:
         """The physical ids, 0 for null, as long as the hit."""
-        listed = [0] * self.count
+        listed = [0] * self.blocks
         for node in self.nodes:
-            low, high = max(self.low, node.start), min(self.count - (self.tail is not None), node.stop)
+            low, high = max(self.low, node.start), min(self.blocks - (self.tail is not None), node.stop)
             if low < high:
                 listed[low:high] = node.copies[0].ids[low - node.start : high - node.start]
         if self.tail is not None:
@@ -77,6 +76,10 @@ class Demand(NamedTuple):
 class Group:
     """A group of attention layers over the shared pool."""
 
+    restless = False
+    """Whether this kind has something to do in every step."""
+    spare = 0
+    """Tokens' worth of blocks at the table's end that are not for ordinary tokens."""
     registers_always = False
     """Whether there may be something to register even if no block has been completed."""
 
@@ -90,6 +93,7 @@ class Group:
         self.map = pool.maps[index]
         self.block_size = spec.block_size
         self.hash_block_size = hash_block_size
+        self._native = spec.block_size == hash_block_size
         self.cap = self.rule.cap(max_in_flight, max_model_len)
         self.eagle = False
         """Whether hits of this group give up their last block; the coordinator decides."""
@@ -97,14 +101,20 @@ class Group:
         """Whether the engine drafts at all, with a head that reads this group or not."""
         self.eagle_unit = 0
         """The scheduler's block size where any group has a draft head, else 0; the coordinator decides."""
+        self.register_unit = 0
+        """How many tokens at a time become registrable; 0 if that is hard to say. The coordinator decides."""
         self.copies: list[tuple[Extent, Extent]] = []
         """Block copies that the engine has yet to run, source and destination."""
         self.watch: Callable[[Request, Group, int, int], None] | None = None
         """Told of each registration before it happens (first and last position); for recorders."""
 
+    def chain_of(self, request: Request) -> Chain:
+        """The request's chain at this group's block size."""
+        return request.chain if self._native else request.view(self.block_size)
+
     def spans(self, request: Request, limit: int) -> tuple[Spans, list[Node]]:
         """The cached intervals among the chain's first ``limit`` tokens, and the nodes they lie in."""
-        keys = request.view(self.block_size).keys
+        keys = self.chain_of(request).keys
         blocks = min(limit // self.block_size, len(keys))
         if self.spec.is_full:
             nodes, at = self.map.walk(keys, blocks, through_holes=False)
@@ -132,8 +142,8 @@ class Group:
         if table.registered is not None:
             return max(required - table.length, 0)
         skipped = self.rule.stale(demand.total) // self.block_size
-        fresh = max(required - max(skipped, hit.count + table.length), 0)
-        if not hit.count:
+        fresh = max(required - max(skipped, hit.blocks + table.length), 0)
+        if not hit.blocks:
             return fresh
         # A cached block that nobody holds stands in the line of free ones, and pinning takes it out.
         return fresh + hit.free_blocks(max(0, skipped - table.length))
@@ -144,7 +154,7 @@ class Group:
         ``local`` tokens are hit, ``external`` ones will be loaded after them.
         """
         skipped = self.rule.stale(local + external) // self.block_size
-        low, high = max(hit.low, skipped), hit.count
+        low, high = max(hit.low, skipped), hit.blocks
         pool = self.pool
         if low < high:
             for node in hit.nodes:
@@ -197,7 +207,8 @@ class Group:
         if self.rule.keeps_all:
             kept = None
         else:
-            kept = self.rule.worth(first, last, alignment, self.eagle, retention, self.boundaries(request))
+            boundaries = self.boundaries(request) if retention is not None else ()
+            kept = self.rule.worth(first, last, alignment, self.eagle, retention, boundaries)
         if kept is None:
             if not request.retention and self._register_tail(request, table, first, last):
                 return
@@ -230,7 +241,7 @@ class Group:
         count = last - first
         if tail.start != first or tail.node is not None or tail.marks is not None or len(tail.ids) < count:
             return False
-        chain = request.view(self.block_size)
+        chain = self.chain_of(request)
         before = extents[-2] if len(extents) > 1 else None
         whole = count == len(tail.ids)
         if before is not None and before.start + len(before.ids) == first:
@@ -253,7 +264,7 @@ class Group:
         return True
 
     def _register_between(self, request: Request, table: Table, low: int, high: int) -> None:
-        chain = request.view(self.block_size)
+        chain = self.chain_of(request)
         extents = table.settle()
         index = len(extents)
         while index and extents[index - 1].stop > low:
@@ -301,14 +312,9 @@ class Group:
                 return block
         return None
 
-    def limits(self, table: Table) -> tuple[float, float]:
-        """How far the request can go without this group: tokens that fit, and processed tokens that free nothing."""
-        fresh = self.rule.fresh_until(table.starts[0]) if table.starts else self.rule.fresh_until(table.length)
-        return table.length * self.block_size, fresh
-
     def release(self, request: Request, table: Table) -> None:
         """Give all blocks back, last position first."""
-        chain = request.view(self.block_size)
+        chain = self.chain_of(request)
         extents = table.settle()
         for extent in extents:
             if extent.node is not None and extent.node.chain is chain:
@@ -322,6 +328,8 @@ class Group:
 class CrossGroup(Group):
     """Cross attention: blocks for the encoder's tokens, taken once, never cached and never shared."""
 
+    restless = True
+
     def required(self, demand: Demand) -> int:
         return -(-demand.encoder // self.block_size)
 
@@ -330,6 +338,3 @@ class CrossGroup(Group):
 
     def take_external(self, table: Table, total: int, external: int) -> None:
         """Nothing of the prompt concerns this group."""
-
-    def limits(self, table: Table) -> tuple[float, float]:
-        return -inf, -inf

@@ -89,6 +89,7 @@ class BlockManager:
         self.watermark_blocks = int(watermark * num_blocks)
         self.requests: dict[str, Request] = {}
         """Requests that hold blocks, or did when a call last failed, by id."""
+        self._capped = any(group.cap is not None for group in self.groups)
         self._nothing: tuple[list[int], ...] = tuple([] for _ in groups)
         self._no_hits = [NO_HIT] * len(groups)
         self.begin_step()
@@ -140,24 +141,23 @@ class BlockManager:
         Raises ``RequestError``, changing nothing, for negative counts, nothing to do, an id that another request uses, a
         stale hit, or hits for a request that runs already.
         """
-        computed = request.num_computed_tokens
-        if hit is None and not (external or must_fit or reserved or delay_caching):
-            # The common decode step: it fits, frees nothing and completes no block.
+        if num_new_tokens > 0 <= lookahead and not (hit or external or must_fit or reserved or delay_caching or encoder):
+            # A step of a running request, and mostly one that fits, frees nothing and completes no block.
+            computed = request.num_computed_tokens
             reached = computed + num_new_tokens
             if (
-                num_new_tokens > 0
-                and lookahead >= 0
-                and reached + lookahead <= request.fits_until
+                reached + lookahead <= request.fits_until
                 and computed - request.num_in_flight_tokens <= request.settled_until
                 and (reached <= request.registered_until or request.num_tokens <= request.registered_until)
-                and request.running
             ):
                 return self._nothing
-        return self._allocate(
+            if request.running and request.tables:
+                return self._provide(request, self._no_hits, computed, 0, num_new_tokens, lookahead)
+        return self._admit(
             request, num_new_tokens, hit, external, lookahead, encoder, delay_caching, must_fit, reserved, has_running
         )
 
-    def _allocate(
+    def _admit(
         self,
         request: Request,
         new: int,
@@ -170,36 +170,64 @@ class BlockManager:
         reserved: int,
         has_running: bool,
     ) -> tuple[list[int], ...] | None:
+        """The careful way: check the call, and the whole sequence if it must fit, then provide."""
         hits = self._check(request, new, hit, external, lookahead, encoder, reserved)
-        coordinator, pool = self.coordinator, self.pool
-        tables = request.tables
         local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
-        total = min(local + external, self.max_model_len)
-        headroom = 0 if request.running or not has_running else self.watermark_blocks
+        # What is left to others: reserved blocks, and the watermark unless nobody else runs.
+        spare = 0 if request.running or not has_running else self.watermark_blocks
+        fits = False
         if must_fit:
+            total = min(local + external, self.max_model_len)
             whole = min(request.num_tokens, self.max_model_len)
-            if coordinator.need(request, hits, Demand(whole, whole, local, total, encoder, True)) + headroom > pool.free:
+            demand = Demand(whole, whole, local, total, encoder, True)
+            if self.coordinator.need(request, hits, demand) + spare > self.pool.free:
                 return None
+            # Where no group has a cap, what fits as a whole fits in part.
+            fits = not (self._capped or reserved) and total + new + lookahead <= whole
+        return self._provide(
+            request, hits, local, external, new, lookahead, encoder, delay_caching, spare + reserved, fits
+        )
+
+    def _provide(
+        self,
+        request: Request,
+        hits: Sequence[GroupHit],
+        local: int,
+        external: int,
+        new: int,
+        lookahead: int,
+        encoder: int = 0,
+        delay_caching: bool = False,
+        spare: int = 0,
+        fits: bool = False,
+    ) -> tuple[list[int], ...] | None:
+        """Release what is stale, see whether the rest can be had while ``spare`` blocks stay free, and take it.
+
+        ``fits`` says that it is known to be had.
+        """
+        groups, tables, pool = self.groups, request.tables, self.pool
+        total = min(local + external, self.max_model_len)
         main = total + new
         processed = total - request.num_in_flight_tokens
         if processed > request.settled_until:
-            for group, table in zip(self.groups, tables):
-                group.drop_stale(table, max(0, processed))
+            for group, table in zip(groups, tables):
+                if table.starts:
+                    group.drop_stale(table, max(0, processed))
         slots = min(main + lookahead, self.max_model_len)
         taken = self._nothing
         if slots > request.fits_until:
             demand = Demand(slots, main, local, local + external, encoder)
-            if coordinator.need(request, hits, demand) + headroom > pool.free - reserved:
+            if not fits and self.coordinator.need(request, hits, demand) + spare > pool.free:
                 return None
             self.requests[request.id] = request
-            if external > 0 or hits is not self._no_hits:
-                coordinator.adopt(request, hits, local, external)
-            taken = tuple([group.take_new(table, demand) for group, table in zip(self.groups, tables)])
-        elif headroom > pool.free - reserved:
+            if external or hits is not self._no_hits:
+                self.coordinator.adopt(request, hits, local, external)
+            taken = tuple([group.take_new(table, demand) for group, table in zip(groups, tables)])
+        elif spare > pool.free:
             return None
         tokens = min(main, request.num_tokens)
         if tokens > request.registered_until and self.caching and not delay_caching:
-            coordinator.register(request, tokens)
+            self.coordinator.register(request, tokens)
         if request.running:
             self._note_limits(request)
         return taken
@@ -231,15 +259,21 @@ class BlockManager:
         settled: float = inf
         registered: float = inf
         for group, table in zip(self.groups, request.tables):
-            group_fits, group_settled = group.limits(table)
-            if group_fits < fits:
-                fits = group_fits
-            if group_settled < settled:
-                settled = group_settled
+            if group.restless:
+                request.forget_limits()
+                return
+            room = table.length * group.block_size - group.spare
+            if room < fits:
+                fits = room
+            if group.rule.forgets:
+                fresh = group.rule.fresh_until(table.starts[0] if table.starts else table.length)
+                if fresh < settled:
+                    settled = fresh
             if self.caching:
-                group_registered = self.coordinator.registered_until(group, table.registered or 0)
-                if group_registered < registered:
-                    registered = group_registered
+                unit = group.register_unit
+                known = -(-((table.registered or 0) + 1) * group.block_size // unit) * unit - 1 if unit else -1
+                if known < registered:
+                    registered = known
         request.fits_until, request.settled_until, request.registered_until = fits, settled, registered
 
     def cache(self, request: Request, num_tokens: int) -> None:

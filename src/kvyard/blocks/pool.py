@@ -38,6 +38,7 @@ class Pool:
             raise ConfigError(f"a pool needs at least the null block, got num_blocks={num_blocks}")
         self.num_blocks = num_blocks
         self.sink = sink
+        self.tier = tier
         self.order = make_order(eviction, now)
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
@@ -188,7 +189,7 @@ class Pool:
         self._loose = line
         self.version += 1
         if self.sink is not None:
-            self.sink.cleared()
+            self.sink.cleared(self.tier)
         return True
 
     def line(self) -> Iterator[int]:

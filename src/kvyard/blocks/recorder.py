@@ -51,7 +51,7 @@ class VllmRecorder:
         hashes = [self.wire(run[0])]
         self._events.append(self._stored(self._groups[group], run.chain, hashes, parent, run.tokens, extras))
 
-    def left(self, run: Run, group: int, tier: Tier, last: bool) -> None:
+    def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
         for key in reversed(run.hashes):
             self.removed(key, group)
 
@@ -60,14 +60,14 @@ class VllmRecorder:
         hashes = [self.wire(key)]
         self._events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
 
-    def cleared(self) -> None:
+    def cleared(self, tier: Tier | None = None) -> None:
         self._events.append({"type": "AllBlocksCleared"})
 
     def reported(self, request: Request, groups: list[Group], hit: Hit) -> None:
         """The request asked to have its hits announced too."""
         for group, found in zip(groups, hit.groups, strict=True):
-            if found.count:
-                self._store(request, group, range(found.count), 0, found.count)
+            if found.blocks:
+                self._store(request, group, range(found.blocks), 0, found.blocks)
 
     def take(self) -> list[WireEvent]:
         """The events since the last call."""
@@ -88,7 +88,7 @@ class VllmRecorder:
             self._store(request, group, positions, first, last)
 
     def _store(self, request: Request, group: Group, positions: list[int] | range, first: int, last: int) -> None:
-        chain = request.view(group.block_size)
+        chain = group.chain_of(request)
         extras = [chain.extras_of(at, at + 1) for at in positions]
         self._events.append(
             self._stored(

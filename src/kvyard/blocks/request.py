@@ -5,7 +5,7 @@ Scheduling state (when it runs, what it samples) is the engine's; here is only w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import msgspec
@@ -29,13 +29,13 @@ class Request:
     """One sequence. ``num_computed_tokens`` and ``num_in_flight_tokens`` are the scheduler's to advance."""
 
     __slots__ = (
+        "append",
         "chain",
         "fits_until",
         "id",
         "num_computed_tokens",
         "num_in_flight_tokens",
         "num_prompt_tokens",
-        "num_tokens",
         "reads_cache",
         "registered_until",
         "retention",
@@ -57,7 +57,7 @@ class Request:
         """``chain`` holds the prompt. ``reads_cache`` is false for requests that need every prompt token computed."""
         self.id = request_id
         self.chain = chain
-        self.num_prompt_tokens = self.num_tokens = chain.num_tokens
+        self.num_prompt_tokens = chain.num_tokens
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
         self.running = False
@@ -66,20 +66,26 @@ class Request:
         """Where another group already has this text further than the hit goes; worth a checkpoint there."""
         self.reads_cache = reads_cache
         self.retention = tuple(retention)
+        self.append: Callable[[Sequence[int]], None] = getattr(chain, "append", self._cannot_append)
+        """Add sampled tokens. The chain's own verb, since this is called once per request and step."""
         # Below: the manager's own.
         self.tables: list[Table] = []
         self.views: dict[int, Chain] = {}
         self.forget_limits()
 
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add sampled ``tokens``. The chain must be one of tokens."""
-        self.chain.append(tokens)  # type: ignore[union-attr]
-        self.num_tokens += len(tokens)
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has, prompt and output."""
+        return self.chain.num_tokens
 
     def grow(self, num_tokens: int) -> None:
-        """Add ``num_tokens`` generated tokens nobody knows the ids of. The chain must come from a trace."""
-        self.chain.grow(num_tokens)  # type: ignore[union-attr]
-        self.num_tokens += num_tokens
+        """Add ``num_tokens`` generated tokens nobody knows the ids of. Raises ``TypeError`` for a chain of real tokens."""
+        if not isinstance(self.chain, TraceChain):
+            raise TypeError(f"request {self.id} has real tokens: append them")
+        self.chain.grow(num_tokens)
+
+    def _cannot_append(self, tokens: Sequence[int]) -> None:
+        raise TypeError(f"request {self.id} comes from a trace and has no tokens to append to: grow it")
 
     def view(self, block_size: int) -> Chain:
         """The chain at a group's block size."""

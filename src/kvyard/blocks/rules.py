@@ -39,6 +39,8 @@ class Rule:
 
     keeps_all = True
     """Whether ``worth`` says all, always."""
+    forgets = False
+    """Whether anything ever goes stale."""
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
@@ -83,6 +85,7 @@ class WindowRule(Rule):
     """Sliding window: a hit needs the trailing window only, and blocks before it go stale."""
 
     keeps_all = False
+    forgets = True
 
     def __init__(self, spec: GroupSpec) -> None:
         super().__init__(spec)
@@ -151,6 +154,8 @@ class WindowRule(Rule):
 class ChunkRule(Rule):
     """Chunked-local attention: nothing before the current chunk is ever read."""
 
+    forgets = True
+
     def __init__(self, spec: GroupSpec) -> None:
         super().__init__(spec)
         assert spec.chunk is not None
@@ -178,6 +183,7 @@ class StateRule(Rule):
     """State (Mamba) groups: one state at the boundary is all a hit needs, and all earlier ones are stale."""
 
     keeps_all = False
+    forgets = True
 
     def stale(self, computed: int) -> int:
         return max(0, computed - 1)

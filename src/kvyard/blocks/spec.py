@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.events.types import GroupMeta
 
 KINDS = ("full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba", "cross")
 STATE_MODES = ("none", "all", "align")
@@ -59,6 +60,11 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_state(self) -> bool:
         return self.kind == "mamba"
+
+    @property
+    def meta(self) -> GroupMeta:
+        """What events say of a group like this."""
+        return GroupMeta(block_size=self.block_size, kind=WIRE_KINDS[self.kind], window=self.window)
 
     def check(self, where: str) -> None:
         """Raise ``ConfigError``, naming ``where``, if this spec makes no sense by itself."""

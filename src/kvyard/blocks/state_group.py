@@ -6,8 +6,6 @@ sparse, since a step writes the state it ends with and nothing in between.
 
 from __future__ import annotations
 
-from math import inf
-
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.fine import adopt_inside, continue_on_copy, mark_of
 from kvyard.blocks.group import Demand, Group, GroupHit
@@ -37,7 +35,7 @@ class StateGroup(Group):
         if hit.tail is not None and hit.tail.node is None:
             assert hit.tail.marks is not None
             return hit.tail.marks.runs[0][0] in self._this_step
-        return bool(hit.count) and request.view(self.block_size).keys[hit.count - 1] in self._this_step
+        return bool(hit.blocks) and self.chain_of(request).keys[hit.blocks - 1] in self._this_step
 
     def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
         first = table.registered or 0
@@ -45,15 +43,15 @@ class StateGroup(Group):
         last = table.registered or 0
         if first >= last:
             return
-        keys = request.view(self.block_size).keys
+        keys = self.chain_of(request).keys
         for extent in table:
             if extent.node is not None:
                 low, high = max(extent.start, first), min(extent.stop, last)
                 self._this_step.update(keys[position] for position in range(low, high))
 
-    def limits(self, table: Table) -> tuple[float, float]:
-        fits, fresh = super().limits(table)
-        return fits - self.spec.spec_blocks * self.block_size, fresh
+    @property
+    def spare(self) -> int:  # type: ignore[override]
+        return self.spec.spec_blocks * self.block_size
 
 
 class _Progress:
@@ -73,6 +71,7 @@ class _Progress:
 class AlignedStateGroup(StateGroup):
     """Mode *align*: each step keeps one running state at its end, plus speculative ones behind it."""
 
+    restless = True
     registers_always = True
 
     def _progress(self, table: Table) -> _Progress:
@@ -89,13 +88,13 @@ class AlignedStateGroup(StateGroup):
         if self._written_this_step(request, hit):
             return self.pool.num_blocks + 1
         progress = self._progress(table)
-        inside = progress.inside is not None or bool(hit.count and demand.local % self.block_size)
-        fresh = self.required(demand) - hit.count - table.length
+        inside = progress.inside is not None or bool(hit.blocks and demand.local % self.block_size)
+        fresh = self.required(demand) - hit.blocks - table.length
         if inside:
             fresh = max(fresh, 0) + 1
         if fresh > 0:
             fresh = min(fresh, 1 + inside + (0 if progress.started else self.spec.spec_blocks))
-        return fresh + (hit.free_blocks(0) if hit.count else 0)
+        return fresh + (hit.free_blocks(0) if hit.blocks else 0)
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:
         progress = self._progress(table)
@@ -144,7 +143,7 @@ class AlignedStateGroup(StateGroup):
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
         adopt_inside(self, table, hit, local, external)
-        if hit.count and local % self.block_size:
+        if hit.blocks and local % self.block_size:
             self._progress(table).inside = table.extents[-1]
 
     def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
@@ -166,7 +165,7 @@ class AlignedStateGroup(StateGroup):
         elif block.node is None:
             if self.watch is not None:
                 self.watch(request, self, position, position + 1)
-            self.map.enter(request.view(self.block_size), block)
+            self.map.enter(self.chain_of(request), block)
 
     def _move_to_end(self, table: Table, position: int) -> list[int]:
         """Move the (private, unnamed) block at ``position`` behind the last one and leave a null there."""
@@ -190,7 +189,3 @@ class AlignedStateGroup(StateGroup):
                     table.replace(index, [])
                     self.pool.release([block])
                     break
-
-    def limits(self, table: Table) -> tuple[float, float]:
-        # Every step moves the running state: there is no quiet stretch.
-        return -inf, -inf

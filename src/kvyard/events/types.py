@@ -6,6 +6,7 @@ These are plain values. They know nothing of wires (``kvyard.events.wire``) nor 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, TypeAlias
 
@@ -41,12 +42,12 @@ class GroupMeta(msgspec.Struct, frozen=True, kw_only=True):
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of consecutive blocks of one chain became available.
 
-    ``tokens`` is ``None`` where the producer knows hashes only; ``block_size`` is then 0 if it didn't say that either.
+    ``tokens`` may be packed (an ``array``), which compares unequal to a list: ask for ``list(tokens)``. It is ``None`` where the producer knows hashes only; ``block_size`` is then 0 if it didn't say that either.
     """
 
     hashes: list[Key]
     parent: Key | None
-    tokens: list[int] | None
+    tokens: Sequence[int] | None
     block_size: int
     group: int | None = None
     tier: Tier = Tier.G1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import MutableSequence, Sequence
+from itertools import dropwhile
 
 import xxhash
 
@@ -26,6 +27,10 @@ def _compact(tokens: Sequence[int]) -> MutableSequence[int]:
         return array("I", tokens)
     except OverflowError:
         return list(tokens)
+
+
+def _fits(token: int) -> bool:
+    return 0 <= token < 1 << 32
 
 
 class Chain:
@@ -45,6 +50,10 @@ class Chain:
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         """The token ids of blocks ``start`` to ``stop``; ``None`` where only trace ids are known."""
         return None
+
+    def words_of(self, start: int, stop: int) -> Sequence[int] | None:
+        """The same, as they are kept: cheaper than a list where nobody looks at each token."""
+        return self.tokens_of(start, stop)
 
     def extras_of(self, start: int, stop: int) -> list[ExtraKeys | None]:
         """Per block what joined its hash (LoRA, salt, media), as events carry it; ``None`` for a block of plain text."""
@@ -101,11 +110,12 @@ class TokenChain(Chain):
     def append(self, tokens: Sequence[int]) -> None:
         """Add ``tokens`` at the end and hash the blocks they complete."""
         held = self.tokens
-        before = len(held)
         try:
             held.extend(tokens)
         except OverflowError:
-            held = self.tokens = [*held[:before], *tokens]
+            # The tokens before the one that is too large were taken in already.
+            rest = [*dropwhile(_fits, tokens)]
+            held = self.tokens = [*held, *rest]
         if len(held) >= self._next:
             self._hash(held[self._next - self.block_size :])
 
@@ -113,7 +123,8 @@ class TokenChain(Chain):
         """Hash the full blocks of ``fresh``, the tokens after the last hashed block."""
         keys, size = self.keys, self.block_size
         first = len(keys)
-        extras = self.namespace.extras(first, first + len(fresh) // size, size)
+        space = self.namespace
+        extras = None if space is PLAIN else space.extras(first, first + len(fresh) // size, size)
         keys.extend(self.algorithm.hash_blocks(keys[-1] if first else None, fresh, size, extras))  # type: ignore[arg-type]
         self._next = (len(keys) + 1) * size
         """How many tokens complete the next block."""
@@ -123,6 +134,9 @@ class TokenChain(Chain):
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         return list(self.tokens[start * self.block_size : stop * self.block_size])
+
+    def words_of(self, start: int, stop: int) -> Sequence[int] | None:
+        return self.tokens[start * self.block_size : stop * self.block_size]
 
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
         if with_tokens and 4 * (stop - start) + 64 >= len(self.keys):
@@ -239,6 +253,9 @@ class CoarseChain(Chain):
         self.namespace = fine.namespace
         self.keys = _CoarseKeys(fine.keys, factor)
 
+    def words_of(self, start: int, stop: int) -> Sequence[int] | None:
+        return self._fine.words_of(start * self.factor, stop * self.factor)
+
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         return self._fine.tokens_of(start * self.factor, stop * self.factor)
 
@@ -285,6 +302,12 @@ class _CutChain(Chain):
             return None  # the hash before the cut was kept, its tokens weren't
         size, base = self.block_size, self._base
         return list(self._tokens[(start - base) * size : (stop - base) * size])
+
+    def words_of(self, start: int, stop: int) -> Sequence[int] | None:
+        if self._tokens is None or start < self._base:
+            return None
+        size, base = self.block_size, self._base
+        return self._tokens[(start - base) * size : (stop - base) * size]
 
     def reaches(self, position: int) -> bool:
         return position >= self.keys.base

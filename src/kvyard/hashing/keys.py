@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
+from itertools import chain
+from struct import Struct
 from typing import Protocol, TypeAlias
 
 from kvyard.hashing.algorithms import Key
@@ -20,39 +23,66 @@ class Keys(Protocol):
     def __getitem__(self, index: int, /) -> Key: ...
 
 
+_TAIL = 32
+
+
+@lru_cache
+def _record(size: int) -> Struct:
+    return Struct(f"{size}s")
+
+
 class DigestKeys:
     """A growing sequence of digests of equal length, end to end in one string of bytes."""
 
-    __slots__ = ("_blob", "_size")
+    __slots__ = ("_blob", "_packed", "_record", "_size", "_tail")
 
     def __init__(self, size: int) -> None:
         self._blob = b""
+        self._packed = 0
+        # The latest ones, not yet packed: a growing request adds them one at a time.
+        self._tail: list[bytes] = []
+        self._record = _record(size)
         self._size = size
 
     def extend(self, digests: Iterable[bytes]) -> None:
         """Add ``digests`` at the end."""
-        self._blob += b"".join(digests)
+        tail = self._tail
+        tail += digests
+        if len(tail) >= _TAIL:
+            self._pack()
 
     def between(self, start: int, stop: int) -> list[Key]:
         """The digests at positions ``start`` to ``stop``."""
-        size, blob = self._size, self._blob
-        return [blob[at : at + size] for at in range(start * size, stop * size, size)]
+        size, packed = self._size, self._packed
+        found: list[Key] = list(chain.from_iterable(self._record.iter_unpack(self._blob[start * size : stop * size])))
+        if stop > packed:
+            found += self._tail[max(0, start - packed) : stop - packed]
+        return found
 
     def cut(self, start: int, stop: int) -> DigestKeys:
         """A copy of the digests ``start`` to ``stop``."""
         part = DigestKeys(self._size)
-        part._blob = self._blob[start * self._size : stop * self._size]
+        part.extend(self.between(start, stop))  # type: ignore[arg-type]
+        part._pack()
         return part
 
+    def _pack(self) -> None:
+        self._blob += b"".join(self._tail)
+        self._packed += len(self._tail)
+        self._tail.clear()
+
     def __len__(self) -> int:
-        return len(self._blob) // self._size
+        return self._packed + len(self._tail)
 
     def __getitem__(self, index: int) -> bytes:
-        at = (index + len(self) if index < 0 else index) * self._size
-        digest = self._blob[at : at + self._size] if at >= 0 else b""
-        if not digest:
+        if index < 0:
+            index += len(self)
+        if index < self._packed and index >= 0:
+            at = index * self._size
+            return self._blob[at : at + self._size]
+        if index < 0:
             raise IndexError(f"no digest {index} among {len(self)}")
-        return digest
+        return self._tail[index - self._packed]
 
 
 class NumberKeys(array):  # type: ignore[type-arg]

@@ -1,0 +1,284 @@
+"""The batcher: turns what enters and leaves the maps into few, well ordered events, one batch per iteration.
+
+Evictions come one by one, interleaved over groups and tiers. One event each floods a consumer and, where queues count
+events, loses some. So removals wait per (group, tier), and the only things that make them leave are a Stored of the same
+(group, tier), a clear, and the end of the iteration. This keeps what a consumer relies on: inside one (group, tier) a
+Removed comes before the Stored that followed it, and a lower tier's Stored before the upper tier's Removed.
+
+The batcher knows nothing of wires, queues or sockets, and never reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.events.counters import BatcherCounters
+from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Stored, Tier
+from kvyard.events.waiting import Arrivals, Departures, Interest, Lane, Snapshot, arrange
+from kvyard.hashing import Run
+
+EVERYTHING = (Interest(),)
+
+
+class Batcher:
+    """A ``Sink`` that batches. One per stream; used by one thread."""
+
+    def __init__(
+        self,
+        groups: Sequence[GroupMeta],
+        *,
+        stream: str = "",
+        rank: int | None = None,
+        epoch: int = 0,
+        interests: Iterable[Interest] = EVERYTHING,
+        snapshot: Snapshot | None = None,
+        max_runs: int = 1 << 20,
+        with_tokens: bool = True,
+    ) -> None:
+        """``groups`` are the attention groups by index.
+
+        ``snapshot`` lists the map when all of it must be announced anew; without it a consumer that lost something is
+        told to clear and learns again as blocks come in. ``max_runs`` bounds what one iteration may hold.
+        """
+        self.stream = stream
+        self.rank = rank
+        self.epoch = epoch
+        self.groups = tuple(groups)
+        self.with_tokens = with_tokens
+        self._counters = BatcherCounters()
+        # Counted on every call, hence apart.
+        self._merged = self._repeats = self._unwanted = 0
+        self._snapshot = snapshot
+        self._max_runs = max_runs
+        self._seq = 0
+        self._next_id = 0
+        self._queue: list[Arrivals | Departures | Cleared] = []
+        self._held = 0
+        self._resync = False
+        self._gap = False
+        self._set_table(self._laid_out(tuple(interests)))
+
+    @property
+    def counters(self) -> BatcherCounters:
+        """What this batcher did so far; a copy."""
+        return msgspec.structs.replace(
+            self._counters, merged=self._merged, repeats=self._repeats, unwanted=self._unwanted
+        )
+
+    # -- the sink ---------------------------------------------------------------------------------------------------
+
+    def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
+        """Announce ``run`` if these are its first copies. An empty run changes nothing and flushes nothing."""
+        if not first:
+            self._repeats += 1
+            return
+        lane = self._lane(group, tier)
+        if lane is None or run.stop == run.start:
+            return
+        if lane.leaving is not None:
+            self._release(lane)
+        else:
+            tail = lane.tail
+            if tail is not None and tail.stop == run.start and tail.absorb(run):
+                self._merged += 1
+                return
+        lane.tail = item = Arrivals(lane, run)
+        self._queue.append(item)
+        self._held += 1
+        if self._held > self._max_runs:
+            self._give_up()
+
+    def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
+        """Let the removal of ``run`` wait if these were its last copies."""
+        if not last:
+            self._repeats += 1
+            return
+        lane = self._lane(group, tier)
+        if lane is None or run.stop == run.start:
+            return
+        leaving = lane.leaving
+        if leaving is None:
+            lane.leaving = [run]
+            lane.reason = reason
+        else:
+            leaving.append(run)
+            if reason != lane.reason:
+                lane.reason = None
+        self._held += 1
+        if self._held > self._max_runs:
+            self._give_up()
+
+    def cleared(self, tier: Tier | None = None) -> None:
+        """Announce that ``tier``, or everything, was emptied; all waiting removals go first.
+
+        The wire's clear always means everything. So where other tiers are announced too, the end of the iteration clears
+        and announces them anew; without a snapshot the event names the tier, which not every consumer reads.
+        """
+        if tier is not None and all(lane.tier != tier for lane in self._lanes):
+            self._unwanted += 1
+            return
+        alone = tier is None or all(lane.tier == tier for lane in self._lanes)
+        if not alone and self._snapshot is not None:
+            self._resync = True
+            return
+        for lane in self._lanes:
+            self._release(lane)
+            lane.tail = None
+        self._queue.append(Cleared(tier=None if alone else tier))
+
+    # -- iterations -------------------------------------------------------------------------------------------------
+
+    def end_iteration(self, now: int) -> EventBatch | None:
+        """Build everything that waits into one batch stamped ``now`` (nanoseconds); ``None`` where nothing happened."""
+        self._counters.iterations += 1
+        if self._resync:
+            return self._announce_anew(now)
+        if not self._held and not self._queue:
+            return None
+        for lane in self._lanes:
+            self._release(lane)
+        queue = self._take()
+        return self._batch(self._build(queue), now)
+
+    def resync(self, now: int) -> EventBatch:
+        """Give up what waits, skip a sequence number, and announce the whole map anew: a clear, then the snapshot.
+
+        For when batches were lost on their way. Call it between iterations.
+        """
+        self._gap = True
+        return self._announce_anew(now)
+
+    def snapshot(self, now: int) -> EventBatch:
+        """The map as a batch for a late subscriber: a clear and the current copies, as of the last sequence number.
+
+        Takes no sequence number and no ids. Call it between iterations.
+        """
+        return EventBatch(
+            stream=self.stream,
+            seq=self._seq - 1,
+            events=self._everything(),
+            ts=now / 1e9,
+            rank=self.rank,
+            epoch=self.epoch,
+            first_id=self._next_id,
+        )
+
+    def want(self, interests: Iterable[Interest]) -> None:
+        """Serve these consumers from now on. Where that changes anything, the end of the iteration announces all anew."""
+        table = self._laid_out(tuple(interests))
+        if [[lane is None for lane in row] for row in table] != [[lane is None for lane in row] for row in self._table]:
+            self._take()
+            self._set_table(table)
+            self._resync = True
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if something waits that should not: for tests, between iterations."""
+        assert not self._queue and not self._held, "events wait across an iteration boundary"
+        for lane in self._lanes:
+            assert lane.leaving is None and lane.tail is None, f"group {lane.group} {lane.tier.name} kept something"
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _laid_out(self, interests: tuple[Interest, ...]) -> list[list[Lane | None]]:
+        """A lane for every wanted (group, tier), by group and then by the number of the tier."""
+
+        def lane(group: int, tier: Tier) -> Lane | None:
+            wanted = any(interest.wants(group, tier) for interest in interests)
+            return Lane(group, tier, self.groups[group]) if wanted else None
+
+        return [[None, *(lane(group, tier) for tier in Tier)] for group in range(len(self.groups))]
+
+    def _set_table(self, table: list[list[Lane | None]]) -> None:
+        self._table = table
+        self._lanes = [lane for row in table for lane in row if lane is not None]
+
+    def _lane(self, group: int, tier: Tier) -> Lane | None:
+        if not 0 <= group < len(self._table):
+            raise KvyardError(f"group {group} is unknown: the batcher was made for {len(self._table)} groups")
+        lane = self._table[group][tier]
+        if lane is None:
+            self._unwanted += 1
+        return lane
+
+    def _release(self, lane: Lane) -> None:
+        item = lane.release()
+        if item is not None:
+            self._queue.append(item)
+            self._counters.joined += len(item.runs) - 1
+
+    def _give_up(self) -> None:
+        """Hold nothing more of this iteration: the map itself knows better. Nothing of it was numbered, so make a gap."""
+        self._counters.lost_runs += self._held
+        self._resync = self._gap = True
+        self._take()
+
+    def _take(self) -> list[Arrivals | Departures | Cleared]:
+        queue, self._queue = self._queue, []
+        self._held = 0
+        for lane in self._lanes:
+            lane.tail = None
+            lane.leaving = None
+        return queue
+
+    def _build(self, queue: list[Arrivals | Departures | Cleared]) -> list[Event]:
+        counters, with_tokens = self._counters, self.with_tokens
+        events: list[Event] = []
+        for item in queue:
+            if isinstance(item, Arrivals):
+                stored = item.event(with_tokens)
+                counters.stored += 1
+                counters.stored_blocks += len(stored.hashes)
+                events.append(stored)
+            elif isinstance(item, Departures):
+                removed = item.event()
+                counters.removed += 1
+                counters.removed_blocks += len(removed.hashes)
+                events.append(removed)
+            else:
+                counters.cleared += 1
+                events.append(item)
+        return events
+
+    def _batch(self, events: list[Event], now: int) -> EventBatch:
+        batch = EventBatch(
+            stream=self.stream,
+            seq=self._seq,
+            events=events,
+            ts=now / 1e9,
+            rank=self.rank,
+            epoch=self.epoch,
+            first_id=self._next_id,
+        )
+        self._seq += 1
+        self._next_id += len(events)
+        self._counters.batches += 1
+        return batch
+
+    def _everything(self) -> list[Event]:
+        events: list[Event] = [Cleared()]
+        if self._snapshot is None:
+            return events
+        found: dict[tuple[int, Tier], list[Run]] = {}
+        for group, tier, runs in self._snapshot():
+            if self._table[group][tier] is not None:
+                found.setdefault((group, tier), []).extend(runs)
+        for lane in self._lanes:
+            events += [item.event(self.with_tokens) for item in arrange(lane, found.get((lane.group, lane.tier), ()))]
+        return events
+
+    def _announce_anew(self, now: int) -> EventBatch:
+        self._take()
+        if self._gap:
+            self._seq += 1
+            self._next_id += 1
+        self._resync = self._gap = False
+        events = self._everything()
+        counters = self._counters
+        counters.resyncs += 1
+        counters.cleared += 1
+        counters.stored += len(events) - 1
+        counters.stored_blocks += sum(len(event.hashes) for event in events if isinstance(event, Stored))
+        return self._batch(events, now)

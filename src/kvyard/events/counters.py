@@ -1,0 +1,40 @@
+"""Counts that the batcher and the outbox keep, for metrics and for tests. Plain numbers; nothing here counts by itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BatcherCounters(msgspec.Struct):
+    """What a batcher did since it was made."""
+
+    iterations: int = 0
+    """Ends of iteration, silent ones included."""
+    batches: int = 0
+    stored: int = 0
+    stored_blocks: int = 0
+    removed: int = 0
+    removed_blocks: int = 0
+    cleared: int = 0
+    merged: int = 0
+    """Stores that became part of an earlier Stored."""
+    joined: int = 0
+    """Removals that joined others already waiting."""
+    repeats: int = 0
+    """Further copies in, or copies out while others stay: not announced."""
+    unwanted: int = 0
+    """Calls for a (group, tier) that no consumer asked for."""
+    lost_runs: int = 0
+    """Runs given up unannounced because an iteration outgrew its bound; a snapshot made up for them."""
+    resyncs: int = 0
+    """Batches that cleared and announced the whole map anew."""
+
+
+class OutboxCounters(msgspec.Struct):
+    """What went through an outbox."""
+
+    offered: int = 0
+    taken: int = 0
+    overflows: int = 0
+    lost_batches: int = 0
+    lost_events: int = 0

@@ -1,0 +1,84 @@
+"""The outbox: a bounded queue of batches between the engine and whoever sends them.
+
+The engine must never wait for a slow consumer, and a consumer must never go on believing in a block that is gone. A plain
+bounded queue breaks one or the other. This one, when full, throws away all it holds and asks for the whole map anew; the
+sequence numbers of what it threw away stay missing, so the loss shows. A clear takes the place of every Removed that was
+thrown away, so none is ever missed: a consumer that drains the queue always ends at the map.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition
+
+from kvyard.events.counters import OutboxCounters
+from kvyard.events.types import Cleared, EventBatch
+
+
+class Outbox:
+    """``offer`` is for the engine's thread, ``take`` for the sender's."""
+
+    def __init__(self, recover: Callable[[int], EventBatch], max_events: int = 100_000) -> None:
+        """``recover`` gives the batch that replaces everything lost (``Batcher.resync``); it runs inside ``offer``.
+
+        ``max_events`` bounds the events that wait. A batch that begins with a clear is always taken in, since nothing
+        could replace it. Raises ``ValueError`` for a bound below 1.
+        """
+        if max_events < 1:
+            raise ValueError(f"an outbox needs room for at least one event, got {max_events}")
+        self.max_events = max_events
+        self.counters = OutboxCounters()
+        self._recover = recover
+        self._queue: deque[EventBatch] = deque()
+        self._events = 0
+        self._closed = False
+        self._changed = Condition()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waiting_events(self) -> int:
+        """How many events count against the bound now."""
+        return self._events
+
+    def offer(self, batch: EventBatch, now: int) -> bool:
+        """Queue ``batch``; never blocks. Returns whether it fitted: where not, everything was replaced by a resync."""
+        self.counters.offered += 1
+        weight = _weight(batch)
+        with self._changed:
+            fits = weight == 0 or self._events + weight <= self.max_events
+            if fits:
+                self._events += weight
+                self._queue.append(batch)
+            else:
+                self.counters.overflows += 1
+                self.counters.lost_batches += len(self._queue) + 1
+                self.counters.lost_events += sum(len(lost.events) for lost in self._queue) + len(batch.events)
+                self._queue.clear()
+                self._events = 0
+                self._queue.append(self._recover(now))
+            self._changed.notify()
+        return fits
+
+    def take(self, timeout: float | None = 0.0) -> EventBatch | None:
+        """The oldest batch, waiting up to ``timeout`` seconds (``None``: for ever); ``None`` where there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed, timeout)
+            if not self._queue:
+                return None
+            batch = self._queue.popleft()
+            self._events -= _weight(batch)
+            self.counters.taken += 1
+            return batch
+
+    def close(self) -> None:
+        """Wake whoever waits in ``take``; what is queued can still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _weight(batch: EventBatch) -> int:
+    return 0 if batch.events and isinstance(batch.events[0], Cleared) else len(batch.events)

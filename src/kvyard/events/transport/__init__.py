@@ -1,0 +1,26 @@
+"""Event streams over ZeroMQ: publishing, subscribing, replay, snapshots and recovery. See ``docs/event-streams.md``.
+
+Importing this doesn't import ZeroMQ; opening a socket does, and says what to install where it is missing.
+"""
+
+from kvyard.events.transport.async_subscriber import AsyncSubscriber
+from kvyard.events.transport.follower import Follower
+from kvyard.events.transport.frames import Frame
+from kvyard.events.transport.publisher import Publisher
+from kvyard.events.transport.replay import fetch_replay
+from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
+from kvyard.events.transport.subscriber import Subscriber
+
+__all__ = [
+    "AsyncSubscriber",
+    "Follower",
+    "Frame",
+    "Limits",
+    "Origin",
+    "Publisher",
+    "State",
+    "StreamStatus",
+    "Subscriber",
+    "Update",
+    "fetch_replay",
+]

@@ -1,0 +1,149 @@
+"""Frames: what travels in which part of a message, for live batches, replay and our own additions to it.
+
+A live message is ``[topic, sequence, payload]``, the sequence 8 bytes, big endian. A request to a replay socket is
+``[empty, word]``. Eight bytes ask for all batches from that sequence on, and the answer is ``[empty, topic, sequence,
+payload]`` each (``[empty, sequence, payload]`` from SGLang and older vLLM), then an end marker with sequence 2^64 - 1.
+
+Two longer words are ours. vLLM reads any word as a number; these are numbers that no sequence reaches, so it answers with
+the end marker alone, which says at once that there is nothing more to be had. Payloads aren't looked into here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+import xxhash
+
+SEQUENCE_BYTES = 8
+END_SEQUENCE = b"\xff" * SEQUENCE_BYTES
+MAX_SEQUENCE = (1 << 63) - 1
+
+HEAD_WORD = b"kvyard.head/1"
+"""Where are you, and what have you sent so far?"""
+SNAPSHOT_WORD = b"kvyard.snapshot/1"
+"""What do you hold?"""
+PART_WORD = b"kvyard.part/1"
+"""Marks the batches of a snapshot."""
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One published batch, as bytes."""
+
+    topic: bytes
+    seq: int
+    payload: bytes
+
+    def parts(self) -> list[bytes]:
+        """The frames of the live message."""
+        return [self.topic, self.seq.to_bytes(SEQUENCE_BYTES, "big"), self.payload]
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What a publisher says of itself, as a msgpack map."""
+
+    epoch: int
+    """Differs between any two starts of publishers."""
+    seq: int
+    """The last sequence sent, -1 where there was none."""
+    digest: int
+    """Speaks for all payloads sent since everything was last cleared (``chained``)."""
+    first: int | None = None
+    """The oldest sequence that replay still has."""
+    parts: int = 0
+    """How many batches of a snapshot follow."""
+    blocks: int = 0
+
+
+class Kind(IntEnum):
+    """What a message on the replay socket is."""
+
+    BATCH = 1
+    HEAD = 2
+    PART = 3
+    END = 4
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One answer of a replay socket. ``topic`` is ``None`` where the publisher doesn't send it."""
+
+    kind: Kind
+    topic: bytes | None = None
+    seq: int = -1
+    payload: bytes = b""
+    head: Head | None = None
+
+
+_read_head = msgspec.msgpack.Decoder(Head).decode
+_write_head = msgspec.msgpack.Encoder().encode
+
+
+def read_live(parts: Sequence[bytes]) -> Frame | str:
+    """The batch in a live message, or what is wrong with it."""
+    if len(parts) != 3:
+        return f"a message of {len(parts)} frames instead of 3"
+    topic, sequence, payload = parts
+    seq = _sequence(sequence)
+    return Frame(topic, seq, payload) if isinstance(seq, int) else seq
+
+
+def read_reply(parts: Sequence[bytes]) -> Reply | str:
+    """The answer in a message of a replay socket, or what is wrong with it."""
+    if len(parts) not in (3, 4) or parts[0]:
+        return f"a reply of {len(parts)} frames"
+    topic = parts[1] if len(parts) == 4 else None
+    word, payload = parts[-2:]
+    if word == END_SEQUENCE:
+        return Reply(Kind.END)
+    if word == PART_WORD:
+        return Reply(Kind.PART, topic, payload=payload)
+    if word in (HEAD_WORD, SNAPSHOT_WORD):
+        try:
+            return Reply(Kind.HEAD, topic, head=_read_head(payload))
+        except msgspec.MsgspecError as error:
+            return f"a head that can't be read: {error}"
+    seq = _sequence(word)
+    return Reply(Kind.BATCH, topic, seq, payload) if isinstance(seq, int) else seq
+
+
+def request(word: bytes | int) -> list[bytes]:
+    """The message that asks for batches from a sequence on, or says one of our words."""
+    return [b"", word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word]
+
+
+def batch_reply(topic: bytes, seq: int, payload: bytes) -> list[bytes]:
+    """A replayed batch, as vLLM sends it."""
+    return [b"", topic, seq.to_bytes(SEQUENCE_BYTES, "big"), payload]
+
+
+def head_reply(topic: bytes, word: bytes, head: Head) -> list[bytes]:
+    """The answer to one of our words."""
+    return [b"", topic, word, _write_head(head)]
+
+
+def part_reply(topic: bytes, payload: bytes) -> list[bytes]:
+    """A batch of a snapshot."""
+    return [b"", topic, PART_WORD, payload]
+
+
+def end_reply() -> list[bytes]:
+    """What follows the last answer to any request."""
+    return [b"", b"", END_SEQUENCE, b""]
+
+
+def fingerprint(payload: bytes) -> int:
+    """64 bits that tell payloads apart. Not against malice: who can forge a payload can send one."""
+    return xxhash.xxh3_64_intdigest(payload)
+
+
+def chained(digest: int, print_: int) -> int:
+    """The digest after one more payload, by its fingerprint: equal on both sides where nothing was lost or damaged."""
+    return xxhash.xxh3_64_intdigest(print_.to_bytes(8, "big"), digest)
+
+
+def _sequence(frame: bytes) -> int | str:
+    if len(frame) != SEQUENCE_BYTES:
+        return f"a sequence of {len(frame)} bytes instead of {SEQUENCE_BYTES}"
+    seq = int.from_bytes(frame, "big")
+    return seq if seq <= MAX_SEQUENCE else f"sequence {seq} is out of range"

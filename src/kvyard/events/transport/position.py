@@ -1,0 +1,121 @@
+"""Where a reader is in a stream: the last batch it applied, what it remembers of those before, and what waits.
+
+Only bookkeeping. What to do about a hole is the follower's business.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvyard.events.transport.frames import chained
+from kvyard.events.transport.state import Origin
+from kvyard.events.wire import Decoded
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was received and read."""
+
+    seq: int
+    print: int
+    """The payload's fingerprint."""
+    decoded: Decoded
+    origin: Origin
+    order: int
+    """Counts arrivals."""
+    size: int
+    restates: bool
+    """Whether it makes all before it irrelevant."""
+
+
+class Position:
+    """The last applied batch and the ones around it."""
+
+    def __init__(self, remembered: int) -> None:
+        self.applied = -1
+        """The last sequence that was applied."""
+        self.whole = False
+        """Whether everything up to there was."""
+        self.digest = 0
+        """As the publisher's, where whole."""
+        self.held: dict[int, Arrival] = {}
+        """What came too early, by sequence."""
+        self.held_bytes = 0
+        self.anchor: int | None = None
+        """The last batch before the connection broke, until the publisher has shown that it knows it."""
+        self._remembered = remembered
+        self._prints: dict[int, int] = {}
+
+    def print_of(self, seq: int) -> int | None:
+        """The fingerprint of an applied batch, while it is remembered."""
+        return self._prints.get(seq)
+
+    def passed_over(self, seq: int) -> bool:
+        """Whether ``seq`` was left out although batches before and after it were applied."""
+        return seq not in self._prints and seq > next(iter(self._prints), self.applied)
+
+    @property
+    def witness(self) -> int | None:
+        """A batch to know the publisher by: one that has another there is another one. ``None`` where none is remembered."""
+        if self.anchor is not None and self.anchor in self._prints:
+            return self.anchor
+        return self.applied if self.applied in self._prints else None
+
+    def advance(self, batch: Arrival) -> None:
+        """``batch`` was applied; it may be further on than the next one."""
+        self.applied = batch.seq
+        self.digest = chained(0 if batch.restates else self.digest, batch.print)
+        prints = self._prints
+        prints.pop(batch.seq, None)
+        prints[batch.seq] = batch.print
+        if len(prints) > self._remembered:
+            del prints[next(iter(prints))]
+
+    def move(self, applied: int, digest: int, whole: bool) -> None:
+        """Be elsewhere, after a snapshot or a restart; nothing is remembered of what was before."""
+        self.applied, self.digest, self.whole = applied, digest, whole
+        self.anchor = None
+        self._prints.clear()
+
+    def hold(self, batch: Arrival) -> None:
+        """Let ``batch`` wait."""
+        self.release(batch.seq)
+        self.held[batch.seq] = batch
+        self.held_bytes += batch.size
+
+    def release(self, seq: int) -> Arrival | None:
+        """Hand over the batch that waits as ``seq``."""
+        batch = self.held.pop(seq, None)
+        if batch is not None:
+            self.held_bytes -= batch.size
+        return batch
+
+    def next(self) -> Arrival | None:
+        """Hand over the next batch if it waits and could be read in full."""
+        batch = self.held.get(self.applied + 1)
+        return None if batch is None or batch.decoded.lossy else self.release(batch.seq)
+
+    def drop_covered(self) -> None:
+        """Throw away what waits and was applied otherwise: it must not be applied again, after what came later."""
+        for seq in [seq for seq in self.held if seq <= self.applied]:
+            self.release(seq)
+
+    def drop_impossible(self, last: int, order: int) -> int:
+        """Throw away what had arrived by ``order`` although the publisher had only got to ``last`` after that; how many.
+
+        Such a batch has a damaged number, or is from before a restart.
+        """
+        wrong = [seq for seq, batch in self.held.items() if seq > last and batch.order <= order]
+        for seq in wrong:
+            self.release(seq)
+        return len(wrong)
+
+    def drop_all(self) -> None:
+        """Let nothing wait."""
+        self.held.clear()
+        self.held_bytes = 0
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if something waits that should not: for tests."""
+        assert self.held_bytes == sum(batch.size for batch in self.held.values()), "bytes that wait are miscounted"
+        assert all(seq > self.applied for seq in self.held), "something waits that was applied"
+        assert len(self._prints) <= self._remembered, "too much is remembered"

@@ -1,0 +1,158 @@
+"""A proxy that makes faults happen between a publisher and its subscribers.
+
+It stands in for the publisher: what subscribers miss they can ask it for, and its answers are without fault. So a reader that
+recovers as it should ends up whole behind it, and one that doesn't shows it.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+from kvyard.clock import WallClock
+from kvyard.errors import KvyardError
+from kvyard.events.faults import FaultCounters, Faults, Injector
+from kvyard.events.transport.archive import Archive
+from kvyard.events.transport.endpoint import check, is_bound_by_subscriber
+from kvyard.events.transport.frames import Frame, read_live
+from kvyard.events.transport.ledger import Ledger
+from kvyard.events.transport.outlet import Outlet
+from kvyard.events.transport.waker import Waker
+from kvyard.events.transport.wiring import READ_AT_ONCE
+from kvyard.events.transport.zeromq import attach, require
+from kvyard.events.wire import Decoder
+
+
+class Source:
+    """Frames that were somebody else's, sent on as one's own: faults on the way out, the truth for those who ask."""
+
+    def __init__(self, outlet: Outlet, faults: Faults) -> None:
+        self.outlet = outlet
+        self.injector = Injector(faults)
+        self._decoder = Decoder()
+
+    def send(self, frame: Frame) -> None:
+        """Send ``frame`` on, or whatever becomes of it."""
+        archive = self.outlet.archive
+        frame, restarted = self.injector.renumber(frame)
+        if restarted or frame.seq <= archive.last:
+            archive.restart(archive.epoch + 1)
+        archive.topic = frame.topic
+        archive.keep(frame.seq, frame.payload, self._decoder.decode(frame.payload).events)
+        for arrived in self.injector.disturb(frame):
+            self.outlet.send(arrived)
+
+    def flush(self) -> None:
+        """Send what was kept back."""
+        for frame in self.injector.flush():
+            self.outlet.send(frame)
+
+
+class FaultProxy:
+    """Subscribes to ``upstream`` and publishes at ``endpoint``, in a thread of its own."""
+
+    def __init__(
+        self, upstream: str, endpoint: str, faults: Faults, *, replay: str | None = None, context: Any = None
+    ) -> None:
+        """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
+        self._upstream = check(upstream)
+        archive = Archive(epoch=WallClock.since_epoch().now())
+        self._outlet = Outlet(endpoint, archive, replay=replay, context=context)
+        self._source = Source(self._outlet, faults)
+        self._context = context
+        self._sub: Any = None
+        self._waker: Waker | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    @property
+    def endpoint(self) -> str:
+        """Where the disturbed stream is."""
+        return self._outlet.endpoint
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """Where what was lost can be had."""
+        return self._outlet.replay_endpoint
+
+    @property
+    def ledger(self) -> Ledger:
+        """What a reader that recovered from everything holds. Look at it when nothing is being sent."""
+        ledger = self._outlet.archive.ledger
+        assert ledger is not None
+        return ledger
+
+    @property
+    def counters(self) -> FaultCounters:
+        """What was done to the stream."""
+        return self._source.injector.counters
+
+    def start(self) -> FaultProxy:
+        """Open the sockets and begin. Raises ``KvyardError``, with nothing left open, where that fails."""
+        if self._thread is not None or self._stopping:
+            raise KvyardError("a proxy starts once: make another")
+        zmq = require()
+        self._outlet.open()
+        try:
+            self._sub = (self._context or zmq.Context.instance()).socket(zmq.SUB)
+            self._sub.setsockopt(zmq.RCVHWM, 0)
+            self._sub.setsockopt(zmq.SUBSCRIBE, b"")
+            attach(self._sub, self._upstream, is_bound_by_subscriber(self._upstream))
+        except BaseException:
+            self._close()
+            raise
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name=f"kvyard-proxy {self.endpoint}", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End the thread and close the sockets; closing twice does nothing more."""
+        self._stopping = True
+        thread, self._thread = self._thread, None
+        if thread is not None and self._waker is not None:
+            self._waker.wake()
+            thread.join()
+            self._waker.close()
+
+    def __enter__(self) -> FaultProxy:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                moved = self._outlet.serve() | self._forward()
+                if not moved:
+                    self._wait()
+        finally:
+            self._close()
+
+    def _forward(self) -> bool:
+        zmq = require()
+        for count in range(READ_AT_ONCE):
+            try:
+                frame = read_live(self._sub.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return count > 0
+            if not isinstance(frame, str):
+                self._source.send(frame)
+        return True
+
+    def _wait(self) -> None:
+        zmq = require()
+        assert self._waker is not None
+        poller = zmq.Poller()
+        for socket in (self._sub, self._waker.fileno(), *self._outlet.sockets()):
+            poller.register(socket, zmq.POLLIN)
+        poller.poll(10 if self._outlet.busy else 1000)
+        self._waker.rest()
+
+    def _close(self) -> None:
+        self._outlet.close()
+        if self._sub is not None:
+            self._sub.close(linger=0)
+            self._sub = None

@@ -1,0 +1,177 @@
+"""The publisher: an engine's batches out to whoever subscribes, without the engine ever waiting for anybody.
+
+``publish`` puts a batch into a bounded queue and returns. A thread of its own encodes and sends, answers replay and
+snapshot requests, and keeps what those need. When the queue is full it is emptied and the whole map is announced anew: the
+sequence shows a gap, then comes a clear and the map, in ordinary batches that every reader of vLLM's stream understands.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from kvyard.clock import Clock, WallClock
+from kvyard.errors import KvyardError
+from kvyard.events.outbox import Outbox
+from kvyard.events.transport.archive import Archive
+from kvyard.events.transport.frames import Frame
+from kvyard.events.transport.outlet import Outlet
+from kvyard.events.transport.waker import Waker
+from kvyard.events.types import EventBatch
+from kvyard.events.wire import Encoder
+
+DIALECTS = ("vllm", "vllm-array")
+"""What goes over ZeroMQ. TensorRT-LLM's dicts are fetched, not sent; its own stream speaks vLLM's words."""
+
+
+class Publisher:
+    """One stream's sending side. ``start`` and ``close`` it, or use it in a ``with`` block, ``async`` or not."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        recover: Callable[[int], EventBatch],
+        *,
+        replay: str | None = None,
+        topic: str = "",
+        rank: int = 0,
+        epoch: int | None = None,
+        dialect: str = "vllm",
+        integers: bool = True,
+        hwm: int = 100_000,
+        buffer_steps: int = 10_000,
+        max_events: int = 100_000,
+        snapshots: bool = True,
+        clock: Clock | None = None,
+        context: Any = None,
+    ) -> None:
+        """Nothing is opened or started yet.
+
+        ``recover`` announces the whole map anew (``Batcher.resync``); it runs in the thread that publishes. ``rank`` moves
+        both endpoints and is written into batches that name none. ``epoch`` is the time, in nanoseconds, unless given.
+        ``buffer_steps`` batches are kept for replay, ``max_events`` may wait to be sent. Raises ``KvyardError``.
+        """
+        if dialect not in DIALECTS:
+            raise KvyardError(f"a stream speaks {' or '.join(DIALECTS)}, not {dialect!r}")
+        self.epoch = WallClock.since_epoch().now() if epoch is None else epoch
+        self.rank = rank
+        self.error: Exception | None = None
+        """The last thing that went wrong in the thread, for inspection."""
+        self.failures = 0
+        """Batches that could not be sent; each was made up for by announcing everything anew."""
+        self._recover = recover
+        self._topic = topic.encode()
+        self._clock = clock or WallClock.since_epoch()
+        self._encoder = Encoder(dialect, integers=integers)
+        self._archive = Archive(
+            topic=self._topic, epoch=self.epoch, batches=buffer_steps, snapshots=snapshots, integers=integers
+        )
+        self._outbox = Outbox(recover, max_events)
+        self._outlet = Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, context=context)
+        self._waker: Waker | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = self._aborting = self._failed = False
+
+    @property
+    def endpoint(self) -> str:
+        """Where the stream is; with the port that was found for port 0, once started."""
+        return self._outlet.endpoint
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """Where replay and snapshots are to be had."""
+        return self._outlet.replay_endpoint
+
+    def start(self) -> Publisher:
+        """Open the sockets and start sending. Raises ``KvyardError``, with nothing left open, where that fails."""
+        if self._thread is not None or self._stopping:
+            raise KvyardError("a publisher starts once: make another")
+        self._outlet.open()
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name=f"kvyard-publisher {self.endpoint}", daemon=True)
+        self._thread.start()
+        return self
+
+    def publish(self, batch: EventBatch, now: int | None = None) -> bool:
+        """Queue ``batch``; never waits. Returns whether it fitted: where not, everything will be announced anew.
+
+        ``now`` is what such an announcement is stamped with. Raises ``KvyardError`` where it isn't running.
+        """
+        if self._waker is None or self._stopping:
+            raise KvyardError("the publisher is not running")
+        now = self._clock.now() if now is None else now
+        if self._failed:
+            self._failed = False
+            batch = self._recover(now)
+        fits = self._outbox.offer(batch, now)
+        self._waker.wake()
+        return fits
+
+    def counters(self) -> dict[str, int]:
+        """All that happened so far, by name."""
+        outlet, archive, outbox = self._outlet.counters, self._archive.counters, self._outbox.counters
+        named = {name: getattr(part, name) for part in (outbox, outlet, archive) for name in part.__struct_fields__}
+        return {**named, "failures": self.failures}
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Send what waits, within ``timeout`` seconds, then end the thread and close the sockets. Twice does no harm."""
+        self._stopping = True
+        self._outbox.close()
+        thread, self._thread = self._thread, None
+        if thread is None or self._waker is None:
+            return
+        self._waker.wake()
+        thread.join(timeout)
+        self._aborting = True
+        self._waker.wake()
+        thread.join()
+        self._waker.close()
+
+    def __enter__(self) -> Publisher:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Publisher:
+        return self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.close)
+
+    def _run(self) -> None:
+        outlet, waker = self._outlet, self._waker
+        assert waker is not None
+        try:
+            while not self._aborting:
+                batch = self._outbox.take()
+                if batch is not None:
+                    self._send(batch)
+                moved = outlet.serve()
+                if batch is None and not moved:
+                    if self._stopping:
+                        break
+                    outlet.wait(10 if outlet.busy else 1000, waker)
+        finally:
+            outlet.close()
+
+    def _send(self, batch: EventBatch) -> None:
+        try:
+            if batch.rank is None:
+                batch = msgspec.structs.replace(batch, rank=self.rank)
+            payload = self._encoder.encode(batch)
+            self._outlet.send(Frame(self._topic, batch.seq, payload))
+            self._archive.keep(batch.seq, payload, batch.events)
+        except Exception as error:
+            # The loss shows as a gap. The next batch to be published becomes the whole map instead.
+            self.error = error
+            self.failures += 1
+            self._failed = True

@@ -1,0 +1,88 @@
+"""What a follower says: its state, with a reason where it isn't fresh, and the updates to pass on, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvyard.events.transport.position import Arrival, Position
+from kvyard.events.transport.state import FollowerCounters, Origin, State, StreamStatus, Update
+from kvyard.events.types import Event
+
+
+class Voice:
+    """The outgoing side of one stream."""
+
+    def __init__(self, stream: str, topic: bytes | None, at: Position, updates: deque[Update]) -> None:
+        self.stream = stream
+        self.topic = topic
+        self.state = State.STALE
+        self.reason = "nothing heard yet"
+        self.epoch = 0
+        self.publisher_epoch: int | None = None
+        self.counters = FollowerCounters()
+        self.updates = updates
+        self._at = at
+
+    def become(self, state: State, reason: str = "") -> None:
+        """Be in ``state``; says so where that is news."""
+        changed = state != self.state
+        self.state, self.reason = state, reason
+        if changed:
+            self.say(Origin.STATE, [])
+
+    def say(self, origin: Origin, events: list[Event], seq: int | None = None, reason: str | None = None) -> None:
+        """Pass on ``events`` that are no published batch."""
+        self.updates.append(
+            Update(
+                stream=self.stream,
+                topic=self._topic_text,
+                epoch=self.epoch,
+                seq=self._at.applied if seq is None else seq,
+                origin=origin,
+                state=self.state,
+                events=events,
+                reason=self.reason if reason is None else reason,
+            )
+        )
+
+    def pass_on(self, batch: Arrival) -> None:
+        """Pass on a batch; one that speaks for several ranks in as many updates."""
+        self.counters.batches += 1
+        self.counters.events += len(batch.decoded.events)
+        if batch.origin == Origin.REPLAY:
+            self.counters.replayed += 1
+        for part in batch.decoded.by_rank():
+            self.updates.append(
+                Update(
+                    stream=self.stream,
+                    topic=self._topic_text,
+                    epoch=self.epoch,
+                    seq=batch.seq,
+                    origin=batch.origin,
+                    state=self.state,
+                    events=part.events,
+                    ts=part.ts,
+                    rank=part.rank,
+                    dialect=part.dialect,
+                    problems=part.problems,
+                    reason=self.reason,
+                )
+            )
+
+    def status(self) -> StreamStatus:
+        """A look at the stream."""
+        return StreamStatus(
+            stream=self.stream,
+            topic=self._topic_text,
+            state=self.state,
+            reason=self.reason,
+            epoch=self.epoch,
+            publisher_epoch=self.publisher_epoch,
+            seq=self._at.applied,
+            held=len(self._at.held),
+            counters=self.counters,
+        )
+
+    @property
+    def _topic_text(self) -> str:
+        return (self.topic or b"").decode("utf-8", "replace")

@@ -1,0 +1,42 @@
+"""The one place that imports pyzmq: the rest of ``kvyard.events`` works without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvyard.errors import KvyardError
+from kvyard.events.transport.endpoint import is_ipv6
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def require() -> ModuleType:
+    """The ``zmq`` module. Raises ``KvyardError`` that names the extra where it isn't installed."""
+    try:
+        import zmq
+    except ImportError:
+        raise KvyardError("event streams need ZeroMQ: pip install kvyard[zmq]") from None
+    return zmq
+
+
+def attach(socket: Any, endpoint: str, bind: bool) -> str:
+    """Bind or connect ``socket`` and return its address, with the port that was found for port 0.
+
+    Raises ``KvyardError`` where the address is taken, unknown or not allowed.
+    """
+    zmq = require()
+    if is_ipv6(endpoint):
+        socket.setsockopt(zmq.IPV6, 1)
+    try:
+        if not bind:
+            socket.connect(endpoint)
+            return endpoint
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        deed = "bind" if bind else "connect to"
+        raise KvyardError(f"can't {deed} {endpoint}: {error.strerror or error}") from None
+    if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
+        port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        return f"{endpoint.removesuffix(':0')}:{port}"
+    return endpoint

@@ -1,0 +1,130 @@
+"""What decoding gives: the events that could be read, what was wrong with the rest, and counts of both.
+
+A stream in production is never perfect, and a consumer that throws a batch away for one odd event is worse off than one that
+skips the event and says so. So problems are values, not exceptions, and each names the event it is about.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvyard.events.types import Event, Removed, Stored
+
+PAYLOAD = "payload"
+"""Nothing of the payload could be read."""
+MALFORMED = "malformed"
+"""An event of a known kind whose fields can't be read."""
+HASH = "hash"
+GROUP = "group"
+MEDIUM = "medium"
+UNKNOWN = "unknown"
+"""An event of a kind we don't know; skipped."""
+BATCH = "batch"
+"""A bad time stamp or rank; the events were read all the same."""
+GAP = "gap"
+"""Event ids are missing (TensorRT-LLM numbers events, not batches)."""
+RESTART = "restart"
+"""Event ids started again."""
+
+_HARMLESS = frozenset((UNKNOWN, BATCH))
+
+
+class Refused(ValueError):
+    """One event can't be used; ``kind`` is one of the kinds above. Never leaves this package."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing wrong with a payload."""
+
+    index: int
+    """The position of the event in its batch, -1 for the payload as a whole."""
+    reason: str
+    kind: str
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True):
+    """What one payload said."""
+
+    ts: float = 0.0
+    """Seconds, 0 where the payload doesn't say."""
+    rank: int | None = None
+    events: list[Event] = msgspec.field(default_factory=list)
+    problems: list[Problem] = msgspec.field(default_factory=list)
+    dialect: str = "none"
+    """The encoding seen: ``map``, ``array``, ``mixed``, ``trtllm``, or ``none`` for a payload without a readable event."""
+    ranks: list[int | None] | None = None
+    """The rank of every event, where events of one payload name different ones (a TensorRT-LLM drain)."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether something was said that we failed to take in, so that a mirror may now be wrong."""
+        return any(problem.kind not in _HARMLESS for problem in self.problems)
+
+    def by_rank(self) -> list[Decoded]:
+        """This, split so that each part is of one rank; problems stay with the first part."""
+        if self.ranks is None:
+            return [self]
+        parts: dict[int | None, list[Event]] = {}
+        for rank, event in zip(self.ranks, self.events, strict=True):
+            parts.setdefault(rank, []).append(event)
+        return [
+            Decoded(ts=self.ts, rank=rank, events=events, problems=[] if at else self.problems, dialect=self.dialect)
+            for at, (rank, events) in enumerate(parts.items())
+        ]
+
+
+class DecodeStats(msgspec.Struct):
+    """Counts over all payloads of a decoder, and the last bad one for inspection."""
+
+    payloads: int = 0
+    payload_bytes: int = 0
+    events: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    slow_payloads: int = 0
+    """Payloads that weren't as their kind usually is, and were read event by event."""
+    partial_blocks: int = 0
+    """Blocks that weren't full, which TensorRT-LLM announces and nobody can share; left out."""
+    ignored: int = 0
+    """Events that change nothing we track, such as a new priority."""
+    problems: dict[str, int] = msgspec.field(default_factory=dict)
+    """How many of each kind."""
+    unknown: dict[str, int] = msgspec.field(default_factory=dict)
+    """Names of unknown event kinds; only so many are kept apart."""
+    dialects: dict[str, int] = msgspec.field(default_factory=dict)
+    last_bad: bytes = b""
+    """The start of the last payload with a problem."""
+    last_bad_size: int = 0
+    last_reason: str = ""
+
+    def note(self, decoded: Decoded, payload: object, keep: int) -> None:
+        """Count ``decoded``; keep up to ``keep`` bytes of its ``payload`` if anything was wrong with it."""
+        self.payloads += 1
+        raw = payload if isinstance(payload, bytes) else b""
+        self.payload_bytes += len(raw)
+        self.events += len(decoded.events)
+        self.dialects[decoded.dialect] = self.dialects.get(decoded.dialect, 0) + 1
+        for event in decoded.events:
+            if isinstance(event, Stored):
+                self.stored_blocks += len(event.hashes)
+            elif isinstance(event, Removed):
+                self.removed_blocks += len(event.hashes)
+        if not decoded.problems:
+            return
+        for problem in decoded.problems:
+            self.problems[problem.kind] = self.problems.get(problem.kind, 0) + 1
+        self.last_reason = decoded.problems[-1].reason
+        self.last_bad = raw[:keep]
+        self.last_bad_size = len(raw)
+
+    def note_unknown(self, name: str, most: int = 64) -> None:
+        """Count an event of an unknown kind under its ``name``, or under "…" once ``most`` names are known."""
+        name = name[:64]
+        if name not in self.unknown and len(self.unknown) >= most:
+            name = "…"
+        self.unknown[name] = self.unknown.get(name, 0) + 1

@@ -1,0 +1,111 @@
+"""Real sockets: an engine with its publisher, and readers that mirror it. Everything waits for what it needs, bounded."""
+
+import asyncio
+import time
+
+import pytest
+from tests.events.fake_map import FakeMap, token_chain
+
+from kvyard.events import Batcher, GroupMeta, Mirror, Tier
+from kvyard.events.transport import AsyncSubscriber, Limits, Publisher, State, Subscriber
+from kvyard.hashing import Run
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+
+LOOPBACK = "tcp://127.0.0.1:0"
+PATIENCE = 20.0
+QUICK = Limits(reply=500_000_000, cooldown=300_000_000, probe=100_000_000, probe_most=400_000_000)
+"""Recovery without the pauses that are good manners in production."""
+
+
+class Engine:
+    """A map of copies that announces itself."""
+
+    def __init__(self, endpoint=LOOPBACK, replay=LOOPBACK, **options) -> None:
+        self.map = FakeMap()
+        self.batcher = Batcher((GroupMeta(block_size=1), GroupMeta(block_size=1)), snapshot=self.map.snapshot)
+        self.map.sink = self.batcher
+        self.publisher = Publisher(endpoint, self.batcher.resync, replay=replay, **options)
+
+    def __enter__(self) -> "Engine":
+        self.publisher.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.publisher.close()
+
+    def enter(self, *names: int, group: int = 0, tier: Tier = Tier.G1) -> None:
+        self.map.enter(Run(token_chain(*names)), group, tier)
+
+    def leave(self, *names: int, group: int = 0, tier: Tier = Tier.G1) -> None:
+        self.map.leave(Run(token_chain(*names)), group, tier)
+
+    def iterate(self) -> None:
+        batch = self.batcher.end_iteration(0)
+        if batch is not None:
+            self.publisher.publish(batch, 0)
+
+    def step(self, *names: int) -> None:
+        """One iteration in which ``names`` come in."""
+        self.enter(*names)
+        self.iterate()
+
+    @property
+    def endpoints(self) -> dict:
+        return {"endpoint": self.publisher.endpoint, "replay": self.publisher.replay_endpoint}
+
+
+class Reader:
+    """A subscriber with its mirror."""
+
+    def __init__(self, endpoint, replay=None, limits=QUICK, **options) -> None:
+        self.subscriber = Subscriber(endpoint, replay=replay, limits=limits, **options)
+        self.mirror = Mirror()
+        self.updates = []
+
+    def __enter__(self) -> "Reader":
+        self.subscriber.open()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.subscriber.close()
+
+    def pump(self, timeout: float = 0.02) -> bool:
+        update = self.subscriber.receive(timeout)
+        if update is None:
+            return False
+        self.updates.append(update)
+        self.mirror.apply(update.events)
+        return True
+
+    def until(self, question, doing=None) -> None:
+        """Read until ``question()`` is true; ``doing()`` is done between looks."""
+        stop = time.monotonic() + PATIENCE
+        while not question():
+            if time.monotonic() > stop:
+                raise AssertionError(f"waited {PATIENCE:g} s in vain: {self.subscriber.statuses()}")
+            if doing is not None:
+                doing()
+            self.pump()
+
+    def until_whole(self, engine: Engine, doing=None) -> None:
+        self.until(lambda: self.state == State.FRESH and self.mirror.held == engine.map.held(), doing)
+
+    @property
+    def state(self) -> State:
+        return self.subscriber.state
+
+    @property
+    def counters(self):
+        (status,) = self.subscriber.statuses()
+        return status.counters
+
+
+async def read_until(subscriber: AsyncSubscriber, mirror: Mirror, question) -> None:
+    async def read() -> None:
+        while not question():
+            update = await subscriber.receive(0.05)
+            if update is not None:
+                mirror.apply(update.events)
+
+    await asyncio.wait_for(read(), PATIENCE)
