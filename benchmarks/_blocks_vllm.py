@@ -18,7 +18,7 @@ class VllmSide:
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         module._import_vllm()
-        from vllm.v1.request import RequestStatus  # noqa: PLC0415 - only this Python has it
+        from vllm.v1.request import RequestStatus
 
         self.running = RequestStatus.RUNNING
         self.oracle = module.Oracle(

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvyard.blocks.cache_map import Node
+from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
 from kvyard.blocks.fine import match_prefix_inside, match_state_inside
-from kvyard.blocks.group import NO_HIT, Demand, Group, GroupHit
+from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
 from kvyard.blocks.rules import Match, Spans, intersect
 from kvyard.blocks.spec import Geometry
@@ -33,7 +34,7 @@ class Hit:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to adopt in any group."""
-        for group in self.groups:  # noqa: SIM110 - a generator would cost more than the loop
+        for group in self.groups:
             if group.blocks:
                 return False
         return True
@@ -215,7 +216,7 @@ class Coordinator:
 
         One answer for all groups: with blocks of different size one may have registered something while another has not.
         """
-        for table in request.tables:  # noqa: SIM110 - a generator would cost more than the loop
+        for table in request.tables:
             if table.registered is not None:
                 return True
         return False

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.group import Demand, Group, GroupHit
+from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
 from kvyard.blocks.rules import NO_MATCH, Match, Spans
 from kvyard.blocks.table import Table
 from kvyard.hashing import Key, Keys, Run
 
 
-def match_prefix_inside(
-    members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int, drop: bool
-) -> Match:
+def match_prefix_inside(members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int, drop: bool) -> Match:
     """The longest prefix of full attention, continued into the first block that isn't whole.
 
     ``keys`` are the fine hashes, ``unit`` tokens each. With ``drop`` one unit is given up.

@@ -7,70 +7,17 @@ at all is the manager's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
-from typing import NamedTuple
 
 from kvyard.blocks.cache_map import Node
+from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
+from kvyard.blocks.registration import register_between, register_tail, resume_points
 from kvyard.blocks.request import Request
 from kvyard.blocks.rules import Spans, rule_for
 from kvyard.blocks.spec import GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
-
-
-class GroupHit(NamedTuple):
-    """What a lookup found for one group: blocks ``low`` to ``blocks`` are cached, those before are null."""
-
-    blocks: int
-    low: int
-    nodes: list[Node]
-    tail: Extent | None = None
-    """The last block, where the hit ends inside it and it is known by a mark only."""
-
-    def free_blocks(self, skip: int) -> int:
-        """How many of its blocks from position ``skip`` on nobody holds, so that pinning them uses up free ones."""
-        low, high = max(self.low, skip), self.blocks - (self.tail is not None)
-        total = 0
-        for node in self.nodes:
-            held = min(node.stop, high) - max(node.start, low)
-            if held > 0 and not node.copies[0].refs:
-                total += held
-        if self.tail is not None and low < self.blocks and not self.tail.refs:
-            total += 1
-        return total
-
-    def ids(self) -> list[int]:
-        """The physical ids, 0 for null, as long as the hit."""
-        listed = [0] * self.blocks
-        for node in self.nodes:
-            low, high = max(self.low, node.start), min(self.blocks - (self.tail is not None), node.stop)
-            if low < high:
-                listed[low:high] = node.copies[0].ids[low - node.start : high - node.start]
-        if self.tail is not None:
-            listed[-1:] = self.tail.ids
-        return listed
-
-
-NO_HIT = GroupHit(0, 0, [])
-
-
-class Demand(NamedTuple):
-    """What an allocation asks of every group."""
-
-    slots: int
-    """Tokens that need a slot, look-ahead included."""
-    main: int
-    """Tokens that need a slot without look-ahead."""
-    local: int
-    """Tokens that are computed here: before, and by the hit."""
-    total: int
-    """Tokens that are computed here or will be loaded."""
-    encoder: int = 0
-    """Encoder tokens, for cross attention."""
-    whole: bool = False
-    """Whether this is for the admission of a whole sequence: no more counts than it can ever hold at once."""
 
 
 class Group:
@@ -157,7 +104,7 @@ class Group:
         low, high = max(hit.low, skipped), hit.blocks
         pool = self.pool
         if low < high:
-            for node in hit.nodes:
+            for node in hit.parts():
                 if node.stop <= low or node.start >= high:
                     continue
                 if node.start < low:
@@ -202,106 +149,20 @@ class Group:
         if first >= last:
             return
         table.registered = last
+        chain = self.chain_of(request)
         if self.watch is not None:
             self.watch(request, self, first, last)
         if self.rule.keeps_all:
             kept = None
         else:
-            boundaries = self.boundaries(request) if retention is not None else ()
+            boundaries = resume_points(request, self.eagle_unit) if retention is not None else ()
             kept = self.rule.worth(first, last, alignment, self.eagle, retention, boundaries)
         if kept is None:
-            if not request.retention and self._register_tail(request, table, first, last):
+            if not request.retention and register_tail(self.map, chain, table, first, last):
                 return
             kept = [(first, last)]
         for low, high in kept:
-            self._register_between(request, table, low, high)
-
-    def boundaries(self, request: Request) -> list[int]:
-        """Token positions where a later request with this prompt can resume, worth keeping under sparse retention."""
-        if not self.eagle_unit:
-            resume = [request.num_prompt_tokens - 1]
-        else:
-            # With a draft head the block after the boundary is computed again, for a resend and for a longer sibling.
-            unit = self.eagle_unit
-            ends = {(request.num_prompt_tokens - 1) // unit, request.num_prompt_tokens // unit}
-            resume = sorted({max(end - 1, 0) * unit for end in ends})
-        if request.shared_prefix_boundary:
-            resume.append(request.shared_prefix_boundary)
-        return resume
-
-    def _register_tail(self, request: Request, table: Table, first: int, last: int) -> bool:
-        """Register blocks from the start of the table's unnamed tail, if that is where they are: the common case.
-
-        A request's own last extent is lengthened where possible, so that its chain stays in one piece as it grows.
-        """
-        extents = table.extents
-        if not extents:
-            return False
-        tail = extents[-1]
-        count = last - first
-        if tail.start != first or tail.node is not None or tail.marks is not None or len(tail.ids) < count:
-            return False
-        chain = self.chain_of(request)
-        before = extents[-2] if len(extents) > 1 else None
-        whole = count == len(tail.ids)
-        if before is not None and before.start + len(before.ids) == first:
-            if self.map.extend(before, tail.ids[:count], chain):
-                if whole:
-                    extents.pop()
-                    table.starts.pop()
-                else:
-                    tail.ids = tail.ids[count:]
-                    tail.start += count
-                    table.starts[-1] = tail.start
-                return True
-        else:
-            before = None
-        parts = self.map.enter(chain, tail if whole else tail.split_front(count), before)
-        if not whole:
-            tail.forget_neighbours()
-            parts.append(tail)
-        table.replace(len(extents) - 1, parts)
-        return True
-
-    def _register_between(self, request: Request, table: Table, low: int, high: int) -> None:
-        chain = self.chain_of(request)
-        extents = table.settle()
-        index = len(extents)
-        while index and extents[index - 1].stop > low:
-            index -= 1
-        while index < len(extents) and extents[index].start < high:
-            extent = extents[index]
-            parts = [extent]
-            if extent.node is None:
-                # Whole now, so what ended inside it no longer needs a name of its own.
-                self.map.unmark(extent)
-                parts = self._enter_between(request, chain, extent, low, high)
-                table.replace(index, parts)
-            index += len(parts)
-
-    def _enter_between(self, request: Request, chain: Chain, extent: Extent, low: int, high: int) -> list[Extent]:
-        """Register the blocks of ``extent`` that lie between ``low`` and ``high``; returns its parts in order."""
-        cuts = self._cuts(request, extent, low, high)
-        parts: list[Extent] = []
-        for start, stop in pairwise(cuts):
-            part = extent if stop == cuts[-1] else extent.split_front(stop - start)
-            if start < low or stop > high:
-                parts.append(part)
-                continue
-            if request.retention:
-                part.priority, part.expires = request.priority_at(start * self.block_size)
-            parts += self.map.enter(chain, part)
-        return parts
-
-    def _cuts(self, request: Request, extent: Extent, low: int, high: int) -> list[int]:
-        """Where ``extent`` must be split: at ``low`` and ``high``, and where the wished priority changes."""
-        cuts = {extent.start, extent.stop, *(at for at in (low, high) if extent.start < at < extent.stop)}
-        for wish in request.retention:
-            for token in (wish.start, wish.stop):
-                at = -(-token // self.block_size) if token is not None else extent.stop
-                if extent.start < at < extent.stop:
-                    cuts.add(at)
-        return sorted(cuts)
+            register_between(self.map, chain, request, table, low, high)
 
     def _block_at(self, table: Table, position: int) -> Extent | None:
         """The block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""

@@ -42,7 +42,9 @@ def check_pool(pool: Pool, references: Counter[Extent]) -> None:
     line = list(pool.line())
     assert len(line) == pool.free, f"I2: {len(line)} blocks are in line, {pool.free} are counted as free"
     held = [block for extent in references for block in extent.ids]
-    assert len(held) + len(line) == pool.num_blocks - 1, f"I2: {len(held)} held + {len(line)} free, of {pool.num_blocks}"
+    assert len(held) + len(line) == pool.num_blocks - 1, (
+        f"I2: {len(held)} held + {len(line)} free, of {pool.num_blocks}"
+    )
     everywhere = Counter(held)
     everywhere.update(line)
     twice = [block for block, count in everywhere.items() if count > 1]

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from kvyard.blocks.coordinator import Coordinator, Hit
+from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.fine import FineGroup
-from kvyard.blocks.group import NO_HIT, CrossGroup, Demand, Group, GroupHit
+from kvyard.blocks.groups import make_groups
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.request import Request
 from kvyard.blocks.spec import ConfigError, GroupSpec, check_retention, resolve_geometry
-from kvyard.blocks.state_group import AlignedStateGroup, StateGroup
 from kvyard.blocks.table import Table
 from kvyard.errors import KvyardError
 from kvyard.events.types import Sink, Tier
@@ -71,17 +70,14 @@ class BlockManager:
         self.caching = caching
         self.max_model_len = max_model_len
         self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now)
-        self.groups = [
-            _group_class(spec, caching, self.geometry.hash_block_size)(
-                index,
-                spec,
-                self.pool,
-                hash_block_size=self.geometry.hash_block_size,
-                max_in_flight=in_flight,
-                max_model_len=max_model_len,
-            )
-            for index, spec in enumerate(groups)
-        ]
+        self.groups = make_groups(
+            groups,
+            self.pool,
+            caching=caching,
+            hash_block_size=self.geometry.hash_block_size,
+            max_in_flight=in_flight,
+            max_model_len=max_model_len,
+        )
         margin = max(0, num_prefill_lookahead - 1)
         self.coordinator = coordinator(
             self.groups, self.geometry, use_eagle=use_eagle, retention=retention_interval, margin=margin
@@ -141,7 +137,9 @@ class BlockManager:
         Raises ``RequestError``, changing nothing, for negative counts, nothing to do, an id that another request uses, a
         stale hit, or hits for a request that runs already.
         """
-        if num_new_tokens > 0 <= lookahead and not (hit or external or must_fit or reserved or delay_caching or encoder):
+        if num_new_tokens > 0 <= lookahead and not (
+            hit or external or must_fit or reserved or delay_caching or encoder
+        ):
             # A step of a running request, and mostly one that fits, frees nothing and completes no block.
             computed = request.num_computed_tokens
             reached = computed + num_new_tokens
@@ -263,17 +261,14 @@ class BlockManager:
                 request.forget_limits()
                 return
             room = table.length * group.block_size - group.spare
-            if room < fits:
-                fits = room
+            fits = min(fits, room)
             if group.rule.forgets:
                 fresh = group.rule.fresh_until(table.starts[0] if table.starts else table.length)
-                if fresh < settled:
-                    settled = fresh
+                settled = min(settled, fresh)
             if self.caching:
                 unit = group.register_unit
                 known = -(-((table.registered or 0) + 1) * group.block_size // unit) * unit - 1 if unit else -1
-                if known < registered:
-                    registered = known
+                registered = min(registered, known)
         request.fits_until, request.settled_until, request.registered_until = fits, settled, registered
 
     def cache(self, request: Request, num_tokens: int) -> None:
@@ -367,13 +362,3 @@ class BlockManager:
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless invariants I1 to I3 hold."""
         check_manager(self.pool, self.requests.values())
-
-
-def _group_class(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
-    if spec.kind == "cross":
-        return CrossGroup
-    if spec.is_full and caching and spec.block_size != hash_block_size:
-        return FineGroup
-    if spec.is_state:
-        return AlignedStateGroup if spec.mode == "align" else StateGroup
-    return Group

@@ -111,7 +111,9 @@ def resolve_geometry(
     if unit < 1 or common < 1:
         raise ConfigError(f"block sizes must be at least 1, got hash {unit} and scheduler {common}")
     if any(common % size for size in sizes) or common % unit:
-        raise ConfigError(f"scheduler_block_size {common} must be a multiple of every block size ({sizes}, hash {unit})")
+        raise ConfigError(
+            f"scheduler_block_size {common} must be a multiple of every block size ({sizes}, hash {unit})"
+        )
     if not caching:
         return Geometry(unit, common, False)
     if any(spec.kind == "cross" for spec in groups):

@@ -6,9 +6,10 @@ sparse, since a step writes the state it ends with and nothing in between.
 
 from __future__ import annotations
 
+from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.fine import adopt_inside, continue_on_copy, mark_of
-from kvyard.blocks.group import Demand, Group, GroupHit
+from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
 from kvyard.hashing import Key

@@ -1,0 +1,82 @@
+"""What an allocation finds and what it asks: the two values that pass between manager, coordinator and groups."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvyard.blocks.cache_map import Node
+from kvyard.blocks.extent import Extent
+
+
+class GroupHit(NamedTuple):
+    """What a lookup found for one group: blocks ``low`` to ``blocks`` are cached, those before are null."""
+
+    blocks: int
+    low: int
+    nodes: list[Node]
+    tail: Extent | None = None
+    """The last block, where the hit ends inside it and it is known by a mark only."""
+
+    def parts(self) -> list[Node]:
+        """``nodes``, and what others split off them since the lookup: the earlier part of a node is its parent."""
+        at = 0
+        for node in self.nodes:
+            if node.start != at:
+                break
+            at = node.stop
+        else:
+            return self.nodes
+        parts: list[Node] = []
+        at = 0
+        for node in self.nodes:
+            split = [node]
+            while split[-1].start > at:
+                parent = split[-1].parent
+                assert parent is not None
+                split.append(parent)
+            parts += reversed(split)
+            at = node.stop
+        return parts
+
+    def free_blocks(self, skip: int) -> int:
+        """How many of its blocks from position ``skip`` on nobody holds, so that pinning them uses up free ones."""
+        low, high = max(self.low, skip), self.blocks - (self.tail is not None)
+        total = 0
+        for node in self.parts():
+            held = min(node.stop, high) - max(node.start, low)
+            if held > 0 and not node.copies[0].refs:
+                total += held
+        if self.tail is not None and low < self.blocks and not self.tail.refs:
+            total += 1
+        return total
+
+    def ids(self) -> list[int]:
+        """The physical ids, 0 for null, as long as the hit."""
+        listed = [0] * self.blocks
+        for node in self.parts():
+            low, high = max(self.low, node.start), min(self.blocks - (self.tail is not None), node.stop)
+            if low < high:
+                listed[low:high] = node.copies[0].ids[low - node.start : high - node.start]
+        if self.tail is not None:
+            listed[-1:] = self.tail.ids
+        return listed
+
+
+NO_HIT = GroupHit(0, 0, [])
+
+
+class Demand(NamedTuple):
+    """What an allocation asks of every group."""
+
+    slots: int
+    """Tokens that need a slot, look-ahead included."""
+    main: int
+    """Tokens that need a slot without look-ahead."""
+    local: int
+    """Tokens that are computed here: before, and by the hit."""
+    total: int
+    """Tokens that are computed here or will be loaded."""
+    encoder: int = 0
+    """Encoder tokens, for cross attention."""
+    whole: bool = False
+    """Whether this is for the admission of a whole sequence: no more counts than it can ever hold at once."""
