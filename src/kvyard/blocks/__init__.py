@@ -1,7 +1,8 @@
 """The block manager: pool, attention groups, coordinator, manager."""
 
 from kvyard.blocks.coordinator import Coordinator, Hit
-from kvyard.blocks.eviction import DEFAULT_PRIORITY, ORDERS
+from kvyard.blocks.eviction import ORDERS
+from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.manager import BlockManager, RequestError
 from kvyard.blocks.pool import NULL_BLOCK, Pool
 from kvyard.blocks.request import Request, Retention

@@ -11,11 +11,8 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from kvyard.blocks.extent import Extent
+from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
 from kvyard.blocks.spec import ConfigError
-
-DEFAULT_PRIORITY = 35
-"""The retention priority of what nobody asked to keep, on TensorRT-LLM's scale of 0 to 100."""
 
 
 class EvictionOrder(Protocol):
@@ -105,15 +102,19 @@ class PriorityOrder:
         self._serial = 0
 
     def push(self, extent: Extent) -> None:
+        self._expire()  # what expired before is ahead
         self._line(extent.priority).push(extent)
-        self._arm(extent)
+        if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
+            self._arm(extent, self._now() + extent.expires)
 
     def remove(self, extent: Extent) -> None:
         self._lines[extent.priority].remove(extent)
+        extent.deadline = None
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
         self._lines[extent.priority].insert_after(extent, front)
-        self._arm(front)
+        if extent.deadline is not None:
+            self._arm(front, extent.deadline)
 
     def head(self) -> Extent:
         self._expire()
@@ -135,17 +136,17 @@ class PriorityOrder:
             line = self._lines[priority] = Line()
         return line
 
-    def _arm(self, extent: Extent) -> None:
-        if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
-            self._serial += 1
-            heapq.heappush(self._deadlines, (self._now() + extent.expires, self._serial, extent))
+    def _arm(self, extent: Extent, deadline: int) -> None:
+        extent.deadline = deadline
+        self._serial += 1
+        heapq.heappush(self._deadlines, (deadline, self._serial, extent))
 
     def _expire(self) -> None:
         now = self._now()
         while self._deadlines and self._deadlines[0][0] <= now:
-            extent = heapq.heappop(self._deadlines)[2]
-            if extent.before is not None and extent.expires is not None:
-                self._lines[extent.priority].remove(extent)
+            deadline, _, extent = heapq.heappop(self._deadlines)
+            if extent.deadline == deadline:  # else it was hit or evicted since, and may have been freed again
+                self.remove(extent)
                 extent.priority, extent.expires = DEFAULT_PRIORITY, None
                 self._line(DEFAULT_PRIORITY).push(extent)
 

@@ -13,19 +13,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvyard.blocks.cache_map import Marks, Node
 
+DEFAULT_PRIORITY = 35
+"""The retention priority of what nobody asked to keep, on TensorRT-LLM's scale of 0 to 100."""
+
 
 class Extent:
     """Physical blocks ``ids`` at positions ``start`` onwards; held while ``refs`` > 0, else waiting to be evicted."""
 
-    __slots__ = ("after", "before", "expires", "ids", "left", "marks", "node", "priority", "refs", "right", "start")
+    __slots__ = (
+        "after",
+        "before",
+        "deadline",
+        "expires",
+        "ids",
+        "left",
+        "marks",
+        "node",
+        "priority",
+        "refs",
+        "right",
+        "start",
+    )
 
-    def __init__(self, ids: list[int], start: int, refs: int = 1, priority: int = 0) -> None:
+    def __init__(self, ids: list[int], start: int, refs: int = 1, priority: int = DEFAULT_PRIORITY) -> None:
         self.ids = ids
         self.start = start
         self.refs = refs
         self.priority = priority
         self.expires: int | None = None
         """How long a raised priority lasts once the extent is free, in nanoseconds; ``None`` for ever."""
+        self.deadline: int | None = None
+        """When it ends, while the extent is free."""
         self.node: Node | None = None
         """The stretch of chain this is a copy of; ``None`` while its content has no name."""
         self.marks: Marks | None = None

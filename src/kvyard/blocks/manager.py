@@ -61,12 +61,21 @@ class BlockManager:
         if caching and drafts and any(spec.kind == "chunked_local" for spec in groups):
             raise ConfigError("chunked_local groups can't be cached next to a draft head: switch one of the two off")
         check_retention(retention_interval, groups, self.geometry.scheduler_block_size)
-        for name, value in (("max_model_len", max_model_len), ("num_prefill_lookahead", num_prefill_lookahead)):
+        in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
+        for name, value in (
+            ("max_model_len", max_model_len),
+            ("max_in_flight_tokens", in_flight),
+            ("num_prefill_lookahead", num_prefill_lookahead),
+        ):
             if value < 0:
                 raise ConfigError(f"{name} must not be negative, got {value}")
+        if caching and drafts and num_prefill_lookahead > self.geometry.scheduler_block_size:
+            raise ConfigError(
+                f"num_prefill_lookahead {num_prefill_lookahead} must not exceed the scheduler's block size "
+                f"{self.geometry.scheduler_block_size}"
+            )
         if not 0 <= watermark < 1:
             raise ConfigError(f"watermark is a share of the pool, from 0 to below 1, got {watermark}")
-        in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
         self.caching = caching
         self.max_model_len = max_model_len
         self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now)
@@ -102,10 +111,12 @@ class BlockManager:
 
     def lookup(self, request: Request) -> Hit:
         """The longest cached prefix of ``request`` that all groups can use. Changes nothing but one hint on the request
-        (``shared_prefix_boundary``), which tells a later registration what is worth keeping.
+        (``shared_prefix_boundary``), which tells a later registration what is worth keeping. Raises ``RequestError`` for
+        a chain of another block size.
         """
         if not self.caching or not request.reads_cache:
             return Hit(0, self._no_hits, 0, self.pool.version)
+        self._check_chain(request)
         hit = self.coordinator.lookup(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         return hit
@@ -135,7 +146,7 @@ class BlockManager:
         changed but the release of blocks no longer in any window. The scheduler advances ``num_computed_tokens``.
 
         Raises ``RequestError``, changing nothing, for negative counts, nothing to do, an id that another request uses, a
-        stale hit, or hits for a request that runs already.
+        chain of another block size, a stale hit, or hits for a request that runs already.
         """
         if num_new_tokens > 0 <= lookahead and not (
             hit or external or must_fit or reserved or delay_caching or encoder
@@ -238,6 +249,7 @@ class BlockManager:
             raise RequestError(f"request {request.id}: token and block counts must not be negative")
         if self.requests.get(request.id, request) is not request:
             raise RequestError(f"request id {request.id!r} is in use by another request")
+        self._check_chain(request)
         if not new and not external and not (hit is not None and hit.tokens):
             raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
         hits: Sequence[GroupHit] = self._no_hits
@@ -250,6 +262,13 @@ class BlockManager:
         if not request.tables:
             request.tables = [Table() for _ in self.groups]
         return hits
+
+    def _check_chain(self, request: Request) -> None:
+        size = self.geometry.hash_block_size
+        if self.caching and request.chain.block_size != size:
+            raise RequestError(
+                f"request {request.id}: its chain has blocks of {request.chain.block_size} tokens, here they have {size}"
+            )
 
     def _note_limits(self, request: Request) -> None:
         """Work out how far the request can go before any group has something to do."""

@@ -66,8 +66,7 @@ class Pool:
         loose = self._loose
         cut = len(loose) - count
         if cut >= 0:
-            taken = loose[cut:]
-            taken.reverse()
+            taken = loose[: cut - 1 : -1] if cut else loose[::-1]
             del loose[cut:]
             return taken
         self.version += 1

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from kvyard.blocks.eviction import DEFAULT_PRIORITY
+from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain, TokenChain, TraceChain
 
