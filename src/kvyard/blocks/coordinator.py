@@ -105,6 +105,7 @@ class Coordinator:
             group.eagle_unit = geometry.scheduler_block_size if any(drafts) else 0
             group.use_eagle = use_eagle
         self.batches = self._batches()
+        self._one_full = len(groups) == 1 and groups[0].spec.is_full and not groups[0].eagle
         for group in groups:
             if not group.registers_always:
                 group.register_unit = 1 if len(groups) == 1 or group.eagle or geometry.fine_hits else self.alignment
@@ -123,8 +124,14 @@ class Coordinator:
         """The longest prefix that every group can use, the last token left out. Changes nothing."""
         limit = request.num_tokens - 1
         version = self.groups[0].pool.version
-        if len(self.batches) == 1 and len(self.groups) == 1:
-            batch = self.batches[0]
+        batch = self.batches[0]
+        if self._one_full:
+            # By far the most common model, and nothing to agree on: the prefix that is there is the hit.
+            group = batch.first
+            keys = request.chain.keys
+            nodes, at = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
+            return Hit(at * group.block_size, (GroupHit(at, 0, nodes),), 0, version)
+        if len(self.groups) == 1:
             spans, nodes = batch.spans(request, limit)
             match = batch.match(request, spans, limit, batch.eagle)
             return Hit(match.tokens, batch.hits(match, nodes), 0, version)

@@ -44,7 +44,7 @@ class Pool:
         self.free = num_blocks - 1
         """How many blocks can be taken: unnamed ones and cached ones that nobody holds."""
         self.version = 0
-        """Changes whenever blocks are handed out or forgotten: what was looked up before may be gone."""
+        """Changes whenever cached blocks are handed out, forgotten or moved: what was looked up before may be gone."""
         self.pinned: Counter[Extent] = Counter()
         """References that are not from tables: transfers and pending copies."""
         # Unnamed free blocks, next to be handed out last.
@@ -93,8 +93,10 @@ class Pool:
                 ids = extent.ids
                 size = count
             order.remove(extent)
-            self._unname(extent)
-            extent.forget_neighbours()
+            if extent.node is not None or extent.marks is not None:
+                self._unname(extent)
+            if extent.left is not None or extent.right is not None:
+                extent.forget_neighbours()
             taken += ids[::-1]
             extent.ids = []
             count -= size

@@ -136,6 +136,7 @@ class AlignedStateGroup(StateGroup):
         """Keep the state in ``source`` findable in a copy: its request is about to write on, in the same block."""
         copy = Extent(fresh, source.start)
         self.map.move_marks(source, copy)
+        self.pool.version += 1  # whoever found it in the source must look again
         source.refs += 1
         self.copies.append((source, copy))
         self.pool.pinned.update((source, copy))

@@ -61,6 +61,7 @@ class Outlet:
         replay: str | None = None,
         rank: int = 0,
         hwm: int = 100_000,
+        counts_subscribers: bool = False,
         clock: Clock | None = None,
         context: Any = None,
     ) -> None:
@@ -70,7 +71,10 @@ class Outlet:
         self.endpoint = at_rank(endpoint, rank)
         """Where the stream is; with the port that was found for port 0, once open."""
         self.replay_endpoint = None if replay is None else at_rank(replay, rank)
+        self.subscribers = 0
+        """How many there are, as of the last ``serve``; only where they are counted."""
         self._hwm = hwm
+        self._counts_subscribers = counts_subscribers
         self._clock = clock or WallClock()
         self._context = context
         self._pub: Any = None
@@ -82,7 +86,9 @@ class Outlet:
         zmq = require()
         context = self._context or zmq.Context.instance()
         try:
-            self._pub = context.socket(zmq.PUB)
+            self._pub = context.socket(zmq.XPUB if self._counts_subscribers else zmq.PUB)
+            if self._counts_subscribers:
+                self._pub.setsockopt(zmq.XPUB_VERBOSER, 1)
             self._pub.setsockopt(zmq.SNDHWM, self._hwm)
             self.endpoint = attach(self._pub, self.endpoint, is_bound(self.endpoint))
             if self.replay_endpoint is not None:
@@ -96,12 +102,18 @@ class Outlet:
 
     def send(self, frame: Frame) -> None:
         """Publish ``frame`` to whoever listens."""
-        self._pub.send_multipart(frame.parts())
+        self.send_parts(frame.parts())
+
+    def send_parts(self, parts: list[bytes]) -> None:
+        """Publish a message that may be no batch at all."""
+        self._pub.send_multipart(parts)
         self.counters.sent += 1
-        self.counters.sent_bytes += len(frame.payload)
+        self.counters.sent_bytes += len(parts[-1])
 
     def serve(self) -> bool:
         """Take in requests and send a slice of every answer under way. Returns whether anything moved."""
+        if self._counts_subscribers:
+            self._count_subscribers()
         if self._router is None:
             return False
         moved = self._take_requests()
@@ -119,8 +131,9 @@ class Outlet:
         return bool(self._answers)
 
     def sockets(self) -> list[Any]:
-        """What to poll for requests."""
-        return [] if self._router is None else [self._router]
+        """What to poll for requests and subscriptions."""
+        sockets = [] if self._router is None else [self._router]
+        return [*sockets, self._pub] if self._counts_subscribers else sockets
 
     def wait(self, ms: int, waker: Waker) -> None:
         """Wait up to ``ms`` milliseconds for a request, or for ``waker``."""
@@ -138,6 +151,15 @@ class Outlet:
             if socket is not None:
                 socket.close(linger=round(linger * 1000))
         self._pub = self._router = None
+
+    def _count_subscribers(self) -> None:
+        zmq = require()
+        while True:
+            try:
+                said = self._pub.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.subscribers += {b"\x01": 1, b"\x00": -1}.get(said[:1], 0)
 
     def _take_requests(self) -> bool:
         zmq = require()

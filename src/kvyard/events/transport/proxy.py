@@ -12,41 +12,16 @@ from typing import Any
 
 from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
-from kvyard.events.faults import FaultCounters, Faults, Injector
+from kvyard.events.faults import FaultCounters, Faults
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.endpoint import check, is_bound_by_subscriber
-from kvyard.events.transport.frames import Frame, read_live
+from kvyard.events.transport.frames import read_live
 from kvyard.events.transport.ledger import Ledger
 from kvyard.events.transport.outlet import Outlet
+from kvyard.events.transport.relay import Relay
 from kvyard.events.transport.waker import Waker
 from kvyard.events.transport.wiring import READ_AT_ONCE
 from kvyard.events.transport.zeromq import attach, require
-from kvyard.events.wire import Decoder
-
-
-class Source:
-    """Frames that were somebody else's, sent on as one's own: faults on the way out, the truth for those who ask."""
-
-    def __init__(self, outlet: Outlet, faults: Faults) -> None:
-        self.outlet = outlet
-        self.injector = Injector(faults)
-        self._decoder = Decoder()
-
-    def send(self, frame: Frame) -> None:
-        """Send ``frame`` on, or whatever becomes of it."""
-        archive = self.outlet.archive
-        frame, restarted = self.injector.renumber(frame)
-        if restarted or frame.seq <= archive.last:
-            archive.restart(archive.epoch + 1)
-        archive.topic = frame.topic
-        archive.keep(frame.seq, frame.payload, self._decoder.decode(frame.payload).events)
-        for arrived in self.injector.disturb(frame):
-            self.outlet.send(arrived)
-
-    def flush(self) -> None:
-        """Send what was kept back."""
-        for frame in self.injector.flush():
-            self.outlet.send(frame)
 
 
 class FaultProxy:
@@ -59,7 +34,7 @@ class FaultProxy:
         self._upstream = check(upstream)
         archive = Archive(epoch=WallClock.since_epoch().now())
         self._outlet = Outlet(endpoint, archive, replay=replay, context=context)
-        self._source = Source(self._outlet, faults)
+        self._relay = Relay(self._outlet, faults)
         self._context = context
         self._sub: Any = None
         self._waker: Waker | None = None
@@ -86,7 +61,7 @@ class FaultProxy:
     @property
     def counters(self) -> FaultCounters:
         """What was done to the stream."""
-        return self._source.injector.counters
+        return self._relay.injector.counters
 
     def start(self) -> FaultProxy:
         """Open the sockets and begin. Raises ``KvyardError``, with nothing left open, where that fails."""
@@ -139,7 +114,7 @@ class FaultProxy:
             except zmq.Again:
                 return count > 0
             if not isinstance(frame, str):
-                self._source.send(frame)
+                self._relay.send(frame)
         return True
 
     def _wait(self) -> None:

@@ -1,0 +1,238 @@
+"""Checking a stream: everything a consumer has to cope with, counted.
+
+A ``Checker`` reads messages as they are on the wire and keeps the smallest model of a consumer that shows what is odd: a
+count of copies per (group, tier, hash), and beside it the plain set that many consumers keep. What it finds is facts; which of
+them are normal for an engine, and what they cost a consumer, is said in ``findings``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kvyard.events.facts import MAX_EXAMPLES, Facts, StreamFacts
+from kvyard.events.transport.frames import Frame, fingerprint, read_live
+from kvyard.events.types import Event, Removed, Stored, Tier
+from kvyard.events.wire import Decoder
+from kvyard.hashing import Key
+
+MAX_KNOWN = 5_000_000
+"""Hashes remembered after they are gone; beyond that "never seen" and "removed before" are no longer told apart."""
+Place: TypeAlias = tuple[int | None, int | None, Tier]
+"""Rank, group, tier."""
+NOT_FULL = ("sliding_window", "mamba", "chunked", "linear", "short_conv")
+"""Words in the kinds of groups that don't keep every block of a prefix."""
+
+
+class _Stream:
+    """The consumer's side of one stream."""
+
+    def __init__(self, topic: str) -> None:
+        self.facts = StreamFacts(topic=topic)
+        self.copies: dict[Place, Counter[Key]] = {}
+        self.plain: dict[Place, set[Key]] = {}
+        self.known: set[Key] = set()
+        self.kinds: dict[int | None, str] = {}
+        self.excused = False
+        self.decoder = Decoder()
+        self.prints: dict[int, int] = {}
+        self.ts = 0.0
+
+    def forget(self, rank: int | None) -> None:
+        for held in (self.copies, self.plain):
+            for place in [place for place in held if place[0] == rank]:
+                del held[place]
+
+    def holds(self, key: Key, rank: int | None, group: int | None) -> bool:
+        return any(counts[key] > 0 for place, counts in self.copies.items() if place[:2] == (rank, group))
+
+
+class Checker:
+    """Reads a stream, message by message, and remembers what was odd about it."""
+
+    def __init__(self) -> None:
+        self._facts = Facts()
+        self._streams: dict[str, _Stream] = {}
+
+    def message(self, parts: Sequence[bytes]) -> None:
+        """Take in one message as it was on the wire; a single frame is a payload without a number."""
+        if len(parts) == 1:
+            self._facts.messages += 1
+            self._payload(self._stream(""), parts[0])
+            return
+        frame = read_live(parts)
+        if isinstance(frame, str):
+            self._facts.messages += 1
+            self._facts.malformed[frame] += 1
+        else:
+            self.frame(frame)
+
+    def frame(self, frame: Frame) -> None:
+        """Take in one batch."""
+        self._facts.messages += 1
+        stream = self._stream(frame.topic.decode("utf-8", "replace"))
+        if self._number(stream, frame):
+            self._payload(stream, frame.payload)
+
+    def facts(self) -> Facts:
+        """What was seen so far."""
+        facts = self._facts
+        facts.held = facts.forgotten = facts.partial_blocks = 0
+        facts.unknown_kinds = {}
+        facts.orphans.explain_by_size(facts.block_sizes)
+        for stream in self._streams.values():
+            for place, copies in stream.copies.items():
+                held = {key for key, count in copies.items() if count > 0}
+                facts.held += len(held)
+                facts.forgotten += len(held - stream.plain.get(place, set()))
+            stats = stream.decoder.stats
+            facts.partial_blocks += stats.partial_blocks
+            for name, count in stats.unknown.items():
+                facts.unknown_kinds[name] = facts.unknown_kinds.get(name, 0) + count
+        return facts
+
+    # -- numbers ----------------------------------------------------------------------------------------------------
+
+    def _stream(self, topic: str) -> _Stream:
+        stream = self._streams.get(topic)
+        if stream is None:
+            stream = self._streams[topic] = _Stream(topic)
+            self._facts.streams[topic] = stream.facts
+        return stream
+
+    def _number(self, stream: _Stream, frame: Frame) -> bool:
+        """Look at a sequence number. Returns whether the batch is news."""
+        facts, seq, mark = stream.facts, frame.seq, fingerprint(frame.payload)
+        if facts.first is None:
+            facts.first = seq
+            stream.excused = seq > 0
+        elif facts.last is not None and seq <= facts.last:
+            if stream.prints.get(seq) == mark:
+                facts.duplicates += 1
+                return False
+            if seq not in stream.prints and stream.prints and seq > min(stream.prints):
+                # Out of order: what came after it has been applied, so it is as good as lost.
+                facts.late += 1
+                return False
+            facts.restarts += 1
+            stream.copies.clear()
+            stream.plain.clear()
+            stream.prints.clear()
+            stream.excused = seq > 0
+        elif facts.last is not None and seq > facts.last + 1:
+            facts.gap_count += 1
+            facts.missing += seq - facts.last - 1
+            if len(facts.gaps) < MAX_EXAMPLES:
+                facts.gaps.append((facts.last + 1, seq - 1))
+            stream.excused = True
+        facts.last = seq
+        stream.prints[seq] = mark
+        if len(stream.prints) > 10_000:
+            del stream.prints[next(iter(stream.prints))]
+        return True
+
+    # -- payloads ---------------------------------------------------------------------------------------------------
+
+    def _payload(self, stream: _Stream, payload: bytes) -> None:
+        facts = self._facts
+        facts.payload_bytes += len(payload)
+        facts.clues.look(payload)
+        decoded = stream.decoder.decode(payload)
+        stream.facts.batches += 1
+        if decoded.rank not in stream.facts.ranks:
+            stream.facts.ranks.append(decoded.rank)
+        if 0 < decoded.ts < stream.ts:
+            stream.facts.backwards += 1
+        stream.ts = decoded.ts or stream.ts
+        for problem in decoded.problems:
+            facts.problems[problem.kind] += 1
+            facts.problem_examples.setdefault(problem.kind, problem.reason)
+        if decoded.lossy:
+            stream.excused = True
+        for part in decoded.by_rank():
+            for event in part.events:
+                self._event(stream, event, part.rank)
+
+    def _event(self, stream: _Stream, event: Event, rank: int | None) -> None:
+        facts = self._facts
+        if isinstance(event, Stored):
+            facts.events["stored"] += 1
+            self._stored(stream, event, rank)
+        elif isinstance(event, Removed):
+            facts.events["removed"] += 1
+            self._removed(stream, event, rank)
+        else:
+            facts.events["cleared"] += 1
+            if event.tier is None:
+                stream.forget(rank)
+                stream.excused = False
+            else:
+                for place in [place for place in stream.copies if place[::2] == (rank, event.tier)]:
+                    del stream.copies[place]
+                    stream.plain.pop(place, None)
+
+    def _stored(self, stream: _Stream, event: Stored, rank: int | None) -> None:
+        facts, place = self._facts, (rank, event.group, event.tier)
+        name = _group_name(event.group)
+        if event.kind is not None:
+            window = f", window {event.window}" if event.window else ""
+            facts.groups[name] = event.kind + window
+            stream.kinds[event.group] = event.kind
+        else:
+            facts.groups.setdefault(name, "")
+        partial = any(word in stream.kinds.get(event.group, "") for word in NOT_FULL)
+        example = f"batch {stream.facts.last}: {len(event.hashes)} blocks, first {_short(event.hashes)}"
+        if event.block_size and event.block_size not in (sizes := facts.block_sizes.setdefault(name, [])):
+            sizes.append(event.block_size)
+        facts.tiers[event.tier.name] += len(event.hashes)
+        facts.stored_blocks += len(event.hashes)
+        if not event.hashes:
+            facts.empty_stores.add(example, False, event.tier, partial)
+            return
+        if event.tokens is None:
+            facts.hash_only.add(example, False, event.tier, partial)
+        elif len(event.tokens) != event.block_size * len(event.hashes):
+            facts.misaligned.add(example, False, event.tier, partial)
+        if event.parent is not None and not stream.holds(event.parent, rank, event.group):
+            tally = facts.orphans_of_removed if event.parent in stream.known else facts.orphans
+            size = (name, event.block_size)
+            tally.add(f"{example}, parent {_hash(event.parent)}", stream.excused, event.tier, partial, size)
+            facts.orphan_blocks += len(event.hashes)
+        copies = stream.copies.setdefault(place, Counter())
+        for key in event.hashes:
+            if copies[key] > 0:
+                facts.repeated_stores.add(f"batch {stream.facts.last}: {_hash(key)}", False, Tier.G1, False)
+            copies[key] += 1
+        stream.plain.setdefault(place, set()).update(event.hashes)
+        if len(stream.known) < MAX_KNOWN:
+            stream.known.update(event.hashes)
+
+    def _removed(self, stream: _Stream, event: Removed, rank: int | None) -> None:
+        facts, place = self._facts, (rank, event.group, event.tier)
+        partial = any(word in stream.kinds.get(event.group, "") for word in NOT_FULL)
+        facts.removed_blocks += len(event.hashes)
+        facts.single_removals += len(event.hashes) == 1
+        copies = stream.copies.setdefault(place, Counter())
+        for key in event.hashes:
+            if copies[key] > 0:
+                copies[key] -= 1
+                if not copies[key]:
+                    del copies[key]
+                continue
+            del copies[key]
+            tally = facts.repeated_removes if key in stream.known else facts.unknown_removes
+            tally.add(f"batch {stream.facts.last}: {_hash(key)}", stream.excused, event.tier, partial)
+        stream.plain.setdefault(place, set()).difference_update(event.hashes)
+
+
+def _group_name(group: int | None) -> str:
+    return "none" if group is None else str(group)
+
+
+def _short(hashes: list[Key]) -> str:
+    return _hash(hashes[0]) if hashes else "none"
+
+
+def _hash(key: Key) -> str:
+    return key.hex()[:16] if isinstance(key, bytes) else f"{key:016x}"

@@ -1,0 +1,106 @@
+"""The contract of an index backend: which places hold which blocks, and nothing else.
+
+A backend knows request keys (chained, 64 bits, unsigned) and numbers of places (``kvyard.index.places``). It has never heard
+of engines, streams, tokens or scores, and it keeps sets: that a block was announced twice is the dedup filter's knowledge.
+
+Three rules make backends interchangeable, and ``tests/index/test_backends.py`` holds each against a naive model:
+
+- A chained key names its whole prefix, so a backend may compare two runs by their last keys alone.
+- ``store`` and ``remove`` are idempotent. What they return is exact: the dedup filter counts by it.
+- ``lookup`` never invents: a place is in a row only while it holds that key. It may have forgotten (a byte budget).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from kvyard.errors import KvyardError
+
+Rows: TypeAlias = list[tuple[int, int]]
+"""A prompt's rows, run-length encoded: (where the run ends, in blocks from the prompt's start; the places that hold all of
+it). Runs follow each other without a gap; 0 stands for nobody. Past the last run nobody holds anything that counts."""
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """What a backend keeps and did. Counts of blocks, unless they say otherwise."""
+
+    blocks: int = 0
+    """Different keys that somebody holds."""
+    rows: int = 0
+    """Runs with equal rows: what those take to write down."""
+    bytes: int = 0
+    """An estimate, on the high side; what the budget is held against."""
+    evicted: int = 0
+    """Forgotten to stay within the budget, over all time."""
+
+
+class Backend(Protocol):
+    """Rows by request key. Not for several threads at once, unless an implementation says otherwise."""
+
+    def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
+        """``place`` now holds ``keys``, consecutive blocks of one chain. Returns those that it held before, in order.
+
+        ``parent`` is the key before the first, ``None`` at the start of a chain or where unknown: it helps to keep runs long
+        and changes no answer.
+        """
+        ...
+
+    def remove(self, place: int, keys: Sequence[int]) -> int:
+        """``place`` no longer holds ``keys``, in any order and of any chain. Returns how many it held."""
+        ...
+
+    def clear(self, place: int) -> int:
+        """``place`` holds nothing any more. Returns how many keys it held. Costs by what it held, not by the index's size."""
+        ...
+
+    def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
+        """The rows of a prompt. Ends at the first key that nobody holds; with ``through_holes`` at the last one somebody does.
+
+        Changes nothing but recency.
+        """
+        ...
+
+    def holds(self, place: int, key: int) -> bool:
+        """Whether ``place`` holds ``key``. Not recency, not counted: for whoever has to know before a change."""
+        ...
+
+    def held(self, place: int) -> Iterator[Sequence[int]]:
+        """Everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by what it yields."""
+        ...
+
+    def usage(self) -> Usage:
+        """What is kept."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless the backend agrees with itself. For tests and audits."""
+        ...
+
+
+Factory: TypeAlias = Callable[..., Backend]
+BACKENDS: dict[str, Factory] = {}
+"""Every backend by name. A module registers its own on import."""
+
+
+def backend(name: str, **options: Any) -> Backend:
+    """The backend called ``name``. Raises ``KvyardError`` for a name that isn't in ``BACKENDS``."""
+    make = BACKENDS.get(name)
+    if make is None:
+        raise KvyardError(f"unknown index backend {name!r}: choose one of {', '.join(sorted(BACKENDS))}")
+    return make(**options)
+
+
+def joined(rows: Iterable[tuple[int, int]]) -> Rows:
+    """``rows`` with neighbours of equal content made one, and nothing at the end that nobody holds."""
+    out: Rows = []
+    for stop, mask in rows:
+        if out and out[-1][1] == mask:
+            out[-1] = (stop, mask)
+        else:
+            out.append((stop, mask))
+    if out and not out[-1][1]:
+        out.pop()
+    return out

@@ -1,0 +1,132 @@
+"""The dedup filter: a copy that was announced twice is gone only when it was taken back twice.
+
+Engines announce one block several times for good reasons: two physical copies of one hash, or overlapping offload chunks that
+list the same block. Passing the first removal on would hide a copy that is still there (llm-d #680, Dynamo #8012).
+
+The filter sits between decoding and the index, and is not a wrapper around the index, for two reasons. It may only count what
+took effect, and whether a store did (its parent was known, its hashes were resolved, the index accepted it) is known to whoever
+applies events, not to a backend. And it mirrors what was *said*, by stream order, while a backend may forget rows to stay in
+its budget: a count that lived in there would be forgotten with them, and a later removal would then hide a living copy.
+
+A count is (holder, tier, group, hash); a place is the first three. A count of one is what the index's row says already, so only
+what goes beyond it is kept here: a fleet that never repeats itself pays nothing.
+
+At the cap a repetition isn't counted: its first removal then takes the row away. That errs on the side of a copy not known,
+never of a copy that isn't there, and is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.hashing import Key
+
+log = logging.getLogger(__name__)
+
+SUPPRESSED = "kvcache_kvevents_dedup_removed_hashes_suppressed_total"
+FORWARDED = "kvcache_kvevents_dedup_removed_hashes_forwarded_total"
+OUTSTANDING = "kvcache_kvevents_dedup_outstanding_references"
+OVERFLOWS = "kvcache_kvevents_dedup_uncounted_hashes_total"
+
+
+class DedupCounters(msgspec.Struct):
+    """Counts of block hashes, not of events."""
+
+    suppressed: int = 0
+    """Removed on the wire, still announced otherwise: not passed on."""
+    forwarded: int = 0
+    """Removed and passed on."""
+    uncounted: int = 0
+    """Repetitions that weren't counted because the filter was full."""
+
+
+class DedupFilter:
+    """Announcements beyond the first, per place and hash. Never negative."""
+
+    def __init__(self, *, cap: int = 1 << 20, enabled: bool = True) -> None:
+        """``cap`` bounds the hashes with a count above one. Not ``enabled``, it counts nothing and forwards all."""
+        self.cap = cap
+        self.enabled = enabled
+        self.counters = DedupCounters()
+        self._beyond: dict[int, dict[Key, int]] = {}
+        """Per place the hashes that were announced more than once, and how much more."""
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """How many hashes have a count above one."""
+        return self._size
+
+    @property
+    def outstanding(self) -> int:
+        """References beyond the first that haven't been taken back. With the rows: all there are."""
+        return sum(sum(counts.values()) for counts in self._beyond.values())
+
+    def count(self, place: int, key: Key) -> int:
+        """How often ``key`` was announced beyond the first time."""
+        return self._beyond.get(place, {}).get(key, 0)
+
+    def repeated(self, place: int, keys: Sequence[Key]) -> None:
+        """A store took effect, and the place held ``keys`` already: count them once more, one by one."""
+        if not keys or not self.enabled:
+            return
+        counts = self._beyond.setdefault(place, {})
+        for key in keys:
+            known = counts.get(key)
+            if known is not None:
+                counts[key] = known + 1
+            elif self._size < self.cap:
+                counts[key] = 1
+                self._size += 1
+            else:
+                self.counters.uncounted += 1
+        if not counts:
+            del self._beyond[place]
+
+    def removed(self, place: int, keys: Sequence[Key]) -> Sequence[Key]:
+        """A removal came: the keys to pass on, in order, each as often as it is to be. Unknown ones always are."""
+        counts = self._beyond.get(place)
+        if counts is None:
+            self.counters.forwarded += len(keys)
+            return keys
+        forward: list[Key] = []
+        for key in keys:
+            known = counts.get(key)
+            if known is None:
+                forward.append(key)
+            elif known > 1:
+                counts[key] = known - 1
+            else:
+                del counts[key]
+                self._size -= 1
+        if not counts:
+            del self._beyond[place]
+        suppressed = len(keys) - len(forward)
+        self.counters.forwarded += len(forward)
+        self.counters.suppressed += suppressed
+        if suppressed:
+            log.debug("place %d: %d removed, %d forwarded, %d suppressed", place, len(keys), len(forward), suppressed)
+        return forward
+
+    def clear(self, place: int) -> None:
+        """Forget a place's counts; whoever calls this clears its rows too."""
+        self._size -= len(self._beyond.pop(place, ()))
+
+    def export(self) -> dict[str, int]:
+        """Every metric by name."""
+        return {
+            SUPPRESSED: self.counters.suppressed,
+            FORWARDED: self.counters.forwarded,
+            OUTSTANDING: self.outstanding,
+            OVERFLOWS: self.counters.uncounted,
+        }
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every count is positive and the size right (I11)."""
+        assert all(counts for counts in self._beyond.values()), "an empty place is kept"
+        assert all(count > 0 for counts in self._beyond.values() for count in counts.values()), "a count below one"
+        assert self._size == sum(map(len, self._beyond.values())), "the size is wrong"
+        assert self._size <= self.cap, "over the cap"

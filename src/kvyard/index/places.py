@@ -1,0 +1,115 @@
+"""Places: who holds copies, on which tier, for which attention group; each a small number, so that a row is one integer.
+
+A *holder* is one rank of a worker, or a pool that several workers share. A *place* is a holder's (tier, group). Sets of
+places are the bits of a Python integer: a row of the index is such a set, and so is everything the scorer asks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.events.types import Tier
+
+
+class Holder(msgspec.Struct, frozen=True, order=True):
+    """Where copies are: a worker's data-parallel rank, or with ``shared`` a pool of that name."""
+
+    name: str
+    rank: int = 0
+    shared: bool = False
+
+    def __str__(self) -> str:
+        return f"pool {self.name}" if self.shared else f"{self.name}@{self.rank}"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One holder's copies of one tier for one group; group ``None`` where the producer names none."""
+
+    holder: Holder
+    tier: Tier
+    group: int | None = None
+
+    def __str__(self) -> str:
+        group = "" if self.group is None else f" group {self.group}"
+        return f"{self.holder} {self.tier.name}{group}"
+
+
+class Places:
+    """Every place seen so far, numbered in order of appearance, and who shares which pool.
+
+    A number is never given to another place. ``version`` goes up when anything changes that an answer may depend on.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Place] = []
+        self.version = 0
+        self._numbers: dict[Place, int] = {}
+        self._of: dict[Holder, list[int]] = {}
+        self._members: dict[str, frozenset[Holder]] = {}
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __getitem__(self, number: int) -> Place:
+        return self.all[number]
+
+    def number(self, place: Place) -> int:
+        """The number of ``place``, a new one where it is new."""
+        found = self._numbers.get(place)
+        if found is None:
+            found = self._numbers[place] = len(self.all)
+            self.all.append(place)
+            self._of.setdefault(place.holder, []).append(found)
+            self.version += 1
+        return found
+
+    def known(self, place: Place) -> int | None:
+        """The number of ``place`` if it has one."""
+        return self._numbers.get(place)
+
+    def of(self, holder: Holder) -> Sequence[int]:
+        """The numbers of a holder's places."""
+        return self._of.get(holder, ())
+
+    def share(self, pool: str, members: Iterable[Holder]) -> None:
+        """Credit the copies in ``pool`` to each of ``members`` from now on. Raises ``KvyardError`` for a pool in a pool."""
+        new = frozenset(members)
+        if any(member.shared for member in new):
+            raise KvyardError(f"pool {pool!r} can't have a pool as a member: name the workers")
+        self._members[pool] = new
+        self.version += 1
+
+    def members(self, pool: str) -> frozenset[Holder]:
+        """Who shares ``pool``."""
+        return self._members.get(pool, frozenset())
+
+    def pools(self, worker: Holder) -> list[Holder]:
+        """The pools that ``worker`` is a member of."""
+        return [Holder(name, 0, True) for name, members in sorted(self._members.items()) if worker in members]
+
+    def holders(self) -> Iterator[Holder]:
+        """Everyone who has a place."""
+        return iter(self._of)
+
+    def names(self, mask: int) -> list[Place]:
+        """The places whose bits are set in ``mask``."""
+        return [self.all[bit] for bit in bits(mask)]
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The numbers of the bits that are set, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def mask_of(numbers: Iterable[int]) -> int:
+    """The integer that has just these bits set."""
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask
