@@ -15,7 +15,7 @@ from kvyard.blocks.eviction import make_order
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import Sink, Tier
-from kvyard.hashing import Key
+from kvyard.hashing import Key, Run
 
 NULL_BLOCK = 0
 
@@ -198,6 +198,16 @@ class Pool:
         yield from reversed(self._loose)
         for extent in self.order:
             yield from reversed(extent.ids)
+
+    def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
+        """Everything cached, per group, each stretch once: what a late listener to the events must be told."""
+        for cache_map in self.maps:
+            runs = [Run(node.chain, node.start, node.stop) for node in cache_map.nodes()]
+            for holders in cache_map.marks.values():
+                marks = holders[0].marks
+                assert marks is not None
+                runs += [run for run in marks.runs if cache_map.marks[run[0]] is holders]
+            yield cache_map.group, self.tier, runs
 
     def cached_blocks(self) -> Iterator[tuple[int, Key, int]]:
         """Every cached block as (group, hash, physical id). Takes time by the number of cached blocks."""

@@ -235,7 +235,6 @@ class MemoryIndex:
         start = segment.base + len(segment.keys)
         segment.extend(fresh, bit)
         self._where.update(zip(fresh, range(start, start + len(fresh)), strict=True))
-        segment.touched = True
         held.add(segment.base >> _BITS)
         return len(fresh)
 

@@ -1,0 +1,137 @@
+"""The catalog: which attention groups each holder has, as configured or as its events say.
+
+Without it a copy is just a copy. With it the scorer knows that a window's copies serve a hit only at its end, a state's only on
+its boundary. What isn't known is not guessed: a holder with a group of an unknown kind can't be scored, and ``why`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.blocks.spec import WIRE_KINDS, ConfigError, GroupSpec, resolve_geometry
+from kvyard.errors import KvyardError
+from kvyard.events.types import Stored
+from kvyard.index.places import Holder
+
+KINDS = {wire: kind for kind, wire in WIRE_KINDS.items() if kind != "cross"} | {"sink_full_attention": "full"}
+"""The kinds on the wire that a rule is known for."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A holder's groups, ready for the rules."""
+
+    groups: tuple[int | None, ...]
+    """The groups as events name them."""
+    specs: tuple[GroupSpec, ...]
+    alignment: int
+    """Tokens: hits end on a multiple of it."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a hit is nothing but an unbroken prefix in every group."""
+        return all(spec.is_full and not spec.eagle for spec in self.specs)
+
+
+class Catalog:
+    """Layouts by holder. ``version`` goes up when any changes."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._fixed: dict[Holder, Layout] = {}
+        self._seen: dict[Holder, dict[int | None, GroupSpec | None]] = {}
+        self._cache: dict[Holder, Layout | str] = {}
+
+    def configure(self, holder: Holder, specs: Sequence[GroupSpec], alignment: int | None = None) -> None:
+        """``holder`` has just these groups, whatever its events say. Raises ``ConfigError`` for ones that can't be.
+
+        ``alignment`` is the engine's scheduler block size, where it isn't the common multiple of the groups'.
+        """
+        self._fixed[holder] = _layout(tuple(range(len(specs))), tuple(specs), alignment)
+        self._changed(holder)
+
+    def forget(self, holder: Holder) -> None:
+        """``holder`` is gone."""
+        self._fixed.pop(holder, None)
+        self._seen.pop(holder, None)
+        self._changed(holder)
+
+    def learn(self, holder: Holder, event: Stored) -> None:
+        """Take note of what ``event`` says of its group."""
+        seen = self._seen.setdefault(holder, {})
+        known = seen.get(event.group)
+        if known is not None and event.block_size <= known.block_size:
+            return
+        spec = self._read(event, known)
+        if spec != known or event.group not in seen:
+            seen[event.group] = spec
+            self._changed(holder)
+
+    def group(self, holder: Holder, group: int | None) -> int | None:
+        """The group as the holder's layout names it: of a single configured group an event need not say which it is."""
+        fixed = self._fixed.get(holder)
+        return 0 if fixed is not None and len(fixed.groups) == 1 else group
+
+    def spec(self, holder: Holder, group: int | None) -> GroupSpec | None:
+        """What is known of one group."""
+        fixed = self._fixed.get(holder)
+        if fixed is not None:
+            return fixed.specs[fixed.groups.index(group)] if group in fixed.groups else None
+        return self._seen.get(holder, {}).get(group)
+
+    def layout(self, holder: Holder) -> Layout | None:
+        """The holder's groups; ``None`` where nothing is known or something isn't known well enough."""
+        found = self._cached(holder)
+        return None if isinstance(found, str) else found
+
+    def why(self, holder: Holder) -> str:
+        """Why there is no layout; empty where there is."""
+        found = self._cached(holder)
+        return found if isinstance(found, str) else ""
+
+    def _cached(self, holder: Holder) -> Layout | str:
+        found = self._fixed.get(holder) or self._cache.get(holder)
+        if found is None:
+            found = self._cache[holder] = self._work_out(holder)
+        return found
+
+    def _work_out(self, holder: Holder) -> Layout | str:
+        seen = self._seen.get(holder)
+        if not seen:
+            return "none of its groups is known yet"
+        if None in seen and len(seen) > 1:
+            return "some of its events name a group and others don't"
+        groups = sorted(seen, key=lambda group: -1 if group is None else group)
+        if groups[0] is not None and groups != list(range(len(groups))):
+            return f"it has a group {groups[-1]} but not all groups before it were heard of"
+        unknown = [group for group in groups if seen[group] is None]
+        if unknown:
+            return f"group {unknown[0]} is of a kind that isn't known"
+        try:
+            return _layout(tuple(groups), tuple(spec for group in groups if (spec := seen[group]) is not None))
+        except ConfigError as error:
+            return str(error)
+
+    def _read(self, event: Stored, known: GroupSpec | None) -> GroupSpec | None:
+        size = max(event.block_size, known.block_size if known is not None else 0)
+        if event.kind is None and known is not None:
+            return msgspec.structs.replace(known, block_size=size)
+        # Engines that name no group have one, and it is full attention.
+        kind = "full" if event.kind is None and event.group is None else KINDS.get(event.kind or "")
+        if kind is None or size < 1:
+            return None
+        spec = GroupSpec(kind=kind, block_size=size, window=event.window if "window" in kind else None)
+        try:
+            spec.check("group")
+        except KvyardError:
+            return None  # a window without its length, a chunk without its size
+        return spec
+
+    def _changed(self, holder: Holder) -> None:
+        self._cache.pop(holder, None)
+        self.version += 1
+
+
+def _layout(groups: tuple[int | None, ...], specs: tuple[GroupSpec, ...], alignment: int | None = None) -> Layout:
+    return Layout(groups, specs, resolve_geometry(specs, scheduler_block_size=alignment).scheduler_block_size)

@@ -1,0 +1,112 @@
+"""Request keys: the names that the index gives to blocks, and what belongs to a block's identity besides its tokens.
+
+Engines' hashes are opaque, so the index names blocks itself: a chain over the prompt in blocks of its own size. The prompt's
+side and the events' side must arrive at the same names from different knowledge. A prompt knows its adapter, salt and media
+with lengths; an event lists, per engine block, what touches that block, at an offset, without lengths and without tags. So a
+request key takes in each thing where it *starts*, which both sides know, and the chain carries it on to every later block.
+
+In direct mode names are the engine's own, because its algorithm, seed and block size are known. Adapters are refused there: vLLM
+hashes an adapter's path, and the path isn't on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kvyard.errors import KvyardError
+from kvyard.events.types import Stored
+from kvyard.hashing import PLAIN, Algorithm, ExtraKeys, Key, Namespace, TokenChain, algorithm, wire_hash
+
+Mark: TypeAlias = tuple[int, tuple[object, ...]]
+"""A token position, and what starts there."""
+
+
+class IdentityError(KvyardError, ValueError):
+    """A prompt or an event whose blocks can't be named."""
+
+
+class Identity:
+    """How one index names blocks. A value: it holds no state."""
+
+    def __init__(self, block_size: int = 16, algo: Algorithm | None = None, *, direct: bool = False) -> None:
+        """``direct`` takes ``algo`` and ``block_size`` for the engines' own.
+
+        Raises ``KvyardError`` for a block size below 1, or names that aren't 64-bit integers outside direct mode.
+        """
+        if block_size < 1:
+            raise KvyardError(f"an index's block size must be at least 1, not {block_size}")
+        self.block_size = block_size
+        self.algorithm = algo or algorithm("xxh3", "kvyard-index", {})
+        self.direct = direct
+        if not direct and not isinstance(self.algorithm.root, int):
+            raise KvyardError(f"request keys are integers: {self.algorithm.name} makes none (use xxh3, or direct mode)")
+
+    def keys(self, tokens: Sequence[int], namespace: Namespace = PLAIN) -> list[int]:
+        """The request keys of every full block of a prompt. Raises ``IdentityError`` for an adapter in direct mode."""
+        if self.direct:
+            if namespace.lora_name is not None:
+                raise IdentityError("direct mode can't name blocks of an adapter: its path isn't on the wire")
+            chain = TokenChain(tokens, self.block_size, self.algorithm, namespace)
+            return [wire_hash(key) for key in chain.hashes(0, len(chain.keys))]
+        marks = [] if namespace.plain else _marks_of_prompt(namespace, self.block_size, len(tokens))
+        return self.chain(None, 0, tokens, marks)
+
+    def chain(self, parent: int | None, start: int, tokens: Sequence[int], marks: Sequence[Mark]) -> list[int]:
+        """The keys of the full blocks of ``tokens``, whose first is token ``start`` of its prompt, at a block's edge."""
+        size = self.block_size
+        extras: list[ExtraKeys | None] | None = None
+        if marks:
+            extras = [None] * (len(tokens) // size)
+            # In a fixed order where several start at one token.
+            for at, mark in sorted(marks, key=lambda mark: (mark[0], str(mark[1][0]))):
+                block, offset = divmod(at - start, size)
+                if 0 <= block < len(extras):
+                    extras[block] = (*(extras[block] or ()), (*mark, offset))
+        return self.algorithm.hash_blocks(parent, tokens, size, extras)  # type: ignore[return-value]
+
+    def direct_key(self, key: Key) -> int:
+        """An engine's hash as a request key, in direct mode."""
+        return wire_hash(key)
+
+
+def marks_of_event(event: Stored, begin: int) -> list[Mark]:
+    """What starts in the blocks of ``event``, whose first token is at ``begin``.
+
+    Raises ``IdentityError`` for extra keys whose meaning or place can't be told: they must not be taken for plain text.
+    """
+    marks: list[Mark] = []
+    name = event.lora_name
+    if begin == 0 and name is not None:
+        marks.append((0, ("lora", name)))
+    salted = False
+    for index, extra in enumerate(event.extra_keys or ()):
+        start = begin + index * event.block_size
+        items = extra or ()
+        for at, item in enumerate(items):
+            if at == 0 and name is not None and item == name:
+                continue
+            if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int:
+                if 0 <= item[1] < event.block_size:
+                    marks.append((start + item[1], ("mm", item[0])))
+            elif isinstance(item, str) and start == 0 and item == event.salt:
+                salted = True
+                marks.append((0, ("salt", item)))
+            else:
+                raise IdentityError(f"an extra key of block {index} that can't be placed: {item!r:.60}")
+    if begin == 0 and event.salt and not salted:
+        marks.append((0, ("salt", event.salt)))
+    return marks
+
+
+def _marks_of_prompt(namespace: Namespace, size: int, length: int) -> list[Mark]:
+    marks: list[Mark] = []
+    if namespace.lora_name is not None:
+        marks.append((0, ("lora", namespace.lora_name)))
+    marks += [(item.offset, ("mm", item.hash)) for item in namespace.media]
+    if namespace.salt:
+        marks.append((0, ("salt", namespace.salt)))
+    if namespace.embeds is not None:
+        # No event says enough to meet these; what matters is that they meet nothing else.
+        marks += [(at, ("embeds", namespace.embeds.digest(at, at + size))) for at in range(0, length, size)]
+    return marks
