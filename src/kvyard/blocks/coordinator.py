@@ -132,9 +132,9 @@ class Coordinator:
             nodes, at = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
             return Hit(at * group.block_size, (GroupHit(at, 0, nodes),), 0, version)
         if len(self.groups) == 1:
-            spans, nodes = batch.spans(request, limit)
+            spans, all_nodes = batch.spans(request, limit)
             match = batch.match(request, spans, limit, batch.eagle)
-            return Hit(match.tokens, batch.hits(match, nodes), 0, version)
+            return Hit(match.tokens, batch.hits(match, all_nodes), 0, version)
         return self._lookup_all(request, limit, version)
 
     def _lookup_all(self, request: Request, limit: int, version: int) -> Hit:

@@ -74,6 +74,15 @@ class BlockManager:
                 f"num_prefill_lookahead {num_prefill_lookahead} must not exceed the scheduler's block size "
                 f"{self.geometry.scheduler_block_size}"
             )
+        if (
+            drafts
+            and num_prefill_lookahead > 1
+            and any(
+                spec.is_state and spec.mode == "align" and spec.block_size > self.geometry.hash_block_size
+                for spec in groups
+            )
+        ):
+            raise ConfigError("aligned states with finer hashes can't follow more than one draft token per prefill")
         if not 0 <= watermark < 1:
             raise ConfigError(f"watermark is a share of the pool, from 0 to below 1, got {watermark}")
         self.caching = caching

@@ -95,6 +95,12 @@ class AlignedStateGroup(StateGroup):
             fresh = max(fresh, 0) + 1
         if fresh > 0:
             fresh = min(fresh, 1 + inside + (0 if progress.started else self.spec.spec_blocks))
+        elif table.registered is not None:
+            # More than enough, after drafts were taken back: that is no help to other groups.
+            fresh = 0
+        if demand.total > demand.local:
+            # A state that is loaded needs a block of its own besides the running one.
+            fresh += 1
         return fresh + (hit.free_blocks(0) if hit.blocks else 0)
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:

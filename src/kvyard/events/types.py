@@ -42,10 +42,11 @@ class GroupMeta(msgspec.Struct, frozen=True, kw_only=True):
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of consecutive blocks of one chain became available.
 
-    ``tokens`` may be packed (an ``array``), which compares unequal to a list: ask for ``list(tokens)``. It is ``None`` where the producer knows hashes only; ``block_size`` is then 0 if it didn't say that either.
+    ``tokens`` is ``None`` where the producer knows hashes only; ``block_size`` is then 0 if it didn't say that either. Hashes
+    and tokens may be packed. Packed tokens (an ``array``) compare unequal to a list: ask for ``list(tokens)``.
     """
 
-    hashes: list[Key]
+    hashes: Sequence[Key]
     parent: Key | None
     tokens: Sequence[int] | None
     block_size: int
@@ -67,7 +68,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """The last copies of these blocks are gone from one (group, tier)."""
 
-    hashes: list[Key]
+    hashes: Sequence[Key]
     group: int | None = None
     tier: Tier = Tier.G1
     reason: str | None = None

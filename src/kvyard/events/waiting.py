@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from kvyard.events.types import GroupMeta, Removed, Stored, Tier
-from kvyard.hashing import ExtraKeys, Key, Run
+from kvyard.hashing import DigestKeys, ExtraKeys, Key, Run
 
 Snapshot: TypeAlias = Callable[[], Iterable[tuple[int, Tier, Iterable[Run]]]]
 """Lists the current map of copies: per (group, tier) the runs in it, each block once."""
@@ -101,10 +101,9 @@ class Arrivals:
         lane, chain = self.lane, self.chain
         space = chain.namespace
         runs = [*(self.before or ()), Run(chain, self.start, self.stop)]
-        hashes: list[Key] = runs[0].hashes
+        hashes = joined_hashes(runs)
         tokens = self._words(runs[0]) if with_tokens else None
         for run in runs[1:]:
-            hashes += run.hashes
             if tokens is not None:
                 more = self._words(run)
                 tokens = None if more is None else [*tokens, *more]
@@ -139,10 +138,21 @@ class Departures:
 
     def event(self) -> Removed:
         """Build the event."""
-        hashes: list[Key] = []
-        for run in self.runs:
-            hashes += run.hashes
-        return Removed(hashes=hashes, group=self.lane.group, tier=self.lane.tier, reason=self.reason)
+        return Removed(hashes=joined_hashes(self.runs), group=self.lane.group, tier=self.lane.tier, reason=self.reason)
+
+
+def joined_hashes(runs: Sequence[Run]) -> Sequence[Key]:
+    """The hashes of all ``runs``, packed where their chains keep them so."""
+    first = runs[0]
+    joined = first.chain.packed_hashes(first.start, first.stop)
+    if len(runs) == 1:
+        return joined
+    parts = [run.chain.packed_hashes(run.start, run.stop) for run in runs[1:]]
+    if not isinstance(joined, list | DigestKeys) or any(type(part) is not type(joined) for part in parts):
+        joined = list(joined)
+    for part in parts:
+        joined.extend(part)  # type: ignore[arg-type]
+    return joined
 
 
 def arrange(lane: Lane, runs: Iterable[Run]) -> list[Arrivals]:

@@ -6,7 +6,7 @@
 
 from kvyard.hashing.algorithms import ALGORITHMS, Algorithm, HashingError, Key, algorithm, wire_hash
 from kvyard.hashing.chain import Chain, CoarseChain, TokenChain, TraceChain
-from kvyard.hashing.keys import Keys
+from kvyard.hashing.keys import DigestKeys, Keys
 from kvyard.hashing.namespace import PLAIN, Embeds, ExtraKeys, Media, Namespace, NamespaceError
 from kvyard.hashing.run import Run
 
@@ -16,6 +16,7 @@ __all__ = [
     "Algorithm",
     "Chain",
     "CoarseChain",
+    "DigestKeys",
     "Embeds",
     "ExtraKeys",
     "HashingError",

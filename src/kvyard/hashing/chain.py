@@ -17,7 +17,7 @@ from itertools import dropwhile
 import xxhash
 
 from kvyard.hashing.algorithms import Algorithm, Key
-from kvyard.hashing.keys import Keys, PackedKeys, packed_keys
+from kvyard.hashing.keys import DigestKeys, Keys, PackedKeys, packed_keys
 from kvyard.hashing.namespace import PLAIN, ExtraKeys, Namespace
 
 
@@ -46,6 +46,10 @@ class Chain:
         """The hashes of blocks ``start`` to ``stop``."""
         keys = self.keys
         return [keys[i] for i in range(start, stop)]
+
+    def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
+        """The same, as they are kept: cheaper than a list where nobody looks at each of them."""
+        return self.hashes(start, stop)
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         """The token ids of blocks ``start`` to ``stop``; ``None`` where only trace ids are known."""
@@ -131,6 +135,10 @@ class TokenChain(Chain):
 
     def hashes(self, start: int, stop: int) -> list[Key]:
         return self.keys.between(start, stop)
+
+    def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
+        keys = self.keys
+        return keys.cut(start, stop) if isinstance(keys, DigestKeys) else keys.between(start, stop)
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         return list(self.tokens[start * self.block_size : stop * self.block_size])
@@ -297,6 +305,12 @@ class _CutChain(Chain):
         self._base = start
         self._tokens = whole.tokens[start * self.block_size : stop * self.block_size] if with_tokens else None
 
+    def hashes(self, start: int, stop: int) -> list[Key]:
+        return self.keys.between(start, stop)
+
+    def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
+        return self.keys.packed(start, stop)
+
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         if self._tokens is None or start < self._base:
             return None  # the hash before the cut was kept, its tokens weren't
@@ -320,10 +334,20 @@ class _CutKeys:
         self.keys = keys
         self.base = base
 
+    def between(self, start: int, stop: int) -> list[Key]:
+        return self.keys.between(self._within(start), stop - self.base)
+
+    def packed(self, start: int, stop: int) -> Sequence[Key]:
+        keys, low, high = self.keys, self._within(start), stop - self.base
+        return keys.cut(low, high) if isinstance(keys, DigestKeys) else keys.between(low, high)
+
+    def _within(self, index: int) -> int:
+        if index < self.base:
+            raise IndexError(f"block {index} of a chain that was cut at {self.base}")
+        return index - self.base
+
     def __len__(self) -> int:
         return self.base + len(self.keys)
 
     def __getitem__(self, index: int) -> Key:
-        if index < self.base:
-            raise IndexError(f"block {index} of a chain that was cut at {self.base}")
-        return self.keys[index - self.base]
+        return self.keys[self._within(index)]

@@ -7,11 +7,11 @@ bytes and a cache miss each when they are let go; packed they cost 8 or 32 bytes
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, overload
 
 from kvyard.hashing.algorithms import Key
 
@@ -31,8 +31,11 @@ def _record(size: int) -> Struct:
     return Struct(f"{size}s")
 
 
-class DigestKeys:
-    """A growing sequence of digests of equal length, end to end in one string of bytes."""
+class DigestKeys(Sequence[bytes]):
+    """A growing sequence of digests of equal length, end to end in one string of bytes.
+
+    Equal to any sequence of the same digests, a list included.
+    """
 
     __slots__ = ("_blob", "_packed", "_record", "_size", "_tail")
 
@@ -46,6 +49,11 @@ class DigestKeys:
 
     def extend(self, digests: Iterable[bytes]) -> None:
         """Add ``digests`` at the end."""
+        if isinstance(digests, DigestKeys) and not digests._tail:
+            self._pack()
+            self._blob += digests._blob
+            self._packed += digests._packed
+            return
         tail = self._tail
         tail += digests
         if len(tail) >= _TAIL:
@@ -61,10 +69,19 @@ class DigestKeys:
 
     def cut(self, start: int, stop: int) -> DigestKeys:
         """A copy of the digests ``start`` to ``stop``."""
-        part = DigestKeys(self._size)
-        part.extend(self.between(start, stop))  # type: ignore[arg-type]
-        part._pack()
+        size, packed = self._size, self._packed
+        part = DigestKeys(size)
+        part._blob = self._blob[start * size : stop * size]
+        if stop > packed:
+            part._blob += b"".join(self._tail[max(0, start - packed) : stop - packed])
+        part._packed = len(part._blob) // size
         return part
+
+    def narrowed(self) -> list[int]:
+        """The last 64 bits of each digest, as events carry them by default."""
+        self._pack()
+        words = Struct(f">{self._size - 8}xQ")
+        return list(chain.from_iterable(words.iter_unpack(self._blob)))
 
     def _pack(self) -> None:
         self._blob += b"".join(self._tail)
@@ -74,15 +91,34 @@ class DigestKeys:
     def __len__(self) -> int:
         return self._packed + len(self._tail)
 
-    def __getitem__(self, index: int) -> bytes:
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(index, slice):
+            return list(self)[index]
         if index < 0:
             index += len(self)
-        if index < self._packed and index >= 0:
+        if 0 <= index < self._packed:
             at = index * self._size
             return self._blob[at : at + self._size]
         if index < 0:
             raise IndexError(f"no digest {index} among {len(self)}")
         return self._tail[index - self._packed]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.between(0, len(self)))  # type: ignore[arg-type]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DigestKeys | list | tuple):
+            return len(self) == len(other) and list(self) == list(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"DigestKeys({[digest.hex() for digest in self]})"
 
 
 class NumberKeys(array):  # type: ignore[type-arg]

@@ -54,12 +54,15 @@ def conform(path: Path) -> Verdict:
                 raise LogError(f"{path}:{number}: the first operation must be config, not {op['op']!r}")
             try:
                 replayer = Replayer(op)
-            except (KvyardError, TypeError) as refused:
+            except (KvyardError, TypeError, KeyError, AttributeError) as refused:
                 raise LogError(f"{path}:{number}: this configuration can't be replayed: {refused}") from refused
             ours = replayer.configured()
             recorded = {key: value for key, value in recorded.items() if key not in ABOUT_VLLM}
         else:
-            ours = replayer.apply(op)
+            try:
+                ours = replayer.apply(op)
+            except (LogError, TypeError) as refused:
+                raise LogError(f"{path}:{number}: this operation can't be replayed: {refused}") from refused
         field = _first_difference(recorded, ours)
         if field is not None:
             return Verdict(
@@ -99,5 +102,5 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
                 except (ValueError, KeyError, TypeError) as bad:
                     raise LogError(f'{path}:{number}: expected a line of {{"op": ..., "result": ...}}') from bad
                 yield number, record
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as bad:
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as bad:
         raise LogError(f"{path}: can't be read: {bad}") from bad

@@ -62,7 +62,7 @@ class Replayer:
             raise LogError(f"unknown operation {op['op']!r}")
         try:
             result = act(op)
-        except (KvyardError, KeyError) as refused:
+        except (KvyardError, KeyError, ValueError) as refused:
             return {"error": str(refused)}
         finally:
             if self.recorder is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvyard.hashing import Key, wire_hash
+from kvyard.hashing import DigestKeys, Key, wire_hash
 
 U64 = (1 << 64) - 1
 _LOWEST = -(1 << 63)
@@ -63,6 +63,8 @@ def write_hashes(hashes: Sequence[Key], integers: bool) -> list[Key]:
     """``hashes`` as the wire takes them: integers unsigned in 64 bits, digests as they are unless ``integers`` are wanted."""
     if not hashes:
         return []
+    if isinstance(hashes, DigestKeys):
+        return [*hashes.narrowed()] if integers else [*hashes]
     if isinstance(hashes[0], int):
         try:
             low, high = min(hashes), max(hashes)

@@ -1,15 +1,19 @@
-"""What events cost: events and bytes per evicted block, blocks per second through the batcher, the encoders and decoders.
+"""What events cost: events and bytes per evicted block, blocks per second through the batcher, the encoders and decoders,
+and the time they add to the block manager.
 
-Run with ``python benchmarks/events_wire.py``. The baseline for size is one event per hash, which is what vLLM's pool emits;
-the baseline for decoding is msgspec alone, into the same shapes and without any of our rules. Best of several runs.
+Run with ``python benchmarks/events.py``. The baseline for size is one event per hash, which is what vLLM's pool emits; the
+baseline for decoding is msgspec alone, into the same shapes and without any of our rules; the baseline for the manager is
+the same workload without events, ours and vLLM's (see ``benchmarks/blocks.py``). Best of several runs.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
+from blocks import ORACLE, VLLM, one
 
 from kvyard.events import Batcher, EventBatch, GroupMeta, Removed, Tier
 from kvyard.events.wire import WRITTEN_DIALECTS, Decoder, Encoder
@@ -151,7 +155,22 @@ def payload_with_a_bad_event(batch: EventBatch) -> bytes:
     return msgspec.msgpack.encode([ts, [*events, {"type": "BlockMoved"}], rank])
 
 
+def report_manager(repeats: int = 5) -> None:
+    print(f"\n{'manager, us a request':34}{'without':>12}{'with events':>14}{'times':>8}")
+    sides = ("kvyard", "vllm") if Path(VLLM).exists() and ORACLE.exists() else ("kvyard",)
+    for groups in ("full", "full+swa"):
+        for side in sides:
+            spent = {False: float("inf"), True: float("inf")}
+            for _ in range(repeats if side == "kvyard" else 2):
+                for events in (False, True):
+                    work = {"groups": groups, "requests": 1500, "events": events}
+                    spent[events] = min(spent[events], one(side, work)["managed"] / 1500 * 1e6)
+            label = f"{side}, {groups}"
+            print(f"{label:34}{spent[False]:>12.0f}{spent[True]:>14.0f}{spent[True] / spent[False]:>8.2f}")
+
+
 if __name__ == "__main__":
     report_sizes()
     report_batcher()
     report_speed()
+    report_manager()
