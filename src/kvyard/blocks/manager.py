@@ -11,16 +11,17 @@ Token layout of an allocation, left to right::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
 
+from kvyard.blocks.config import check_options
 from kvyard.blocks.coordinator import Coordinator, Hit
 from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.groups import make_groups
 from kvyard.blocks.integrity import check_manager
+from kvyard.blocks.limits import note_limits
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.request import Request
-from kvyard.blocks.spec import ConfigError, GroupSpec, check_retention, resolve_geometry
+from kvyard.blocks.spec import GroupSpec, resolve_geometry
 from kvyard.blocks.table import Table
 from kvyard.errors import KvyardError
 from kvyard.events.types import Sink, Tier
@@ -57,34 +58,18 @@ class BlockManager:
         self.geometry = resolve_geometry(
             groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
         )
-        drafts = use_eagle or any(spec.eagle for spec in groups)
-        if caching and drafts and any(spec.kind == "chunked_local" for spec in groups):
-            raise ConfigError("chunked_local groups can't be cached next to a draft head: switch one of the two off")
-        check_retention(retention_interval, groups, self.geometry.scheduler_block_size)
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
-        for name, value in (
-            ("max_model_len", max_model_len),
-            ("max_in_flight_tokens", in_flight),
-            ("num_prefill_lookahead", num_prefill_lookahead),
-        ):
-            if value < 0:
-                raise ConfigError(f"{name} must not be negative, got {value}")
-        if caching and drafts and num_prefill_lookahead > self.geometry.scheduler_block_size:
-            raise ConfigError(
-                f"num_prefill_lookahead {num_prefill_lookahead} must not exceed the scheduler's block size "
-                f"{self.geometry.scheduler_block_size}"
-            )
-        if (
-            drafts
-            and num_prefill_lookahead > 1
-            and any(
-                spec.is_state and spec.mode == "align" and spec.block_size > self.geometry.hash_block_size
-                for spec in groups
-            )
-        ):
-            raise ConfigError("aligned states with finer hashes can't follow more than one draft token per prefill")
-        if not 0 <= watermark < 1:
-            raise ConfigError(f"watermark is a share of the pool, from 0 to below 1, got {watermark}")
+        check_options(
+            groups,
+            self.geometry,
+            caching=caching,
+            use_eagle=use_eagle,
+            retention_interval=retention_interval,
+            watermark=watermark,
+            max_model_len=max_model_len,
+            max_in_flight_tokens=in_flight,
+            num_prefill_lookahead=num_prefill_lookahead,
+        )
         self.caching = caching
         self.max_model_len = max_model_len
         self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now)
@@ -247,7 +232,7 @@ class BlockManager:
         if tokens > request.registered_until and self.caching and not delay_caching:
             self.coordinator.register(request, tokens)
         if request.running:
-            self._note_limits(request)
+            note_limits(request, groups, self.caching, self.max_model_len)
         return taken
 
     def _check(
@@ -279,26 +264,6 @@ class BlockManager:
                 f"request {request.id}: its chain has blocks of {request.chain.block_size} tokens, here they have {size}"
             )
 
-    def _note_limits(self, request: Request) -> None:
-        """Work out how far the request can go before any group has something to do."""
-        fits: float = self.max_model_len
-        settled: float = inf
-        registered: float = inf
-        for group, table in zip(self.groups, request.tables):
-            if group.restless:
-                request.forget_limits()
-                return
-            room = table.length * group.block_size - group.spare
-            fits = min(fits, room)
-            if group.rule.forgets:
-                fresh = group.rule.fresh_until(table.starts[0] if table.starts else table.length)
-                settled = min(settled, fresh)
-            if self.caching:
-                unit = group.register_unit
-                known = -(-((table.registered or 0) + 1) * group.block_size // unit) * unit - 1 if unit else -1
-                registered = min(registered, known)
-        request.fits_until, request.settled_until, request.registered_until = fits, settled, registered
-
     def cache(self, request: Request, num_tokens: int) -> None:
         """Register the blocks of the first ``num_tokens`` tokens, once an asynchronous load has filled them."""
         self._holding(request)
@@ -306,7 +271,7 @@ class BlockManager:
             raise RequestError(f"request {request.id} has {request.num_tokens} tokens, can't cache {num_tokens}")
         if self.caching:
             self.coordinator.register(request, num_tokens)
-            self._note_limits(request)
+            request.forget_limits()
 
     def drop_stale(self, request: Request, num_tokens: int) -> None:
         """Release the blocks that nobody will read again once ``num_tokens`` tokens are computed."""
@@ -315,7 +280,7 @@ class BlockManager:
             raise RequestError(f"request {request.id}: token counts must not be negative")
         for group, table in zip(self.groups, request.tables):
             group.drop_stale(table, num_tokens)
-        self._note_limits(request)
+        request.forget_limits()
 
     def rollback(self, request: Request, num_tokens: int) -> None:
         """Take back ``num_tokens`` computed tokens: drafts that were rejected. Their slots stay with the request."""
