@@ -10,6 +10,7 @@ import pytest
 from tests.blocks.support import FULL, WINDOW, XXH3, cache, make, run, snapshot
 
 from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Request, RequestError
+from kvyard.blocks.extent import Extent
 from kvyard.errors import KvyardError
 from kvyard.hashing import TokenChain, TraceChain
 
@@ -418,3 +419,25 @@ def test_a_refused_step_releases_only_what_left_the_window() -> None:
     settled = snapshot(manager, request)
     assert manager.allocate(request, 24) is None
     assert snapshot(manager, request) == settled, "the second time there is nothing left to release"
+
+
+def test_a_surplus_in_one_group_is_no_help_to_another() -> None:
+    """Rejected drafts leave the state group a block too many; that block is not there for the full group to take.
+
+    vLLM 0.32 adds the two up, finds that nothing is needed, and then fails to take a block.
+    """
+    manager = BlockManager(8, [FULL, spec("mamba")])
+    request = make(manager, "a", range(4))
+    assert run(manager, request, 4)
+    request.append([9])
+    assert run(manager, request, 8)
+    manager.rollback(request, 8)
+    assert manager.block_ids(request) == [[1, 3, 4], [2, 0, 5]]
+    rest = manager.pool.take(2)  # somebody else's
+    assert manager.pool.free == 0
+    before = snapshot(manager, request)
+    assert manager.allocate(request, 1, lookahead=8) is None
+    assert snapshot(manager, request) == before
+    manager.pool.release([Extent(rest, 0)])
+    assert manager.allocate(request, 1, lookahead=8) == ([rest[1]], [])
+    manager.check_integrity()

@@ -154,6 +154,62 @@ def test_the_walks_reach_everything(seeds: range) -> None:
         assert any(getattr(family, feature) for family in families), feature
 
 
+def full_and_states(**options: object) -> dict[str, object]:
+    groups = [{"type": "mamba", "mode": "align"}, {"type": "full"}]
+    return {"op": "config", "num_blocks": 40, "block_size": 4, "hash_block_size": 2, "groups": groups, **options}
+
+
+WENT_WRONG: dict[str, list[dict[str, object]]] = {
+    # The private copy of a block that a hit ended in was completed, and joined to the block before it, while the copy
+    # was still to be run.
+    "copy completed at once": [
+        full_and_states(trace=True),
+        {"op": "new", "req": "a", "tokens": [1, 2, 3, 4, 5, 6, 7, 8]},
+        {"op": "new_step"},
+        {"op": "allocate", "req": "a", "num_new_tokens": 4},
+        {"op": "new_step"},
+        {"op": "allocate", "req": "a", "num_new_tokens": 2},
+        {"op": "preempt", "req": "a"},
+        {"op": "new_step"},
+        {"op": "get_computed", "req": "a"},
+        {"op": "allocate", "req": "a", "num_new_tokens": 2},
+        {"op": "free", "req": "a"},
+        {"op": "take_copies"},
+        {"op": "state"},
+    ],
+    # A prompt ends with a block whose state isn't worth keeping otherwise: vLLM announces one hash unit, not the block.
+    "state at the end of a prompt": [
+        full_and_states(events=True, retention_interval=0, use_eagle=True),
+        {"op": "new", "req": "a", "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]},
+        {"op": "new_step"},
+        {"op": "allocate", "req": "a", "num_new_tokens": 8},
+        {"op": "take_events", "wire": True},
+        {"op": "state"},
+    ],
+    # What was looked up is split by another request before it is adopted.
+    "hit split by another": [
+        {"op": "config", "num_blocks": 40, "block_size": 4, "trace": True},
+        {"op": "new", "req": "a", "tokens": {"seq": [0, 20]}},
+        {"op": "allocate", "req": "a", "num_new_tokens": 20},
+        {"op": "free", "req": "a"},
+        {"op": "new", "req": "b", "tokens": {"seq": [0, 21]}},
+        {"op": "new", "req": "c", "tokens": {"seq": [0, 9]}},
+        {"op": "get_computed", "req": "b"},
+        {"op": "get_computed", "req": "c"},
+        {"op": "allocate", "req": "c", "num_new_tokens": 1},
+        {"op": "allocate", "req": "b", "num_new_tokens": 1},
+        {"op": "state"},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WENT_WRONG)
+def test_what_once_went_wrong(name: str) -> None:
+    pair = Pair()
+    for op in WENT_WRONG[name]:
+        pair.apply(op)
+
+
 # -- and it does see mistakes -----------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,8 @@ class CacheMap:
         self.order = order
         self.sink = sink
         self.tier = tier
+        self.version = 0
+        """Changes whenever something is moved or forgotten; not by a split, which leaves all there is to be found."""
         self.starts: dict[Key, Node] = {}
         """Every node, holes included, by the hash of its first block."""
         self.marks: dict[Key, list[Extent]] = {}
@@ -142,6 +144,7 @@ class CacheMap:
         """Forget that ``extent`` is a copy of anything."""
         node = extent.node
         assert node is not None
+        self.version += 1
         node.copies.remove(extent)
         extent.node = None
         if self.sink is not None:
@@ -167,6 +170,7 @@ class CacheMap:
             hole.start = cut
             self.starts[hole.keys[cut]] = hole
         node.stop = cut
+        self.version += 1
         if self.sink is not None:
             self.sink.left(Run(node.chain, cut, stop), self.group, self.tier, True)
         return True
@@ -195,6 +199,7 @@ class CacheMap:
         """Take back all marks of ``extent``."""
         if extent.marks is None:
             return
+        self.version += 1
         for run in extent.marks.runs:
             key = run.chain.keys[run.start]
             holders = self.marks[key]
@@ -210,6 +215,7 @@ class CacheMap:
         marks = source.marks
         if marks is None:
             return
+        self.version += 1
         target.marks, source.marks = marks, None
         for run in marks.runs:
             holders = self.marks[run.chain.keys[run.start]]
@@ -248,6 +254,7 @@ class CacheMap:
 
     def clear(self) -> None:
         """Forget every copy at once, without a word to the sink: clearing is the pool's to announce."""
+        self.version += 1
         for node in self.starts.values():
             for extent in node.copies:
                 extent.node = None

@@ -43,12 +43,18 @@ class Pool:
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
         """How many blocks can be taken: unnamed ones and cached ones that nobody holds."""
-        self.version = 0
-        """Changes whenever cached blocks are handed out, forgotten or moved: what was looked up before may be gone."""
         self.pinned: Counter[Extent] = Counter()
         """References that are not from tables: transfers and pending copies."""
         # Unnamed free blocks, next to be handed out last.
         self._loose = list(range(num_blocks - 1, 0, -1))
+
+    @property
+    def version(self) -> int:
+        """Changes whenever something cached is moved or forgotten: what was looked up before may be gone."""
+        version = 0
+        for cache_map in self.maps:
+            version += cache_map.version
+        return version
 
     @property
     def usage(self) -> float:
@@ -69,7 +75,6 @@ class Pool:
             taken = loose[: cut - 1 : -1] if cut else loose[::-1]
             del loose[cut:]
             return taken
-        self.version += 1
         loose.reverse()
         taken, self._loose = loose, []
         self._evict(-cut, taken)
@@ -141,8 +146,7 @@ class Pool:
         for block_id in wanted:
             extent = self._find(block_id)
             if extent is not None:
-                self.version += 1
-                self._unname(self.isolate(extent, extent.ids.index(block_id)))
+                        self._unname(self.isolate(extent, extent.ids.index(block_id)))
 
     def isolate(self, extent: Extent, index: int) -> Extent:
         """Split ``extent`` so that its block at ``index`` stands alone, and return that one."""
@@ -188,7 +192,6 @@ class Pool:
             cache_map.clear()
         line.reverse()
         self._loose = line
-        self.version += 1
         if self.sink is not None:
             self.sink.cleared(self.tier)
         return True

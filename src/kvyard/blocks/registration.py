@@ -27,6 +27,8 @@ def register_tail(cache_map: CacheMap, chain: Chain, table: Table, first: int, l
     count = last - first
     if tail.start != first or tail.node is not None or tail.marks is not None or len(tail.ids) < count:
         return False
+    if tail.refs != 1:
+        return False  # a pending copy holds it too, so it must stay the extent it is
     before = extents[-2] if len(extents) > 1 else None
     whole = count == len(tail.ids)
     if before is not None and before.start + len(before.ids) == first:

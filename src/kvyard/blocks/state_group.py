@@ -142,7 +142,6 @@ class AlignedStateGroup(StateGroup):
         """Keep the state in ``source`` findable in a copy: its request is about to write on, in the same block."""
         copy = Extent(fresh, source.start)
         self.map.move_marks(source, copy)
-        self.pool.version += 1  # whoever found it in the source must look again
         source.refs += 1
         self.copies.append((source, copy))
         self.pool.pinned.update((source, copy))
@@ -172,7 +171,7 @@ class AlignedStateGroup(StateGroup):
             table.registered = position
         elif block.node is None:
             if self.watch is not None:
-                self.watch(request, self, position, position + 1)
+                self.watch(request, self, position, position)
             self.map.enter(self.chain_of(request), block)
 
     def _move_to_end(self, table: Table, position: int) -> list[int]:

@@ -35,7 +35,11 @@ class VllmRecorder:
             group.watch = self.registering
 
     def registering(self, request: Request, group: Group, first: int, last: int) -> None:
-        """A registration of positions ``first`` to ``last`` begins (``Group.watch``)."""
+        """A registration of positions ``first`` to ``last`` begins (``Group.watch``).
+
+        Equal where a prompt ends with a block: its last state is registered by itself, and announced like one that ends
+        inside a block.
+        """
         self.flush()
         self._open = (request, group, first, last)
 
@@ -43,13 +47,8 @@ class VllmRecorder:
         if run.chain.block_size == self._groups[group].block_size:
             self._entered += range(run.start, run.stop)
             return
-        # A block became known by a hash that ends inside it: a store of its own, of one hash unit.
         self.flush()
-        parent = run.parent
-        extras = run.chain.extras_of(run.start, run.stop) or [None]
-        parent = self.wire(parent) if parent is not None else None
-        hashes = [self.wire(run[0])]
-        self._events.append(self._stored(self._groups[group], run.chain, hashes, parent, run.tokens, extras))
+        self._store_unit(self._groups[group], run)
 
     def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
         for key in reversed(run.hashes):
@@ -85,7 +84,18 @@ class VllmRecorder:
             request, group, first, last = self._open
             self._open = None
             positions, self._entered = self._entered, []
-            self._store(request, group, positions, first, last)
+            if first < last:
+                self._store(request, group, positions, first, last)
+            elif positions:
+                end = (first + 1) * group.block_size // group.hash_block_size
+                self._store_unit(group, Run(request.chain, end - 1, end))
+
+    def _store_unit(self, group: Group, run: Run) -> None:
+        """A block became known by a hash that ends inside it: a store of its own, of one hash unit."""
+        parent = run.parent
+        extras = run.chain.extras_of(run.start, run.stop) or [None]
+        parent = self.wire(parent) if parent is not None else None
+        self._events.append(self._stored(group, run.chain, [self.wire(run[0])], parent, run.tokens, extras))
 
     def _store(self, request: Request, group: Group, positions: list[int] | range, first: int, last: int) -> None:
         chain = group.chain_of(request)
