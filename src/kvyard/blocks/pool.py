@@ -146,7 +146,7 @@ class Pool:
         for block_id in wanted:
             extent = self._find(block_id)
             if extent is not None:
-                        self._unname(self.isolate(extent, extent.ids.index(block_id)))
+                self._unname(self.isolate(extent, extent.ids.index(block_id)))
 
     def isolate(self, extent: Extent, index: int) -> Extent:
         """Split ``extent`` so that its block at ``index`` stands alone, and return that one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from kvyard.events.transport.state import Origin, State, StreamStatus, Update
 from kvyard.events.types import Event, Removed, Stored
 from kvyard.hashing import Key
 
+WIDTH = 110
 FEW = 4
 """Hashes shown of a long list."""
 
@@ -125,11 +127,9 @@ def report_value(report: Report, source: str) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    yield f"  {finding.code}: {finding.what}"
-    if finding.loss:
-        yield f"      {finding.loss}"
-    if finding.examples:
-        yield f"      For example {'; '.join(finding.examples)}."
+    yield from wrap(f"{finding.code}: {finding.what}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    for more in (finding.loss, f"For example {'; '.join(finding.examples)}." if finding.examples else ""):
+        yield from wrap(more, WIDTH, initial_indent="      ", subsequent_indent="      ")
 
 
 def _event(event: Event) -> str:

@@ -7,7 +7,7 @@ them are normal for an engine, and what they cost a consumer, is said in ``findi
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -36,7 +36,7 @@ class _Stream:
         self.kinds: dict[int | None, str] = {}
         self.excused = False
         self.decoder = Decoder()
-        self.prints: dict[int, int] = {}
+        self.prints: OrderedDict[int, int] = OrderedDict()
         self.ts = 0.0
 
     def forget(self, rank: int | None) -> None:
@@ -129,7 +129,7 @@ class Checker:
         facts.last = seq
         stream.prints[seq] = mark
         if len(stream.prints) > 10_000:
-            del stream.prints[next(iter(stream.prints))]
+            stream.prints.popitem(last=False)
         return True
 
     # -- payloads ---------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def _group_name(group: int | None) -> str:
     return "none" if group is None else str(group)
 
 
-def _short(hashes: list[Key]) -> str:
+def _short(hashes: Sequence[Key]) -> str:
     return _hash(hashes[0]) if hashes else "none"
 
 

@@ -1,0 +1,42 @@
+"""The index: for this prompt, which workers hold how long a usable prefix, on which tier, and how sure are we?
+
+``Indexer`` joins the parts; ``docs/indexing.md`` says why they are what they are.
+"""
+
+from kvyard.index.backend import BACKENDS, Backend, Rows, Usage, backend
+from kvyard.index.catalog import Catalog, Layout
+from kvyard.index.dedup import DedupFilter
+from kvyard.index.identity import Identity, IdentityError
+from kvyard.index.indexer import Indexer
+from kvyard.index.match import DEFAULT_WEIGHTS, Scores, TierMatch, Trust, WorkerMatch
+from kvyard.index.memory import MemoryIndex
+from kvyard.index.places import Holder, Place, Places
+from kvyard.index.scorer import Scorer
+from kvyard.index.stream import Source, Stream, update_of
+
+__all__ = [
+    "BACKENDS",
+    "DEFAULT_WEIGHTS",
+    "Backend",
+    "Catalog",
+    "DedupFilter",
+    "Holder",
+    "Identity",
+    "IdentityError",
+    "Indexer",
+    "Layout",
+    "MemoryIndex",
+    "Place",
+    "Places",
+    "Rows",
+    "Scorer",
+    "Scores",
+    "Source",
+    "Stream",
+    "TierMatch",
+    "Trust",
+    "Usage",
+    "WorkerMatch",
+    "backend",
+    "update_of",
+]

@@ -1,7 +1,8 @@
 """The contract of an index backend: which places hold which blocks, and nothing else.
 
-A backend knows request keys (chained, 64 bits, unsigned) and numbers of places (``kvyard.index.places``). It has never heard
-of engines, streams, tokens or scores, and it keeps sets: that a block was announced twice is the dedup filter's knowledge.
+A backend knows request keys (chained, 64 bits, unsigned) and numbers of places (``kvyard.index.places``). It has never
+heard of engines, streams, tokens or scores, and it keeps sets: that a block was announced twice is the dedup filter's
+knowledge.
 
 Three rules make backends interchangeable, and ``tests/index/test_backends.py`` holds each against a naive model:
 
@@ -43,8 +44,8 @@ class Backend(Protocol):
     def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
         """``place`` now holds ``keys``, consecutive blocks of one chain. Returns those that it held before, in order.
 
-        ``parent`` is the key before the first, ``None`` at the start of a chain or where unknown: it helps to keep runs long
-        and changes no answer.
+        A key that is listed twice was held before at its second mention. ``parent`` is the key before the first, ``None`` at
+        the start of a chain or where unknown: it helps to keep runs long and changes no answer.
         """
         ...
 

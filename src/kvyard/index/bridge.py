@@ -1,12 +1,12 @@
 """The bridge: from one stream's opaque hashes to request keys, with explicit positions.
 
-A Stored event that brings tokens says which text its hashes name. From it a *piece* is made: where the text starts, the engine's
-block size, and the request keys that end inside it. Nothing is inferred from the lengths of lists. So engine blocks may be
-larger or smaller than ours, and an event may end in the middle of one of ours: its last tokens wait in the piece for whatever
-continues it.
+A Stored event that brings tokens says which text its hashes name. From it a *piece* is made: where the text starts, the
+engine's block size, and the request keys that end inside it. Nothing is inferred from the lengths of lists. So engine
+blocks may be larger or smaller than ours, and an event may end in the middle of one of ours: its last tokens wait in the
+piece for whatever continues it.
 
-A bridge belongs to one stream. The same number in another stream may be another text: models, adapters and seeds differ.
-It knows which text a hash names, and not who holds it.
+A bridge belongs to one stream. The same number in another stream may be another text: models, adapters and seeds differ. It
+knows which text a hash names, and not who holds it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,20 @@ _OFFSET = (1 << _BITS) - 1
 class Piece:
     """The text of one announcement, block by block. Positions are tokens from the start of the prompt."""
 
-    __slots__ = ("alive", "begin", "beyond", "first", "hashes", "keys", "last", "number", "parent", "size", "tail", "tail_marks")
+    __slots__ = (
+        "alive",
+        "begin",
+        "beyond",
+        "first",
+        "hashes",
+        "keys",
+        "last",
+        "number",
+        "parent",
+        "size",
+        "tail",
+        "tail_marks",
+    )
 
     def __init__(self, begin: int, size: int, hashes: list[Key], parent: Piece | None) -> None:
         self.number = 0
@@ -43,18 +56,15 @@ class Piece:
         self.tail: Sequence[int] = ()
         """Tokens after our last full block."""
         self.tail_marks: list[Mark] = []
-        self.beyond: list[int] = []
-        """Keys of our blocks that start in ``tail`` and end in a piece that continues this one."""
+        self.beyond: dict[int, list[tuple[int, int]]] = {}
+        """Our blocks that start in here and end in a piece that branches off: by number, their keys, and up to where they
+        are made of this piece."""
         self.alive = 0
         """How many hashes lead here."""
 
     @property
     def end(self) -> int:
         return self.begin + self.size * len(self.hashes)
-
-    def upto(self, count: int) -> Piece:
-        """This piece if only its first ``count`` blocks are meant: what continues from the middle needs its own view."""
-        return self if count == len(self.hashes) else _Front(self, count)
 
 
 class _Front(Piece):
@@ -100,12 +110,12 @@ class Bridge:
         loc = self._known.get(key)
         return None if loc is None else (self._pieces[loc >> _BITS], loc & _OFFSET)
 
-    def announce(self, event: Stored) -> Piece | None:
-        """Learn what a dense store (tokens for every hash) says of hashes not known so far; the new piece, if any.
+    def announce(self, event: Stored, hashes: list[Key]) -> Piece | None:
+        """Learn what a dense store (tokens for every hash) says of ``hashes`` not known so far; the new piece, if any.
 
         The caller has made sure that the parent is known or ``None``. Raises ``IdentityError`` where the text can't be named.
         """
-        known, hashes, size = self._known, event.hashes, event.block_size
+        known, size = self._known, event.block_size
         skip = 0
         while skip < len(hashes) and hashes[skip] in known:
             skip += 1
@@ -120,7 +130,11 @@ class Bridge:
             begin = parent.end
         piece = Piece(begin, size, hashes[skip:] if skip else hashes, parent)
         assert event.tokens is not None
-        marks = [] if event.extra_keys is None and event.lora_name is None and not event.salt else marks_of_event(event, begin - skip * size)
+        marks = (
+            []
+            if event.extra_keys is None and event.lora_name is None and not event.salt
+            else marks_of_event(event, begin - skip * size)
+        )
         tokens = event.tokens[skip * size :] if skip else event.tokens
         self._name(piece, tokens, [mark for mark in marks if mark[0] >= begin])
         self._enter(piece)
@@ -139,8 +153,6 @@ class Bridge:
             start = whole.first * size
             front.tail = tokens[front.end - rest - start : front.end - start]
             front.tail_marks = [mark for mark in marks if front.end - rest <= mark[0] < front.end]
-            # Not the whole's: its own block that starts there has a key already.
-            front.beyond = whole.beyond if whole.end - whole.end % size == front.end - rest else []
         return front
 
     def _name(self, piece: Piece, tokens: Sequence[int], marks: list[Mark]) -> None:
@@ -192,23 +204,22 @@ class Bridge:
             at = at.parent
         return [key for part in reversed(parts) for key in part]
 
-    def keys_at(self, piece: Piece, block: int, end: int) -> Sequence[int]:
-        """The keys that our block number ``block`` has on ways through ``piece`` up to token ``end``.
-
-        One, or none yet, where it ends in there; as many as there are continuations where it doesn't.
-        """
+    def keys_at(self, piece: Piece, block: int, end: int) -> list[int]:
+        """The keys, on every way known, of our block number ``block`` that the text of ``piece`` up to ``end`` is part of."""
+        keys = [key for key, upto in piece.beyond.get(block, ()) if end <= upto]
         if (block + 1) * self.identity.block_size <= piece.end:
-            return self.keys_between(piece, block, block + 1)
-        return piece.beyond
+            keys += self.keys_between(piece, block, block + 1)
+        return keys
 
-    def straddling(self, piece: Piece) -> Iterator[Piece]:
-        """The pieces before ``piece`` that its first block of ours reaches back into. Tells them the block's key."""
-        edge = piece.first * self.identity.block_size
+    def straddled(self, piece: Piece) -> Iterator[Piece]:
+        """The pieces that our first block in ``piece`` reaches back into; they learn its key."""
+        block = piece.first
         at = piece.parent
-        while at is not None and at.end > edge:
-            at.beyond.append(piece.keys[0])
-            whole = self._pieces.get(at.number)
-            yield whole if whole is not None and not isinstance(at, _Front) else at
+        while at is not None and at.end > block * self.identity.block_size:
+            ways = at.beyond.setdefault(block, [])
+            if (piece.keys[0], at.end) not in ways:
+                ways.append((piece.keys[0], at.end))
+                yield at
             at = at.parent
 
     # -- forgetting -------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The catalog: which attention groups each holder has, as configured or as its events say.
 
-Without it a copy is just a copy. With it the scorer knows that a window's copies serve a hit only at its end, a state's only on
-its boundary. What isn't known is not guessed: a holder with a group of an unknown kind can't be scored, and ``why`` says so.
+Without it a copy is just a copy. With it the scorer knows that a window's copies serve a hit only at its end, a state's
+only on its boundary. What isn't known is not guessed: a holder with a group of an unknown kind can't be scored, and ``why``
+says so.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ class Catalog:
         self._seen.pop(holder, None)
         self._changed(holder)
 
-    def learn(self, holder: Holder, event: Stored) -> None:
-        """Take note of what ``event`` says of its group."""
+    def learn(self, holder: Holder, event: Stored, size: int = 0) -> None:
+        """Take note of what ``event`` says of its group; ``size`` is the block size where it doesn't say."""
         seen = self._seen.setdefault(holder, {})
         known = seen.get(event.group)
         if known is not None and event.block_size <= known.block_size:
             return
-        spec = self._read(event, known)
+        spec = self._read(event, known, size)
         if spec != known or event.group not in seen:
             seen[event.group] = spec
             self._changed(holder)
@@ -113,8 +114,8 @@ class Catalog:
         except ConfigError as error:
             return str(error)
 
-    def _read(self, event: Stored, known: GroupSpec | None) -> GroupSpec | None:
-        size = max(event.block_size, known.block_size if known is not None else 0)
+    def _read(self, event: Stored, known: GroupSpec | None, size: int) -> GroupSpec | None:
+        size = max(event.block_size or size, known.block_size if known is not None else 0)
         if event.kind is None and known is not None:
             return msgspec.structs.replace(known, block_size=size)
         # Engines that name no group have one, and it is full attention.

@@ -1,15 +1,16 @@
 """The dedup filter: a copy that was announced twice is gone only when it was taken back twice.
 
-Engines announce one block several times for good reasons: two physical copies of one hash, or overlapping offload chunks that
-list the same block. Passing the first removal on would hide a copy that is still there (llm-d #680, Dynamo #8012).
+Engines announce one block several times for good reasons: two physical copies of one hash, or overlapping offload chunks
+that list the same block. Passing the first removal on would hide a copy that is still there (llm-d #680, Dynamo #8012).
 
-The filter sits between decoding and the index, and is not a wrapper around the index, for two reasons. It may only count what
-took effect, and whether a store did (its parent was known, its hashes were resolved, the index accepted it) is known to whoever
-applies events, not to a backend. And it mirrors what was *said*, by stream order, while a backend may forget rows to stay in
-its budget: a count that lived in there would be forgotten with them, and a later removal would then hide a living copy.
+The filter sits between decoding and the index, and is not a wrapper around the index, for two reasons. It may only count
+what took effect, and whether a store did (its parent was known, its hashes were resolved, the index accepted it) is known
+to whoever applies events, not to a backend. And it mirrors what was *said*, by stream order, while a backend may forget
+rows to stay in its budget: a count that lived in there would be forgotten with them, and a later removal would then hide a
+living copy.
 
-A count is (holder, tier, group, hash); a place is the first three. A count of one is what the index's row says already, so only
-what goes beyond it is kept here: a fleet that never repeats itself pays nothing.
+A count is (holder, tier, group, hash); a place is the first three. A count of one is what the index's row says already, so
+only what goes beyond it is kept here: a fleet that never repeats itself pays nothing.
 
 At the cap a repetition isn't counted: its first removal then takes the row away. That errs on the side of a copy not known,
 never of a copy that isn't there, and is counted.

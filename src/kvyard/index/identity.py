@@ -1,16 +1,18 @@
 """Request keys: the names that the index gives to blocks, and what belongs to a block's identity besides its tokens.
 
-Engines' hashes are opaque, so the index names blocks itself: a chain over the prompt in blocks of its own size. The prompt's
-side and the events' side must arrive at the same names from different knowledge. A prompt knows its adapter, salt and media
-with lengths; an event lists, per engine block, what touches that block, at an offset, without lengths and without tags. So a
-request key takes in each thing where it *starts*, which both sides know, and the chain carries it on to every later block.
+Engines' hashes are opaque, so the index names blocks itself: a chain over the prompt in blocks of its own size. The
+prompt's side and the events' side must arrive at the same names from different knowledge. A prompt knows its adapter, salt
+and media with lengths; an event lists, per engine block, what touches that block, at an offset, without lengths and without
+tags. So a request key takes in each thing where it *starts*, which both sides know, and the chain carries it on to every
+later block.
 
-In direct mode names are the engine's own, because its algorithm, seed and block size are known. Adapters are refused there: vLLM
-hashes an adapter's path, and the path isn't on the wire.
+In direct mode names are the engine's own, because its algorithm, seed and block size are known. Adapters are refused there:
+vLLM hashes an adapter's path, and the path isn't on the wire.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -65,9 +67,18 @@ class Identity:
                     extras[block] = (*(extras[block] or ()), (*mark, offset))
         return self.algorithm.hash_blocks(parent, tokens, size, extras)  # type: ignore[return-value]
 
-    def direct_key(self, key: Key) -> int:
-        """An engine's hash as a request key, in direct mode."""
-        return wire_hash(key)
+    def direct_keys(self, hashes: Sequence[Key]) -> list[int]:
+        """An engine's hashes as request keys, in direct mode; the same list where they are that already."""
+        if isinstance(hashes, array):
+            return hashes.tolist()
+        # Either all are fit or, in a trace, those of generated blocks at the end aren't.
+        if hashes and _fits(hashes[0]) and _fits(hashes[-1]):
+            return hashes if isinstance(hashes, list) else list(hashes)  # type: ignore[arg-type]
+        return [wire_hash(key) for key in hashes]
+
+
+def _fits(key: Key) -> bool:
+    return isinstance(key, int) and 0 <= key < 1 << 64
 
 
 def marks_of_event(event: Stored, begin: int) -> list[Mark]:

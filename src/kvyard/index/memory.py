@@ -7,11 +7,13 @@ last key of each; depth hardly matters. One place is cleared by looking at its o
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from kvyard.errors import KvyardError
 from kvyard.index.backend import BACKENDS, Rows, Usage
-from kvyard.index.segment import Segment
+from kvyard.index.segment import Segment, agreeing
 
 _BITS = 12
 _MOST = 1 << _BITS
@@ -145,19 +147,26 @@ class MemoryIndex:
             segment = segments[loc >> _BITS]
             segment.touched = True
             off = loc & _OFFSET
-            end = off + segment.agree(off, keys, at)
-            shift = at - off
-            while off < end:
-                stop, mask = segment.live(off)
-                if not mask:
-                    break
-                off = stop if stop < end else end
-                if mask == last:
-                    rows[-1] = (off + shift, mask)
+            mine, stops, masks = segment.keys, segment.stops, segment.masks
+            run = bisect_right(stops, off)
+            # Run by run, since two texts mostly part where rows change: two comparisons each, and no search.
+            while masks[run]:
+                length = stops[run] - off
+                if length > count - at:
+                    length = count - at
+                agrees = mine[off + length - 1] == keys[at + length - 1]
+                if not agrees:
+                    length = agreeing(mine, off, keys, at, length)
+                at += length
+                if masks[run] == last:
+                    rows[-1] = (at, last)
                 else:
-                    rows.append((off + shift, mask))
-                    last = mask
-            at = off + shift
+                    last = masks[run]
+                    rows.append((at, last))
+                off += length
+                run += 1
+                if not agrees or at == count or run == len(stops) or mine[off] != keys[at]:
+                    break
         return rows
 
     def holds(self, place: int, key: int) -> bool:
@@ -190,9 +199,13 @@ class MemoryIndex:
         """See ``Backend``."""
         living = 0
         for number, segment in self._segments.items():
-            assert segment.base == number << _BITS and 0 < len(segment.keys) <= _MOST, f"segment {number} is out of shape"
+            assert segment.base == number << _BITS and 0 < len(segment.keys) <= _MOST, (
+                f"segment {number} is out of shape"
+            )
             assert segment.stops == sorted(set(segment.stops)) and segment.stops[-1] == len(segment.keys)
-            assert all(a != b for a, b in zip(segment.masks, segment.masks[1:], strict=False)), "equal rows side by side"
+            assert all(a != b for a, b in zip(segment.masks, segment.masks[1:], strict=False)), (
+                "equal rows side by side"
+            )
             assert segment.masks[-1], f"segment {number} has a dead end"
             start = 0
             for stop, mask in zip(segment.stops, segment.masks, strict=True):
@@ -232,9 +245,18 @@ class MemoryIndex:
         return at + self._append(held, bit, self._open(), fresh[:_MOST])
 
     def _append(self, held: set[int], bit: int, segment: Segment, fresh: Sequence[int]) -> int:
+        packed = array("Q", fresh)  # raises, before anything is changed, for what is no key
         start = segment.base + len(segment.keys)
-        segment.extend(fresh, bit)
-        self._where.update(zip(fresh, range(start, start + len(fresh)), strict=True))
+        where, before = self._where, len(self._where)
+        where.update(zip(fresh, range(start, start + len(fresh)), strict=True))
+        if len(where) - before != len(fresh):
+            # A key is listed twice. Go as far as the first that is; the next round finds it held.
+            for key in fresh:
+                where.pop(key, None)
+            fresh = fresh[: next(i for i, key in enumerate(fresh) if key in fresh[:i])]
+            where.update(zip(fresh, range(start, start + len(fresh)), strict=True))
+            packed = packed[: len(fresh)]
+        segment.extend(packed, bit)
         held.add(segment.base >> _BITS)
         return len(fresh)
 

@@ -40,7 +40,8 @@ class Place(msgspec.Struct, frozen=True):
 class Places:
     """Every place seen so far, numbered in order of appearance, and who shares which pool.
 
-    A number is never given to another place. ``version`` goes up when anything changes that an answer may depend on.
+    A number is given to another place only once its holder was retired, so that workers may come and go for ever.
+    ``version`` goes up when anything changes that an answer may depend on.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class Places:
         self._numbers: dict[Place, int] = {}
         self._of: dict[Holder, list[int]] = {}
         self._members: dict[str, frozenset[Holder]] = {}
+        self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self.all)
@@ -60,11 +62,23 @@ class Places:
         """The number of ``place``, a new one where it is new."""
         found = self._numbers.get(place)
         if found is None:
-            found = self._numbers[place] = len(self.all)
-            self.all.append(place)
+            if self._free:
+                found = self._free.pop()
+                self.all[found] = place
+            else:
+                found = len(self.all)
+                self.all.append(place)
+            self._numbers[place] = found
             self._of.setdefault(place.holder, []).append(found)
             self.version += 1
         return found
+
+    def retire(self, holder: Holder) -> None:
+        """``holder`` is gone, and whoever calls this has cleared its places: their numbers are free."""
+        for number in self._of.pop(holder, ()):
+            del self._numbers[self.all[number]]
+            self._free.append(number)
+        self.version += 1
 
     def known(self, place: Place) -> int | None:
         """The number of ``place`` if it has one."""

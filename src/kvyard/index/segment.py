@@ -29,7 +29,7 @@ class Segment:
         self.touched = False
         """Whether it was of use since eviction last looked at it."""
 
-    def extend(self, keys: Sequence[int], mask: int) -> None:
+    def extend(self, keys: array[int], mask: int) -> None:
         """Add ``keys`` at the end, all with the row ``mask``."""
         self.keys.extend(keys)
         if self.masks and self.masks[-1] == mask:
@@ -47,15 +47,7 @@ class Segment:
         high = min(len(mine) - off, len(keys) - at)
         if mine[off + high - 1] == keys[at + high - 1]:
             return high
-        low = 1
-        high -= 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if mine[off + middle - 1] == keys[at + middle - 1]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return agreeing(mine, off, keys, at, high)
 
     def span(self, off: int, keys: Sequence[int], at: int) -> tuple[int, int]:
         """How many of ``keys`` from ``at`` on lie here from ``off`` on, in order, and the step: 1 forwards, -1 backwards.
@@ -83,6 +75,18 @@ class Segment:
         first = run = bisect_right(stops, low)
         start = stops[run - 1] if run else 0
         keep = ~drop
+        if high <= stops[run]:
+            # Inside one run, and going on where a neighbour ends: a replica that fills up, an eviction from the tail.
+            old = masks[run]
+            new = (old | add) & keep
+            if new == old:
+                return [(low, high, old)]
+            if start == low and high < stops[run] and run and masks[run - 1] == new:
+                stops[run - 1] = high
+                return [(low, high, old)]
+            if start < low and high == stops[run] and run + 1 < len(masks) and masks[run + 1] == new:
+                stops[run] = low
+                return [(low, high, old)]
         before: list[Piece] = []
         new_stops: list[int] = []
         new_masks: list[int] = []
@@ -125,6 +129,19 @@ class Segment:
             self.masks.pop()
             self.stops.pop()
             del self.keys[self.stops[-1] if self.stops else 0 :]
+
+
+def agreeing(mine: Sequence[int], off: int, keys: Sequence[int], at: int, high: int) -> int:
+    """How many of ``high`` keys are equal, of two chains that agree on the first and not on the last."""
+    low = 1
+    high -= 1
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if mine[off + middle - 1] == keys[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _common(mine: list[int], theirs: Sequence[int]) -> int:

@@ -1,11 +1,14 @@
 """Real sockets: an engine with its publisher, and readers that mirror it. Everything waits for what it needs, bounded."""
 
 import asyncio
+import contextlib
+import socket
 import time
 
 import pytest
 from tests.events.fake_map import FakeMap, token_chain
 
+from kvyard.errors import KvyardError
 from kvyard.events import Batcher, GroupMeta, Mirror, Tier
 from kvyard.events.transport import AsyncSubscriber, Limits, Publisher, State, Subscriber
 from kvyard.hashing import Run
@@ -18,6 +21,20 @@ QUICK = Limits(reply=500_000_000, cooldown=300_000_000, probe=100_000_000, probe
 """Recovery without the pauses that are good manners in production."""
 
 
+def free_ports(count: int) -> int:
+    """The first of ``count`` consecutive ports that nobody uses just now."""
+    for _ in range(100):
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for port in range(first + 1, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no ports left")
+
+
 class Engine:
     """A map of copies that announces itself."""
 
@@ -26,10 +43,19 @@ class Engine:
         self.batcher = Batcher((GroupMeta(block_size=1), GroupMeta(block_size=1)), snapshot=self.map.snapshot)
         self.map.sink = self.batcher
         self.publisher = Publisher(endpoint, self.batcher.resync, replay=replay, **options)
+        self.now = 0
 
     def __enter__(self) -> "Engine":
-        self.publisher.start()
-        return self
+        stop = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.publisher.start()
+                return self
+            except KvyardError:
+                # ZeroMQ gives an address back some time after its socket was closed.
+                if time.monotonic() > stop:
+                    raise
+                time.sleep(0.01)
 
     def __exit__(self, *_) -> None:
         self.publisher.close()
@@ -41,14 +67,21 @@ class Engine:
         self.map.leave(Run(token_chain(*names)), group, tier)
 
     def iterate(self) -> None:
-        batch = self.batcher.end_iteration(0)
+        batch = self.batcher.end_iteration(self.now)
         if batch is not None:
-            self.publisher.publish(batch, 0)
+            self.publisher.publish(batch, self.now)
 
     def step(self, *names: int) -> None:
         """One iteration in which ``names`` come in."""
         self.enter(*names)
         self.iterate()
+
+    def flush(self) -> None:
+        """Wait until everything has left."""
+        stop = time.monotonic() + PATIENCE
+        while self.publisher._archive.last < self.batcher._seq - 1:
+            assert time.monotonic() < stop
+            time.sleep(0.001)
 
     @property
     def endpoints(self) -> dict:
@@ -86,7 +119,11 @@ class Reader:
                 raise AssertionError(f"waited {PATIENCE:g} s in vain: {self.subscriber.statuses()}")
             if doing is not None:
                 doing()
-            self.pump()
+            if self.pump():
+                # Looking may be costly: read what there is first.
+                for _ in range(1000):
+                    if not self.pump(0):
+                        break
 
     def until_whole(self, engine: Engine, doing=None) -> None:
         self.until(lambda: self.state == State.FRESH and self.mirror.held == engine.map.held(), doing)

@@ -8,7 +8,8 @@ from tests.events.transport.world import TOPIC, World
 from kvyard.clock import SECOND
 from kvyard.events import Tier
 from kvyard.events.faults import Faults
-from kvyard.events.transport.frames import Frame, read_reply
+from kvyard.events.transport.follower import Follower
+from kvyard.events.transport.frames import Frame, Head, Kind, Reply, read_reply
 from kvyard.events.transport.state import Limits, Origin, State
 
 BAD = Limits(held_batches=5)
@@ -33,7 +34,7 @@ def dropped(world: World, count: int = 1) -> None:
         world.iterate(deliver=False)
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("plain", [False, True], ids=["kvyard", "vllm"])
 class TestWithReplay:
     def test_from_the_start(self, plain):
         world = begun(plain=plain)
@@ -98,7 +99,28 @@ class TestWithReplay:
         dropped(world, 3)
         world.enter(78)
         world.iterate()
-        assert world.state == State.FRESH and not world.equal, "nothing on the wire gives it away"
+        assert world.state == State.CATCHING_UP, "only the broken connection gives it away"
+        world.settle(1)
+        world.assert_whole()
+        assert world.counters.restarts == 1
+
+    def test_broken_connection_to_the_same_publisher(self, plain):
+        world = begun(plain=plain)
+        dropped(world)
+        world.follower.reconnected(world.now)
+        world.enter(7)
+        world.iterate()
+        assert world.state == State.CATCHING_UP
+        world.settle(1)
+        world.assert_whole()
+        assert world.counters.restarts == 0 and world.counters.batches == 5
+
+    def test_broken_connection_and_no_answer(self, plain):
+        world = begun(plain=plain)
+        world.deaf = True
+        world.follower.reconnected(world.now)
+        world.wait(20 * SECOND)
+        assert world.state == State.STALE and world.equal, "not to be trusted, but kept"
         world.settle()
         world.assert_whole()
 
@@ -206,6 +228,16 @@ class TestWithReplay:
         assert not world.follower.at.held
         world.settle()
         world.assert_whole()
+
+
+def test_sglang_replays_without_a_topic():
+    world = begun(plain=True, topicless=True)
+    dropped(world, 3)
+    world.enter(9)
+    world.iterate()
+    world.serve()
+    world.assert_whole()
+    assert world.counters.replayed == 3
 
 
 class TestReplayTooShort:
@@ -323,6 +355,20 @@ class TestWithoutReplay:
         world.assert_whole()
 
 
+def test_restart_behind_a_proxy_that_keeps_the_connection():
+    """The numbers fit and no connection broke: the epoch in the publisher's head tells."""
+    world = begun()
+    world.follower.look(world.now)
+    world.serve()
+    world.restart(noticed=False)
+    dropped(world, 3)
+    world.enter(78)
+    world.iterate()
+    assert world.state == State.FRESH and not world.equal
+    world.settle()
+    world.assert_whole()
+
+
 class TestSilentDamage:
     def test_found_by_the_digest(self):
         """A payload that is wrong and reads well: only a publisher that tells its digest gives it away."""
@@ -388,6 +434,7 @@ def troubles(draw) -> dict:
         "plain": plain,
         "source": source,
         "faults": faults,
+        "topicless": plain and draw(st.booleans()),
         "ring": draw(st.sampled_from([0, 1, 3, 1000])),
         "limits": Limits(held_batches=draw(st.sampled_from([2, 1000]))),
         "seed": draw(st.integers(0, 1 << 16)),
@@ -457,3 +504,60 @@ def test_with_snapshots_nothing_stays_stale(options, ops, reply_loss):
     world = run_troubled(options, ops, reply_loss)
     world.settle()
     world.assert_whole()
+
+
+def _some_frames() -> list[Frame]:
+    world = World(source=False)
+    frames = []
+    for name in range(4):
+        world.enter(name)
+        frames.append(world.send(world.batcher.end_iteration(name), deliver=False))
+    world.map.clear()
+    return [*frames, world.send(world.batcher.end_iteration(9), deliver=False)]
+
+
+PAYLOADS = [b"", b"\xc1", b"\x93\x01\x90\xc0", *(frame.payload for frame in _some_frames())]
+SEQS = st.one_of(st.integers(0, 8), st.sampled_from([1 << 40, (1 << 63) - 1]))
+TOPICS = st.sampled_from([None, TOPIC, b"other"])
+HEADS = st.builds(
+    Head, epoch=st.integers(0, 2), seq=st.integers(-1, 8), digest=st.integers(0, 2), parts=st.integers(0, 3)
+)
+REPLIES = st.builds(Reply, st.sampled_from(Kind), TOPICS, SEQS, st.sampled_from(PAYLOADS), st.one_of(st.none(), HEADS))
+INPUTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("live"), st.builds(Frame, st.just(TOPIC), SEQS, st.sampled_from(PAYLOADS))),
+        st.tuples(st.just("reply"), REPLIES),
+        st.tuples(st.just("old reply"), REPLIES),
+        st.tuples(st.just("wait"), st.integers(0, 40)),
+        st.tuples(st.just("reconnected"), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@given(inputs=INPUTS, source=st.booleans())
+@settings(max_examples=500)
+def test_nothing_that_arrives_breaks_it(inputs, source):
+    """Whatever a publisher says, true or not: no exception, bounded room, and requests that go on being numbered."""
+    follower = Follower("s", source=source, limits=Limits(held_batches=3, remembered=4))
+    follower.start(0)
+    now, asked = 0, 0
+    for kind, value in inputs:
+        if kind == "live":
+            follower.live(value, now)
+        elif kind == "reply":
+            follower.reply(follower.ask.number if follower.ask else 0, value, now)
+        elif kind == "old reply":
+            follower.reply(max(0, asked - 1), value, now)
+        elif kind == "wait":
+            now += value * SECOND
+            follower.tick(now)
+        else:
+            follower.reconnected(now)
+        follower.at.check_integrity()
+        assert len(follower.at.held) <= 3
+        if follower.ask is not None:
+            assert follower.ask.number >= asked and source
+            asked = follower.ask.number
+        if follower.state == State.FRESH:
+            assert follower.at.whole and not follower.at.held

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from random import Random
 
 import pytest
-from tests.events.transport.live import LOOPBACK, QUICK, Engine, Reader, read_until
+from tests.events.transport.live import LOOPBACK, QUICK, Engine, Reader, free_ports, read_until
 
 from kvyard.errors import KvyardError
-from kvyard.events import Mirror
+from kvyard.events import Mirror, Tier
 from kvyard.events.faults import Faults
 from kvyard.events.transport import AsyncSubscriber, Limits, Origin, Publisher, State, Subscriber
 from kvyard.events.transport.frames import END_SEQUENCE, SNAPSHOT_WORD
@@ -25,7 +26,6 @@ def nothing_left_behind():
     yield
     assert set(threading.enumerate()) <= threads
     # Terminating waits for open sockets, for ever: a leak shows as a time-out here.
-    context.destroy = None
     done = threading.Thread(target=context.term, daemon=True)
     done.start()
     done.join(10)
@@ -40,9 +40,11 @@ class TestJoining:
                 engine.step(name, name + 100)
             engine.leave(3, 103)
             engine.iterate()
-            with Reader(engine.publisher.endpoint, engine.publisher.replay_endpoint) as reader:
+            engine.flush()
+            with Reader(**engine.endpoints) as reader:
                 reader.until_whole(engine)
-                assert [update.origin for update in reader.updates if update.events] == [Origin.SNAPSHOT]
+                (snapshot,) = [update for update in reader.updates if update.events]
+                assert (snapshot.origin, snapshot.rank, snapshot.seq) == (Origin.SNAPSHOT, 3, 20)
                 engine.step(7, 8)
                 reader.until_whole(engine)
                 last = reader.updates[-1]
@@ -54,6 +56,7 @@ class TestJoining:
         with Engine(snapshots=False) as engine:
             for name in range(20):
                 engine.step(name)
+            engine.flush()
             with Reader(**engine.endpoints) as reader:
                 reader.until_whole(engine)
                 assert reader.counters.replayed == 20 and reader.counters.snapshots == 0
@@ -61,6 +64,7 @@ class TestJoining:
     def test_without_anybody_to_ask_it_is_stale(self):
         with Engine(replay=None) as engine:
             engine.step(1)
+            engine.flush()
             with Reader(engine.publisher.endpoint) as reader:
                 names = iter(range(2, 10_000))
                 reader.until(lambda: reader.mirror.held, lambda: engine.step(next(names)))
@@ -68,9 +72,11 @@ class TestJoining:
                 assert "missed" in reader.subscriber.statuses()[0].reason
 
     def test_reader_first(self):
-        with Reader("tcp://127.0.0.1:45991", "tcp://127.0.0.1:45992", limits=Limits(reply=100_000_000)) as reader:
+        port = free_ports(2)
+        here, there = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
+        with Reader(here, there, limits=Limits(reply=100_000_000)) as reader:
             reader.pump(0.05)
-            with Engine("tcp://*:45991", "tcp://*:45992") as engine:
+            with Engine(_bound(here), _bound(there)) as engine:
                 names = iter(range(10_000))
                 reader.until(lambda: reader.mirror.held, lambda: engine.step(next(names)))
                 reader.until_whole(engine)
@@ -82,7 +88,8 @@ class TestJoining:
                 engine.step(1)
                 mine.until_whole(engine)
                 assert mine.subscriber.statuses()[0].topic == "kv@mine"
-                assert other.subscriber.statuses()[0].counters.frames == 0
+                other.until(lambda: other.counters.foreign)
+                assert other.counters.frames == 0 and other.mirror.held == {}
 
     def test_publishers_that_come_to_the_reader(self):
         with Reader("tcp://*:0", limits=QUICK) as reader:
@@ -115,7 +122,7 @@ class TestGaps:
                             engine.iterate()
                         reader.pump(0)
                     reader.until_whole(engine)
-                    assert reader.counters.gaps > 5 and reader.counters.replayed > 5
+                    assert reader.counters.gaps > 0 and reader.counters.replayed > 20
                     assert reader.counters.duplicates > 5 and reader.counters.damaged > 0
 
     def test_ring_too_short(self):
@@ -150,10 +157,11 @@ class TestGaps:
     def test_reader_that_stays_away(self):
         with Engine(hwm=5) as engine, Reader(**engine.endpoints, hwm=5) as reader:
             reader.until_whole(engine)
-            for name in range(5000):
-                engine.step(name, *range(10_000, 10_200))
-                engine.leave(name)
+            for name in range(2000):
+                engine.step(name, *range(10_000, 10_100))
+                engine.leave(name, *range(10_000, 10_100))
                 engine.iterate()
+            engine.step(1)
             reader.until_whole(engine)
             assert reader.counters.gaps >= 1
 
@@ -182,11 +190,13 @@ class TestRestart:
             with Reader(endpoint) as reader:
                 names = iter(range(10_000))
                 reader.until(lambda: reader.mirror.held, lambda: engine.step(next(names)))
-                seq = reader.updates[-1].seq
+                for _ in range(2000):
+                    engine.step(next(names))
+                reader.until(lambda: reader.updates[-1].seq >= 2000)
                 engine.publisher.close()
                 with Engine(_bound(endpoint), None) as other:
-                    names = iter(range(seq))  # what is heard of it goes back
-                    reader.until(lambda: reader.counters.restarts, lambda: other.step(next(names, 0)))
+                    names = iter(range(50_000, 52_000))  # what is heard of it goes back
+                    reader.until(lambda: reader.counters.restarts, lambda: other.step(next(names)))
                     assert any(update.origin == Origin.RESET for update in reader.updates)
 
 
@@ -215,9 +225,8 @@ class TestAnswers:
         with Engine(topic="t") as engine:
             for name in range(5):
                 engine.step(name)
+            engine.flush()
             replies = self.ask(engine, b"", (2).to_bytes(8, "big"))
-            while len(replies) < 4:  # the sender may not have got that far
-                replies = self.ask(engine, b"", (2).to_bytes(8, "big"))
             assert [reply[:3] for reply in replies[:-1]] == [[b"", b"t", seq.to_bytes(8, "big")] for seq in (2, 3, 4)]
             assert replies[-1] == [b"", b"", b"\xff" * 8, b""]
 
@@ -236,15 +245,15 @@ class TestAnswers:
         with Engine() as engine:
             for name in range(3):
                 engine.step(name)
-            while engine.publisher.counters()["sent"] < 3:
-                pass
+            engine.flush()
             head, *parts, end = self.ask(engine, b"", SNAPSHOT_WORD)
             assert head[2] == SNAPSHOT_WORD and len(parts) == 1 and end[2] == END_SEQUENCE
 
     def test_slow_asker_holds_nobody_up(self):
         with Engine() as engine:
             for name in range(3000):
-                engine.step(name, *range(20_000, 20_100))
+                engine.step(name, *range(20_000, 20_010))
+            engine.flush()
             dealer = zmq.Context.instance().socket(zmq.DEALER)
             dealer.setsockopt(zmq.RCVHWM, 1)
             dealer.connect(engine.publisher.replay_endpoint)
@@ -384,9 +393,10 @@ class TestLifeCycle:
             assert isinstance(engine.publisher.error, RuntimeError)
 
     def test_ranks_have_ports_of_their_own(self):
-        with Engine("tcp://*:45981", "tcp://*:45985", rank=1) as engine:
-            assert (engine.publisher.endpoint, engine.publisher.replay_endpoint) == ("tcp://*:45982", "tcp://*:45986")
-            with Reader("tcp://127.0.0.1:45981", "tcp://127.0.0.1:45985", rank=1) as reader:
+        port = free_ports(4)
+        with Engine(f"tcp://*:{port}", f"tcp://*:{port + 2}", rank=1) as engine:
+            assert engine.endpoints == {"endpoint": f"tcp://*:{port + 1}", "replay": f"tcp://*:{port + 3}"}
+            with Reader(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 2}", rank=1) as reader:
                 engine.step(1)
                 reader.until_whole(engine)
 
@@ -409,9 +419,43 @@ class TestProxy:
                     for _ in range(300):
                         engine.step(next(names))
                         reader.pump(0)
-                    while proxy.counters.frames < engine.publisher.counters()["sent"] - 10:
-                        reader.pump()
+                    reader.until(lambda: proxy.counters.frames > 300)
                     reader.until(
                         lambda: reader.state == State.FRESH and reader.mirror.held == proxy.ledger.held(),
                     )
                     assert proxy.counters.restarts > 1 and reader.counters.restarts >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25))
+def test_mirror_after_faults_over_sockets(seed):
+    """I4 over real sockets: every fault at once, the publisher restarted for real, a short ring, a queue that overflows."""
+    random = Random(seed)
+    faults = Faults(drop=0.1, duplicate=0.1, reorder=0.1, truncate=0.05, corrupt=0.05, stall=0.01, seed=seed)
+    options = {
+        "buffer_steps": random.choice([2, 20, 10_000]),
+        "max_events": random.choice([3, 100_000]),
+        "dialect": random.choice(["vllm", "vllm-array"]),
+    }
+    engine = Engine(**options)
+    engine.publisher.start()
+    endpoint, replay = engine.publisher.endpoint, engine.publisher.replay_endpoint
+    with FaultProxy(endpoint, LOOPBACK, faults) as proxy, Reader(proxy.endpoint, replay) as reader:
+        for step in range(600):
+            name = random.randrange(40)
+            group, tier = random.randrange(2), random.choice(list(Tier))
+            if random.random() < 0.6:
+                engine.enter(name, name + 100, group=group, tier=tier)
+            else:
+                engine.leave(name, name + 100, group=group, tier=tier)
+            engine.now = step
+            engine.iterate()
+            if random.random() < 0.004:
+                engine.publisher.close()
+                engine = Engine(_bound(endpoint), _bound(replay), **options).__enter__()
+            if random.random() < 0.3:
+                reader.pump(0)
+        try:
+            reader.until_whole(engine)
+        finally:
+            engine.publisher.close()

@@ -19,7 +19,9 @@ TOPIC = b"kv@pod@model"
 
 
 class World:
-    def __init__(self, *, plain=False, source=True, ring=1000, faults=None, limits=None, seed=0) -> None:
+    def __init__(
+        self, *, plain=False, source=True, ring=1000, faults=None, limits=None, seed=0, topicless=False
+    ) -> None:
         self.now = 0
         self.random = Random(seed)
         self.archive = Archive(topic=TOPIC, epoch=1, batches=ring, plain=plain)
@@ -35,6 +37,8 @@ class World:
         self.deaf = False
         """Whether requests go unanswered."""
         self.reply_loss = 0.0
+        self.topicless = topicless
+        """Whether replies lack the topic, as SGLang's do."""
         self.in_flight: list[Frame] = []
         self._engine()
         self.follower = Follower("s", source=source, limits=self.limits)
@@ -72,11 +76,13 @@ class World:
         """The publisher's queue lost something: a gap, a clear and the map."""
         self.send(self.batcher.resync(self.now))
 
-    def restart(self) -> None:
+    def restart(self, noticed: bool = True) -> None:
+        """Another publisher takes over; ``noticed`` by a broken connection, unless something stands in between."""
         self._engine()
         self.archive.restart(self.archive.epoch + 1)
-        self.follower.reconnected(self.now)
-        self._collect()
+        if noticed:
+            self.follower.reconnected(self.now)
+            self._collect()
 
     # -- the channel ------------------------------------------------------------------------------------------------
 
@@ -99,7 +105,7 @@ class World:
                 return said
             if self.reply_loss and self.random.random() < self.reply_loss:
                 continue
-            reply = read_reply(message)
+            reply = read_reply([message[0], *message[2:]] if self.topicless else message)
             assert not isinstance(reply, str), reply
             self.follower.reply(ask.number, reply, self.now)
             self._collect()

@@ -50,14 +50,15 @@ class Archive:
     def __init__(
         self,
         *,
-        topic: bytes = b"",
+        topic: bytes | None = b"",
+        rank: int | None = None,
         epoch: int = 0,
         batches: int = 10_000,
         snapshots: bool = True,
         integers: bool = False,
         plain: bool = False,
     ) -> None:
-        """Keep the last ``batches`` for replay and, with ``snapshots``, a ledger.
+        """Keep the last ``batches`` for replay and, with ``snapshots``, a ledger. ``topic`` is ``None`` until it is known.
 
         ``integers`` writes digests in snapshots as 64-bit integers, for a stream that does the same. ``plain`` answers as
         vLLM's publisher does, which knows neither heads nor snapshots. Raises ``KvyardError`` for a negative number.
@@ -65,6 +66,8 @@ class Archive:
         if batches < 0:
             raise KvyardError(f"a replay buffer holds 0 batches or more, not {batches}")
         self.topic = topic
+        self.rank = rank
+        """Of the batches of a snapshot."""
         self.epoch = epoch
         self.last = -1
         """The last sequence that was kept."""
@@ -138,7 +141,7 @@ class Archive:
         yield head_reply(topic, SNAPSHOT_WORD, head)
         for events in parts:
             # Encoded only when it is this part's turn: a large map must not hold up the stream.
-            yield part_reply(topic, encode(EventBatch(stream="", seq=head.seq, events=events, epoch=head.epoch)))
+            yield part_reply(topic, encode(EventBatch(stream="", seq=head.seq, events=events, rank=self.rank)))
         yield end_reply()
 
 

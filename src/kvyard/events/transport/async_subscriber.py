@@ -42,6 +42,7 @@ class AsyncSubscriber:
         self.subscription = Subscription(
             stream or self._wiring.endpoint,
             source=replay is not None,
+            prefix=topic,
             limits=limits,
             decoder=lambda: Decoder(dialect, narrow=narrow),
         )

@@ -15,63 +15,15 @@ Whatever comes late is compared with what was applied, and never applied over it
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from itertools import count
-
-import msgspec
-
-from kvyard.events.transport.frames import Frame, Head, Kind, Reply, fingerprint
-from kvyard.events.transport.inquiry import Ask, Inquiry, Purpose, Step
-from kvyard.events.transport.ledger import restates
-from kvyard.events.transport.position import Arrival, Position
-from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
-from kvyard.events.transport.voice import Voice
-from kvyard.events.types import Cleared
-from kvyard.events.wire import Decoder
+from kvyard.events.transport.answers import Answers
+from kvyard.events.transport.frames import Frame, Kind, Reply, fingerprint
+from kvyard.events.transport.inquiry import IDENTITY, UNCONCERNED, Ask, Purpose, Step
+from kvyard.events.transport.position import Arrival
+from kvyard.events.transport.state import Origin, State, StreamStatus
 
 
-class Follower:
+class Follower(Answers):
     """Keeps one stream whole, or says that it isn't."""
-
-    def __init__(
-        self,
-        stream: str,
-        *,
-        topic: bytes | None = None,
-        source: bool = True,
-        limits: Limits | None = None,
-        decoder: Decoder | None = None,
-        numbers: Iterator[int] | None = None,
-        updates: deque[Update] | None = None,
-    ) -> None:
-        """``source`` says whether there is a replay socket to ask. ``numbers`` numbers requests, across followers."""
-        self._limits = limits = limits or Limits()
-        self._source = source
-        self._decoder = decoder or Decoder()
-        self.at = Position(limits.remembered)
-        self.updates: deque[Update] = deque() if updates is None else updates
-        self._voice = Voice(stream, topic, self.at, self.updates)
-        self._inquiry = Inquiry(limits, numbers or count(1))
-        self._order = 0
-        self._live = -1
-        """The highest sequence that came live."""
-        self._proven = False
-        """Whether replay ever brought anything: only then an empty answer means something."""
-        self._broken = False
-        """Whether the connection broke since the publisher last showed that it is the one we know."""
-        self._no_rebuild = False
-        """Whether replay from the beginning can't succeed: it lacks the beginning, or has what can't be read."""
-        self._doubt = ""
-        """Why what was just applied may not be the truth."""
-        self._checkpoint: Head | None = None
-        """Where the publisher was when last asked, until we get there."""
-        self._target = -1
-        """What a gap must reach to be closed, besides what waits."""
-        self._heard = self._probed = self._quiet = 0
-        self._patience: int | None = None
-        """Until when a missing batch may come by itself."""
-        self._due = 0
 
     @property
     def ask(self) -> Ask | None:
@@ -133,14 +85,13 @@ class Follower:
             voice.counters.late_replies += 1
             return
         if reply.topic is not None and reply.kind != Kind.END:
-            if voice.topic is None:
-                voice.topic = reply.topic
-            elif reply.topic != voice.topic:
+            if reply.topic != voice.topic and (voice.topic is not None or not reply.topic.startswith(self._prefix)):
                 voice.counters.foreign += 1
                 return
+            voice.topic = reply.topic
         self._inquiry.take(reply, now)
         if reply.kind == Kind.BATCH:
-            if ask.step in (Step.REPLAY, Step.REBUILD):
+            if self._inquiry.replays:
                 self._replayed(reply, now)
         elif reply.kind == Kind.END:
             ended = {Step.HEAD: self._head_ended, Step.SNAPSHOT: self._snapshot_ended}
@@ -169,7 +120,11 @@ class Follower:
         self._broken = True
         if self.at.anchor is None and self.at.applied >= 0:
             self.at.anchor = self.at.applied
-        self.look(now)
+        if self._source and self.at.whole and self.at.anchor is not None and self._inquiry.purpose in UNCONCERNED:
+            self._voice.become(State.CATCHING_UP, "the connection broke")
+            self._begin(Purpose.VERIFY, [Step.HEAD, Step.REPLAY], now)
+        else:
+            self.look(now)
 
     def look(self, now: int) -> None:
         """Find out now whether anything was missed."""
@@ -231,14 +186,17 @@ class Follower:
             if self._inquiry.purpose is None:
                 self._replaced(why, now)
                 self._accept(batch, now)
-        elif self._inquiry.purpose in (None, Purpose.PROBE):
+        elif self._inquiry.purpose in (*UNCONCERNED, Purpose.VERIFY):
             self._voice.become(State.CATCHING_UP, why)
             self._begin(Purpose.SUSPECT, [Step.HEAD, Step.REPLAY], now)
+        else:
+            self._broken = True
 
     def _accept(self, batch: Arrival, now: int) -> None:
         """Apply ``batch``, or let it wait for what is missing before it."""
         at, readable = self.at, not batch.decoded.lossy
-        if at.whole and batch.seq == at.applied + 1 and readable:
+        trusted = at.whole and self._inquiry.purpose not in IDENTITY
+        if trusted and batch.seq == at.applied + 1 and readable:
             self._apply(batch)
             self._drain(now)
         elif batch.restates and readable:
@@ -261,276 +219,18 @@ class Follower:
             self._count_gap(batch.seq)
         at.whole = True
         at.digest = 0
+        at.anchor, self._broken = None, False
         self._inquiry.stop()
         self._patience = None
         self._apply(batch)
         self._drain(now)
 
     def _hold(self, batch: Arrival, now: int) -> None:
-        at, limits = self.at, self._limits
+        at = self.at
+        room = self._has_room(batch.size)
         at.hold(batch)
-        if len(at.held) > limits.held_batches or at.held_bytes > limits.held_bytes:
+        if not room:
             self._voice.counters.overflows += 1
             self._give_up("too much arrived while something was missing", now)
-        elif at.whole and self._patience is None and self._inquiry.purpose in (None, Purpose.PROBE):
+        elif at.whole and self._patience is None and self._inquiry.purpose in UNCONCERNED:
             self._gap(now)
-
-    def _apply(self, batch: Arrival) -> None:
-        """Pass ``batch`` on as the next one."""
-        at = self.at
-        at.release(batch.seq)
-        at.advance(batch)
-        self._voice.pass_on(batch)
-        if batch.decoded.lossy:
-            self._no_rebuild |= batch.origin == Origin.REPLAY  # a live one may have been damaged on its way
-            self._doubt = f"batch {batch.seq} can't be read in full"
-        checkpoint = self._checkpoint
-        if checkpoint is not None and at.applied >= checkpoint.seq:
-            self._checkpoint = None
-            if at.applied == checkpoint.seq:
-                self._compare_digest(checkpoint)
-
-    def _drain(self, now: int) -> None:
-        """Apply what waited for this, then see where that leaves the stream."""
-        at, purpose = self.at, self._inquiry.purpose
-        while (batch := at.next()) is not None:
-            self._apply(batch)
-        at.drop_covered()
-        if purpose == Purpose.LOST:
-            return  # there is more to come
-        if self._doubt:
-            self._lose(self._doubt, now)
-        elif at.held:
-            if self._patience is None and purpose in (None, Purpose.PROBE):
-                self._gap(now)
-        elif purpose is None or (purpose == Purpose.GAP and at.applied >= self._target):
-            self._finish()
-
-    def _compare_digest(self, head: Head) -> None:
-        if self.at.whole and head.digest != self.at.digest:
-            self._voice.counters.mismatches += 1
-            self._doubt = f"what was received up to batch {head.seq} is not what was sent"
-
-    # -- recovery ---------------------------------------------------------------------------------------------------
-
-    def _gap(self, now: int) -> None:
-        at = self.at
-        self._count_gap(min(at.held, default=self._target + 1))
-        self._voice.become(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
-        if not self._source:
-            self._patience = now + self._limits.patience
-        elif self._inquiry.knows_words and at.witness is None:
-            # Right after a snapshot there is nothing yet to know the publisher by.
-            self._begin(Purpose.GAP, [Step.SNAPSHOT, Step.REPLAY], now)
-        else:
-            self._begin(Purpose.GAP, [Step.REPLAY, Step.SNAPSHOT], now)
-
-    def _count_gap(self, first: int) -> None:
-        self._voice.counters.gaps += 1
-        self._voice.counters.missed += max(0, first - self.at.applied - 1)
-
-    def _lose(self, why: str, now: int) -> None:
-        """What was applied can't be built upon."""
-        self.at.whole = False
-        self._doubt = ""
-        self._checkpoint = None
-        plan = self._ways_back()
-        if not plan:
-            self._give_up(why, now)
-            return
-        self._voice.become(State.CATCHING_UP, why)
-        self._begin(Purpose.LOST, plan, now)
-
-    def _ways_back(self) -> list[Step]:
-        """What is worth asking for when all is lost."""
-        if not self._source:
-            return []
-        ways = [] if self._inquiry.knows_words is False else [Step.SNAPSHOT]
-        return ways if self._no_rebuild else [*ways, Step.REBUILD]
-
-    def _restart(self, why: str) -> None:
-        """The publisher is a new one: what the old one held is gone."""
-        voice = self._voice
-        voice.counters.restarts += 1
-        voice.epoch += 1
-        voice.publisher_epoch = self._inquiry.knows_words = self._checkpoint = None
-        self._live = self._target = -1
-        self._doubt = ""
-        self._no_rebuild = False
-        self.at.drop_all()
-        self.at.move(-1, 0, whole=False)
-        voice.say(Origin.RESET, [Cleared()], reason=why)
-
-    def _replaced(self, why: str, now: int) -> None:
-        self._restart(why)
-        self._lose(why, now)
-
-    def _give_up(self, why: str, now: int) -> None:
-        at = self.at
-        self._voice.counters.gave_up += 1
-        self._inquiry.stop()
-        self._patience = None
-        self._due = now + self._limits.cooldown
-        at.whole = False
-        self._voice.become(State.STALE, why)
-        for seq in sorted(at.held):
-            self._apply(at.held[seq])
-        self._doubt = ""
-
-    def _finish(self) -> None:
-        """Nothing is missing."""
-        self._inquiry.stop()
-        self._patience = None
-        self._target = -1
-        self._voice.become(State.FRESH)
-
-    def _begin(self, purpose: Purpose, plan: list[Step], now: int) -> None:
-        self._patience = None
-        self._inquiry.begin(purpose, plan)
-        self._send(now)
-
-    def _send(self, now: int) -> None:
-        """Make the next request of the inquiry; without one, draw the consequences."""
-        if not self._inquiry.send(self.at, self._order, now):
-            self._exhausted(now)
-        elif self.ask is not None and self.ask.step in (Step.REPLAY, Step.REBUILD):
-            self._voice.counters.replays += 1
-
-    def _failed(self, why: str, now: int, final: bool = False) -> None:
-        """The request brought nothing: once more, or on to the next kind."""
-        self._inquiry.failed(why, final)
-        self._send(now)
-
-    def _exhausted(self, now: int) -> None:
-        """Nothing is left to ask."""
-        purpose, failures = self._inquiry.purpose, self._inquiry.failures
-        reason = ": ".join([self._voice.reason.partition(": ")[0], *([", ".join(failures)] if failures else [])])
-        self._inquiry.stop()
-        if purpose == Purpose.SUSPECT:
-            self._replaced(reason, now)
-        elif purpose in (Purpose.GAP, Purpose.LOST):
-            self._give_up(reason, now)
-
-    # -- answers ----------------------------------------------------------------------------------------------------
-
-    def _head_ended(self, now: int) -> None:
-        inquiry, voice, at = self._inquiry, self._voice, self.at
-        head = inquiry.head
-        inquiry.knows_words = head is not None
-        inquiry.skip()
-        if head is None:
-            self._send(now)
-            return
-        known, voice.publisher_epoch = voice.publisher_epoch, head.epoch
-        if (known is not None and known != head.epoch) or head.seq < inquiry.applied:
-            self._replaced("the publisher was restarted", now)
-            return
-        if head.seq > at.applied:
-            # What is on its way may still arrive by itself.
-            self._checkpoint, self._due = head, now + 2 * self._limits.patience
-        elif head.seq == at.applied:
-            self._compare_digest(head)
-        if known is None and at.witness is not None and not self._doubt:
-            self._send(now)
-            return
-        at.anchor, self._broken = None, False
-        self._finish()
-        self._drain(now)
-
-    def _replayed(self, reply: Reply, now: int) -> None:
-        at, seq, mark = self.at, reply.seq, fingerprint(reply.payload)
-        self._proven = True
-        if at.whole and seq <= at.applied:
-            known = at.print_of(seq)
-            if known is not None and known != mark:
-                self._replaced("another publisher answers than the one before", now)
-            return
-        batch = self._read(seq, mark, reply.payload, Origin.REPLAY)
-        if not at.whole:
-            if seq and not batch.restates:
-                return
-            at.move(seq - 1, 0, whole=True)
-            self._voice.say(Origin.REPLAY, [Cleared()])
-        if seq == at.applied + 1 or (batch.restates and not batch.decoded.lossy):
-            self._voice.counters.healed += seq > at.applied + 1
-            self._apply(batch)
-            self._drain(now)
-        else:
-            # A reply went missing. This one may be of use after the next request.
-            at.hold(msgspec.structs.replace(batch, order=self._order + 1))
-
-    def _replay_ended(self, now: int) -> None:
-        at, inquiry, counters = self.at, self._inquiry, self._voice.counters
-        nothing = not inquiry.batches
-        broken, self._broken, at.anchor = self._broken, False, None
-        if nothing and not self._proven and not broken and (at.applied >= 0 or at.held):
-            # Either it keeps nothing to replay, or what came live was from one before it: no telling.
-            self._no_rebuild = True
-            if at.whole and not at.held:
-                self._lose("the publisher has nothing to replay", now)
-            else:
-                self._failed("it has nothing to replay", now, final=True)
-            return
-        if nothing and at.applied >= 0 and (inquiry.witness is not None or not at.whole):
-            self._restart(f"the publisher doesn't know of batch {at.applied}")
-        counters.impossible += at.drop_impossible(inquiry.furthest, inquiry.order)
-        if not at.whole:
-            if not nothing or at.held:
-                self._no_rebuild = True
-                self._failed("replay doesn't reach back far enough", now, final=True)
-                return
-            at.move(-1, 0, whole=True)  # nothing was published yet
-        self._drain(now)
-        if inquiry.ask is None or not at.whole:
-            return
-        if self._doubt:
-            self._lose(self._doubt, now)
-        elif not at.held and at.applied >= self._target:
-            self._finish()
-        elif at.applied > inquiry.applied:
-            inquiry.tries = 0
-            self._send(now)
-        else:
-            # What replay leaves out twice it doesn't have, and then it hasn't the beginning either.
-            self._no_rebuild |= inquiry.tries > 0
-            self._failed("replay doesn't reach back far enough", now, final=inquiry.tries > 0)
-
-    def _snapshot_ended(self, now: int) -> None:
-        at, inquiry, voice = self.at, self._inquiry, self._voice
-        head = inquiry.head
-        inquiry.knows_words = head is not None
-        if head is None:
-            self._failed("it has no snapshots", now, final=True)
-            return
-        decoded = [self._decoder.decode(part) for part in inquiry.parts]
-        if len(decoded) != head.parts or any(part.lossy for part in decoded):
-            self._failed("the snapshot was damaged", now)
-            return
-        voice.counters.snapshots += 1
-        known, voice.publisher_epoch = voice.publisher_epoch, head.epoch
-        voice.counters.impossible += at.drop_impossible(head.seq, inquiry.order)
-        inquiry.stop()
-        if at.whole and known == head.epoch and head.seq <= at.applied:
-            self._drain(now)  # what was missing came by itself meanwhile
-            return
-        if known is not None and known != head.epoch:
-            voice.counters.restarts += 1
-            voice.epoch += 1
-            self._live = -1
-            self._no_rebuild = False
-        self._checkpoint, self._broken = None, False
-        at.move(head.seq, head.digest, whole=True)
-        voice.say(Origin.SNAPSHOT, [event for part in decoded for event in part.events])
-        self._drain(now)
-
-    def _read(self, seq: int, mark: int, payload: bytes, origin: Origin) -> Arrival:
-        decoded = self._decoder.decode(payload)
-        return Arrival(
-            seq=seq,
-            print=mark,
-            decoded=decoded,
-            origin=origin,
-            order=self._order,
-            size=len(payload),
-            restates=restates(decoded.events),
-        )

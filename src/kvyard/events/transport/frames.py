@@ -112,19 +112,19 @@ def request(word: bytes | int) -> list[bytes]:
     return [b"", word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word]
 
 
-def batch_reply(topic: bytes, seq: int, payload: bytes) -> list[bytes]:
-    """A replayed batch, as vLLM sends it."""
-    return [b"", topic, seq.to_bytes(SEQUENCE_BYTES, "big"), payload]
+def batch_reply(topic: bytes | None, seq: int, payload: bytes) -> list[bytes]:
+    """A replayed batch, as vLLM sends it; without a topic, as SGLang does."""
+    return _reply(topic, seq.to_bytes(SEQUENCE_BYTES, "big"), payload)
 
 
-def head_reply(topic: bytes, word: bytes, head: Head) -> list[bytes]:
+def head_reply(topic: bytes | None, word: bytes, head: Head) -> list[bytes]:
     """The answer to one of our words."""
-    return [b"", topic, word, _write_head(head)]
+    return _reply(topic, word, _write_head(head))
 
 
-def part_reply(topic: bytes, payload: bytes) -> list[bytes]:
+def part_reply(topic: bytes | None, payload: bytes) -> list[bytes]:
     """A batch of a snapshot."""
-    return [b"", topic, PART_WORD, payload]
+    return _reply(topic, PART_WORD, payload)
 
 
 def end_reply() -> list[bytes]:
@@ -140,6 +140,10 @@ def fingerprint(payload: bytes) -> int:
 def chained(digest: int, print_: int) -> int:
     """The digest after one more payload, by its fingerprint: equal on both sides where nothing was lost or damaged."""
     return xxhash.xxh3_64_intdigest(print_.to_bytes(8, "big"), digest)
+
+
+def _reply(topic: bytes | None, word: bytes, payload: bytes) -> list[bytes]:
+    return [b"", word, payload] if topic is None else [b"", topic, word, payload]
 
 
 def _sequence(frame: bytes) -> int | str:

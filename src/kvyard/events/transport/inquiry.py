@@ -34,9 +34,17 @@ class Purpose(Enum):
     """Was anything missed?"""
     SUSPECT = "suspect"
     """The sequence went back: a late repetition, or another publisher?"""
+    VERIFY = "verify"
+    """The connection broke: still the same publisher?"""
     GAP = "gap"
     LOST = "lost"
     """Nothing that was applied can be built upon."""
+
+
+UNCONCERNED = (None, Purpose.PROBE)
+"""With these nothing is known to be wrong."""
+IDENTITY = (Purpose.SUSPECT, Purpose.VERIFY)
+"""Until these are settled nothing that arrives can be trusted to belong to what came before."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -62,6 +70,9 @@ class Inquiry:
         self.order = 0
         """How many batches had arrived by then."""
         self.witness: int | None = None
+        """The batch that was asked for only to know the publisher by."""
+        self.confirmed = False
+        """Whether it came and was the one we know."""
         self.batches = 0
         """Replayed so far."""
         self.furthest = -1
@@ -96,6 +107,7 @@ class Inquiry:
             word = 0 if step == Step.REBUILD else HEAD_WORD if step == Step.HEAD else SNAPSHOT_WORD
         self.ask = Ask(next(self._numbers), step, word)
         self.applied, self.order = at.applied, order
+        self.confirmed = False
         self.batches, self.furthest = 0, -1
         self.head, self.parts = None, []
         self.due = now + self._limits.reply
@@ -109,7 +121,7 @@ class Inquiry:
             self.furthest = max(self.furthest, reply.seq)
         elif reply.kind == Kind.HEAD:
             self.head = reply.head
-        elif reply.kind == Kind.PART:
+        elif reply.kind == Kind.PART and self.head is not None and len(self.parts) < self.head.parts:
             self.parts.append(reply.payload)
 
     def failed(self, why: str, final: bool = False) -> None:
@@ -125,6 +137,11 @@ class Inquiry:
         """On to the next kind of request."""
         self.tries = 0
         self._plan.pop(0)
+
+    @property
+    def replays(self) -> bool:
+        """Whether batches are being asked for."""
+        return self.ask is not None and self.ask.step in (Step.REPLAY, Step.REBUILD)
 
     def stop(self) -> None:
         """Ask nothing more."""

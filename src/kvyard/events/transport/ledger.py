@@ -20,11 +20,12 @@ from kvyard.hashing import Key
 class _Piece:
     """One Stored event, as long as any of its blocks is held."""
 
-    __slots__ = ("event", "tokens")
+    __slots__ = ("event", "hashes", "tokens")
 
     def __init__(self, event: Stored) -> None:
         self.tokens = _compact(event.tokens)
-        self.event = msgspec.structs.replace(event, tokens=None)
+        self.hashes = [*event.hashes]  # packed ones can't be sliced
+        self.event = msgspec.structs.replace(event, tokens=None, hashes=self.hashes)
 
 
 class Ledger:
@@ -72,10 +73,10 @@ class Ledger:
         piece = _Piece(event)
         if event.tokens is None:
             # Hashes alone must not replace an announcement that says more.
-            for key in event.hashes:
+            for key in piece.hashes:
                 pieces.setdefault(key, piece)
         else:
-            pieces.update(dict.fromkeys(event.hashes, piece))
+            pieces.update(dict.fromkeys(piece.hashes, piece))
 
     def _remove(self, event: Removed) -> None:
         place = (event.group, event.tier)
@@ -90,7 +91,7 @@ class Ledger:
 def _stretches(pieces: dict[Key, _Piece]) -> Iterator[Stored]:
     """Every held block once, in consecutive stretches of the event it came with, events in order of their first block."""
     for piece in dict.fromkeys(pieces.values()):
-        hashes = piece.event.hashes
+        hashes = piece.hashes
         start = 0
         for at in range(len(hashes) + 1):
             if at < len(hashes) and pieces.get(hashes[at]) is piece:
@@ -101,17 +102,17 @@ def _stretches(pieces: dict[Key, _Piece]) -> Iterator[Stored]:
 
 
 def _slice(piece: _Piece, start: int, stop: int) -> Stored:
-    event, tokens = piece.event, piece.tokens
-    if start == 0 and stop == len(event.hashes):
+    event, hashes, tokens = piece.event, piece.hashes, piece.tokens
+    if start == 0 and stop == len(hashes):
         return event if tokens is None else msgspec.structs.replace(event, tokens=list(tokens))
     size, extras = event.block_size, event.extra_keys
     part: list[int] | None = None
-    if tokens is not None and len(tokens) == size * len(event.hashes):
+    if tokens is not None and len(tokens) == size * len(hashes):
         part = list(tokens[start * size : stop * size])
     return msgspec.structs.replace(
         event,
-        hashes=event.hashes[start:stop],
-        parent=event.hashes[start - 1] if start else event.parent,
+        hashes=hashes[start:stop],
+        parent=hashes[start - 1] if start else event.parent,
         tokens=part,
         extra_keys=extras[start:stop] if extras is not None else None,
     )

@@ -44,7 +44,7 @@ class Player:
         self.counters = PlayCounters()
         self._speed = speed
         self._clock = clock or WallClock()
-        archive = Archive(epoch=WallClock.since_epoch().now(), batches=buffer_steps)
+        archive = Archive(topic=None, epoch=WallClock.since_epoch().now(), batches=buffer_steps)
         self._outlet = Outlet(endpoint, archive, replay=replay, counts_subscribers=True)
         self._relay = Relay(self._outlet, faults or Faults())
         self._waker = Waker()

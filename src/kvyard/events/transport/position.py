@@ -5,6 +5,8 @@ Only bookkeeping. What to do about a hole is the follower's business.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import msgspec
 
 from kvyard.events.transport.frames import chained
@@ -43,7 +45,7 @@ class Position:
         self.anchor: int | None = None
         """The last batch before the connection broke, until the publisher has shown that it knows it."""
         self._remembered = remembered
-        self._prints: dict[int, int] = {}
+        self._prints: OrderedDict[int, int] = OrderedDict()
 
     def print_of(self, seq: int) -> int | None:
         """The fingerprint of an applied batch, while it is remembered."""
@@ -68,7 +70,7 @@ class Position:
         prints.pop(batch.seq, None)
         prints[batch.seq] = batch.print
         if len(prints) > self._remembered:
-            del prints[next(iter(prints))]
+            prints.popitem(last=False)
 
     def move(self, applied: int, digest: int, whole: bool) -> None:
         """Be elsewhere, after a snapshot or a restart; nothing is remembered of what was before."""

@@ -32,7 +32,7 @@ class FaultProxy:
     ) -> None:
         """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
         self._upstream = check(upstream)
-        archive = Archive(epoch=WallClock.since_epoch().now())
+        archive = Archive(topic=None, epoch=WallClock.since_epoch().now())
         self._outlet = Outlet(endpoint, archive, replay=replay, context=context)
         self._relay = Relay(self._outlet, faults)
         self._context = context

@@ -68,7 +68,12 @@ class Publisher:
         self._clock = clock or WallClock.since_epoch()
         self._encoder = Encoder(dialect, integers=integers)
         self._archive = Archive(
-            topic=self._topic, epoch=self.epoch, batches=buffer_steps, snapshots=snapshots, integers=integers
+            topic=self._topic,
+            rank=rank,
+            epoch=self.epoch,
+            batches=buffer_steps,
+            snapshots=snapshots,
+            integers=integers,
         )
         self._outbox = Outbox(recover, max_events)
         self._outlet = Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, context=context)

@@ -15,16 +15,16 @@ class Relay:
         self.outlet = outlet
         self.injector = Injector(faults)
         self._decoder = Decoder()
-        self._topic: bytes | None = None
 
     def send(self, frame: Frame) -> None:
         """Send ``frame`` on, or whatever becomes of it.
 
         The archive is of one stream, the first topic that comes along; others pass without being kept.
         """
-        if self._topic is None:
-            self._topic = self.outlet.archive.topic = frame.topic
-        if frame.topic == self._topic:
+        archive = self.outlet.archive
+        if archive.topic is None:
+            archive.topic = frame.topic
+        if frame.topic == archive.topic:
             frame = self._keep(frame)
         for arrived in self.injector.disturb(frame):
             self.outlet.send(arrived)
@@ -39,5 +39,7 @@ class Relay:
         frame, restarted = self.injector.renumber(frame)
         if restarted or frame.seq <= archive.last:
             archive.restart(archive.epoch + 1)
-        archive.keep(frame.seq, frame.payload, self._decoder.decode(frame.payload).events)
+        decoded = self._decoder.decode(frame.payload)
+        archive.rank = decoded.rank
+        archive.keep(frame.seq, frame.payload, decoded.events)
         return frame

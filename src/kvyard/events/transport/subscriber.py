@@ -49,6 +49,7 @@ class Subscriber:
         self.subscription = Subscription(
             stream or self._wiring.endpoint,
             source=replay is not None,
+            prefix=topic,
             limits=limits,
             decoder=lambda: Decoder(dialect, narrow=narrow),
         )

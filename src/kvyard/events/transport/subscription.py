@@ -40,14 +40,16 @@ class Subscription:
         stream: str,
         *,
         source: bool,
+        prefix: str = "",
         limits: Limits | None = None,
         decoder: Callable[[], Decoder] = Decoder,
     ) -> None:
-        """``decoder`` makes one for each stream."""
+        """Topics that don't begin with ``prefix`` are none of ours. ``decoder`` makes one for each stream."""
         self.stream = stream
         self.updates: deque[Update] = deque()
         self.counters = SubscriptionCounters()
         self._source = source
+        self._prefix = prefix.encode()
         self._limits = limits or Limits()
         self._decoder = decoder
         self._numbers = count(1)
@@ -140,6 +142,7 @@ class Subscription:
         follower = Follower(
             self.stream,
             topic=topic,
+            prefix=self._prefix,
             source=self._source,
             limits=self._limits,
             decoder=self._decoder(),

@@ -19,13 +19,15 @@ class Voice:
         self.reason = "nothing heard yet"
         self.epoch = 0
         self.publisher_epoch: int | None = None
+        self.rank: int | None = None
+        """The rank of the last batch."""
         self.counters = FollowerCounters()
         self.updates = updates
         self._at = at
 
     def become(self, state: State, reason: str = "") -> None:
         """Be in ``state``; says so where that is news."""
-        changed = state != self.state
+        changed = state != self.state or (state == State.STALE and reason != self.reason)
         self.state, self.reason = state, reason
         if changed:
             self.say(Origin.STATE, [])
@@ -41,6 +43,7 @@ class Voice:
                 origin=origin,
                 state=self.state,
                 events=events,
+                rank=self.rank,
                 reason=self.reason if reason is None else reason,
             )
         )
@@ -51,6 +54,7 @@ class Voice:
         self.counters.events += len(batch.decoded.events)
         if batch.origin == Origin.REPLAY:
             self.counters.replayed += 1
+        self.rank = batch.decoded.rank
         for part in batch.decoded.by_rank():
             self.updates.append(
                 Update(

@@ -1,0 +1,293 @@
+"""A feed: the events of one stream for one holder, applied to the index. Here decoding ends and counting begins.
+
+For every event it settles, in this order: which place is meant, which text the hashes name (``Bridge``, or directly),
+whether the index holds that already, and what the dedup filter makes of it. Only what was resolved takes effect and only
+what took effect is counted. What can't be resolved yet waits, bounded: stores whose parent is unknown for the parent, and
+hashes without text for somebody of the same stream to say what they name. A removal that comes while they wait undoes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
+from kvyard.hashing import HashingError, Key, wire_hash
+from kvyard.index.backend import Backend
+from kvyard.index.bridge import Bridge, Piece
+from kvyard.index.catalog import Catalog
+from kvyard.index.dedup import DedupFilter
+from kvyard.index.identity import Identity, IdentityError
+from kvyard.index.parts import Parts
+from kvyard.index.places import Holder, Place, Places
+from kvyard.index.waiting import Waiting
+
+
+class FeedCounters(msgspec.Struct):
+    """What became of events; blocks unless they say otherwise."""
+
+    stored: int = 0
+    """Resolved and stored, repetitions included."""
+    removed: int = 0
+    cleared: int = 0
+    """Events."""
+    unresolved: int = 0
+    """Hashes of stores that say nothing of their text, and nobody had; they wait."""
+    unknown_removed: int = 0
+    """Removed, but never heard of."""
+    orphans: int = 0
+    """Stored with an unknown parent; they wait."""
+    refused: int = 0
+    """Stores that can't be named: adapters in direct mode, extra keys without a place, another block size."""
+    partial: int = 0
+    """Entries that end inside one of their group's blocks; they serve only their engine."""
+    last_refusal: str = ""
+
+
+class Feed:
+    """One stream's share of one holder's places."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        places: Places,
+        backend: Backend,
+        dedup: DedupFilter,
+        catalog: Catalog,
+        identity: Identity,
+        *,
+        waiting: int = 1 << 16,
+        remembered: int = 1 << 16,
+    ) -> None:
+        """``waiting`` and ``remembered`` bound, in blocks, what waits and what the bridge keeps though nobody holds it."""
+        self.holder = holder
+        self.counters = FeedCounters()
+        self.bridge = Bridge(identity, remembered=remembered)
+        self.waiting = Waiting(waiting)
+        self.mask = 0
+        """The places that this feed ever stored to."""
+        self._places = places
+        self._backend = backend
+        self._dedup = dedup
+        self._catalog = catalog
+        self._identity = identity
+        self._size = identity.block_size
+        self._parts = Parts(self.bridge, backend, dedup)
+        self._numbers: dict[tuple[int, int | None], int] = {}
+        self._said: tuple[object, ...] = ()
+        """What the last store said of its group: most say the same again."""
+
+    def apply(self, events: Iterable[Event], clear_all: bool = False) -> None:
+        """Take in ``events`` in order. ``clear_all``: a clear that names no tier means every tier."""
+        for event in events:
+            if isinstance(event, Stored):
+                self._store(event)
+            elif isinstance(event, Removed):
+                self._remove(event)
+            else:
+                self._clear(event, clear_all)
+
+    def clear(self, tier: Tier | None = None) -> None:
+        """Empty this feed's places, of one tier or all; rows, counts, parts and what waits go together."""
+        for (of, _), number in self._numbers.items():
+            if tier is None or of == tier:
+                self._backend.clear(number)
+                self._dedup.clear(number)
+                self._parts.clear(number)
+                self.waiting.clear(number)
+        self._said = ()
+        if tier is None:
+            self.bridge.clear()
+            self.waiting.clear_all()
+        else:
+            self.bridge.rest_unless(self._held)
+
+    # -- stores -----------------------------------------------------------------------------------------------------
+
+    def _store(self, event: Stored) -> None:
+        said = (event.group, event.block_size, event.kind)
+        if said != self._said:
+            self._said = said
+            self._catalog.learn(self.holder, event, self._size if self._identity.direct else 0)
+        if not event.hashes:
+            return
+        place = self._place(event.tier, event.group)
+        if self._identity.direct:
+            self._store_direct(place, event)
+            return
+        bridge, tokens = self.bridge, event.tokens
+        hashes = event.hashes if isinstance(event.hashes, list) else list(event.hashes)
+        if tokens is None or not event.block_size or len(tokens) != event.block_size * len(hashes):
+            self._store_by_hash(place, event, hashes)
+            return
+        if event.parent is not None and event.parent not in bridge and hashes[0] not in bridge:
+            self.counters.orphans += len(hashes)
+            self.waiting.add_orphan(place, event)
+            return
+        try:
+            piece = bridge.announce(event, hashes)
+        except (IdentityError, HashingError) as error:
+            self._refuse(str(error), len(hashes))
+            return
+        whole = piece is not None and piece.hashes is hashes and self._store_piece(place, event, piece)
+        if not whole:
+            self._store_by_hash(place, event, hashes)
+        if piece is not None:
+            if piece.begin % self._size and len(piece.keys):
+                self._parts.straddle(piece)
+            self._resume(piece)
+
+    def _store_piece(self, place: int, event: Stored, piece: Piece) -> bool:
+        """Store a new piece as a whole, where its blocks end where ours do."""
+        size = self._size
+        spec = self._catalog.spec(self.holder, self._catalog.group(self.holder, event.group))
+        if (
+            piece.size % size
+            or piece.begin % size
+            or (spec is not None and (spec.is_state or spec.block_size != piece.size))
+        ):
+            return False
+        parent = piece.parent.last if piece.parent is not None else None
+        keys: list[int] = piece.keys.tolist()
+        self._dedup.repeated(place, self._backend.store(place, keys, parent))
+        self.counters.stored += len(piece.hashes)
+        return True
+
+    def _store_by_hash(self, place: int, event: Stored, hashes: Sequence[Key]) -> None:
+        """Store hashes whose text is known already, each by itself; the others wait for it."""
+        known = [key for key in hashes if key in self.bridge]
+        if len(known) < len(hashes):
+            lacking = [key for key in hashes if key not in self.bridge]
+            self.counters.unresolved += len(lacking)
+            self.waiting.add_nameless(place, lacking)
+        self.bridge.wake(known)
+        for keys, parent in self._runs(place, known, storing=True):
+            self._dedup.repeated(place, self._backend.store(place, keys, parent))
+
+    def _store_direct(self, place: int, event: Stored) -> None:
+        if event.lora_name is not None:
+            self._refuse("an adapter's blocks can't be named in direct mode", len(event.hashes))
+        elif event.block_size not in (0, self._size):
+            self._refuse(f"blocks of {event.block_size} tokens where the index has {self._size}", len(event.hashes))
+        else:
+            keys = self._identity.direct_keys(event.hashes)
+            parent = event.parent
+            if parent is not None and (not isinstance(parent, int) or parent < 0):
+                parent = wire_hash(parent)
+            self._dedup.repeated(place, self._backend.store(place, keys, parent))
+            self.counters.stored += len(keys)
+
+    def _resume(self, piece: Piece) -> None:
+        """Apply what waited for ``piece``."""
+        for place, known in self.waiting.named(piece.hashes):
+            for keys, parent in self._runs(place, known, storing=True):
+                self._dedup.repeated(place, self._backend.store(place, keys, parent))
+        for event, gone in self.waiting.parented(piece.hashes):
+            self._store(event)
+            if gone:
+                self._remove(Removed(hashes=gone, group=event.group, tier=event.tier))
+
+    # -- removals ---------------------------------------------------------------------------------------------------
+
+    def _remove(self, event: Removed) -> None:
+        place = self._place(event.tier, event.group)
+        if self._identity.direct:
+            keys = self._identity.direct_keys(event.hashes)
+            self.counters.removed += len(keys)
+            self._backend.remove(place, self._dedup.removed(place, keys))  # type: ignore[arg-type]
+            return
+        hashes: Sequence[Key] = event.hashes
+        if self.waiting:
+            hashes = self.waiting.undo(place, hashes)
+        known = [key for key in hashes if key in self.bridge]
+        self.counters.unknown_removed += len(hashes) - len(known)
+        gone: list[int] = []
+        for run, _ in self._runs(place, known, storing=False):
+            gone += run
+        self._backend.remove(place, self._dedup.removed(place, gone))  # type: ignore[arg-type]
+        for key in known:
+            if not self._held(key):
+                self.bridge.rest(key)
+
+    def _clear(self, event: Cleared, everything: bool) -> None:
+        self.counters.cleared += 1
+        if event.tier is not None:
+            self.clear(event.tier)
+        else:
+            self.clear(None if everything else Tier.G1)
+
+    # -- hashes and keys --------------------------------------------------------------------------------------------
+
+    def _runs(self, place: int, hashes: Sequence[Key], storing: bool) -> Iterable[tuple[list[int], int | None]]:
+        """The request keys that ``hashes`` stand for at ``place``, in runs, each with the key before it.
+
+        What covers our blocks only in part is taken care of here and not returned.
+        """
+        spec = self._catalog.spec(self.holder, self._places[place].group)
+        size = self._size
+        runs: list[tuple[list[int], int | None]] = []
+        last_piece: Piece | None = None
+        last_end = -1
+        for key in hashes:
+            found = self.bridge.find(key)
+            assert found is not None
+            piece, at = found
+            end = piece.begin + (at + 1) * piece.size
+            width = piece.size if spec is None else spec.block_size
+            if end % width:
+                self.counters.partial += 1
+                continue
+            if storing:
+                self.counters.stored += 1
+            else:
+                self.counters.removed += 1
+            if spec is not None and spec.is_state:
+                # A state is a point: of use where one of our blocks ends too, and covering nothing.
+                if end % size:
+                    continue
+                width = size
+            if end % size or width % size:
+                self._parts.change(place, key, piece, end, width, storing)
+                continue
+            keys = self.bridge.keys_between(piece, (end - width) // size, end // size)
+            if piece is last_piece and end - width == last_end:
+                runs[-1][0].extend(keys)
+            else:
+                runs.append((keys, None))
+            last_piece, last_end = piece, end
+        return runs
+
+    def _held(self, key: Key) -> bool:
+        """Whether any of this feed's places holds ``key``, as far as rows can tell."""
+        found = self.bridge.find(key)
+        if found is None:
+            return False
+        piece, at = found
+        end = piece.begin + (at + 1) * piece.size
+        if end % self._size or piece.size % self._size:
+            return self._parts.holds(key) or self._ends_a_held_block(piece, end)
+        return self._ends_a_held_block(piece, end)
+
+    def _ends_a_held_block(self, piece: Piece, end: int) -> bool:
+        if end % self._size:
+            return False
+        last = self.bridge.keys_between(piece, end // self._size - 1, end // self._size)
+        return bool(last) and any(self._backend.holds(number, last[0]) for number in self._numbers.values())
+
+    def _place(self, tier: Tier, group: int | None) -> int:
+        number = self._numbers.get((tier.value, group))
+        if number is None:
+            named = self._catalog.group(self.holder, group)
+            number = self._numbers[tier.value, group] = self._places.number(Place(self.holder, tier, named))
+            self.mask |= 1 << number
+            self._places.version += 1
+        return number
+
+    def _refuse(self, why: str, blocks: int) -> None:
+        self.counters.refused += blocks
+        self.counters.last_refusal = why
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless what is kept in parts agrees with itself."""
+        self._parts.check_integrity()

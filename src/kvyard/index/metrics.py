@@ -1,0 +1,77 @@
+"""Metrics: every figure of an index by name, as plain numbers. Whoever serves them knows how to write them down.
+
+Names that end in ``_total`` only go up. Labels are part of a sample: (name, labels, value).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from kvyard.events.transport import State
+from kvyard.index.indexer import Indexer
+
+Sample: TypeAlias = tuple[str, dict[str, str], float]
+
+STATES = {State.FRESH: 0, State.CATCHING_UP: 1, State.STALE: 2}
+
+NAMES: dict[str, str] = {
+    "kvcache_kvevents_dedup_removed_hashes_suppressed_total": "Removed hashes not passed on: another announcement stands.",
+    "kvcache_kvevents_dedup_removed_hashes_forwarded_total": "Removed hashes passed on to the index.",
+    "kvcache_kvevents_dedup_outstanding_references": "References beyond the first that were not taken back.",
+    "kvcache_kvevents_dedup_uncounted_hashes_total": "Repetitions not counted because the filter was full.",
+    "kvyard_index_blocks": "Different blocks that somebody holds.",
+    "kvyard_index_rows": "Runs of equal rows.",
+    "kvyard_index_bytes": "Estimated bytes.",
+    "kvyard_index_evicted_blocks_total": "Blocks forgotten to keep the budget.",
+    "kvyard_index_unknown_stream_updates_total": "Updates of streams that are not registered.",
+    "kvyard_index_stream_state": "0 fresh, 1 catching up, 2 stale.",
+    "kvyard_index_stream_sequence": "The last batch applied.",
+    "kvyard_index_stream_gaps_total": "Gaps that nobody had announced.",
+    "kvyard_index_stream_duplicates_total": "Updates that came again.",
+    "kvyard_index_stream_resets_total": "Restarts and snapshots.",
+    "kvyard_index_feed_stored_blocks_total": "Blocks stored.",
+    "kvyard_index_feed_removed_blocks_total": "Blocks removed.",
+    "kvyard_index_feed_unresolved_blocks_total": "Blocks announced without a text that anybody knew.",
+    "kvyard_index_feed_orphan_blocks_total": "Blocks announced before their parent.",
+    "kvyard_index_feed_refused_blocks_total": "Blocks that can't be named.",
+    "kvyard_index_feed_waiting_blocks": "Blocks that wait for a parent or a text.",
+    "kvyard_index_feed_dropped_blocks_total": "Blocks that waited too long.",
+    "kvyard_index_bridge_hashes": "Engine hashes whose text is known.",
+}
+"""Every metric and what it says. ``collect`` brings each of them, and nothing else."""
+
+
+def collect(indexer: Indexer) -> list[Sample]:
+    """Every sample of an index."""
+    usage = indexer.backend.usage()
+    out: list[Sample] = [(name, {}, value) for name, value in indexer.dedup.export().items()]
+    out += [
+        ("kvyard_index_blocks", {}, usage.blocks),
+        ("kvyard_index_rows", {}, usage.rows),
+        ("kvyard_index_bytes", {}, usage.bytes),
+        ("kvyard_index_evicted_blocks_total", {}, usage.evicted),
+        ("kvyard_index_unknown_stream_updates_total", {}, indexer.unknown_streams),
+    ]
+    for (name, topic), stream in indexer.streams.items():
+        labels = {"stream": name, "topic": topic}
+        out += [
+            ("kvyard_index_stream_state", labels, STATES[stream.state]),
+            ("kvyard_index_stream_sequence", labels, stream.seq),
+            ("kvyard_index_stream_gaps_total", labels, stream.counters.gaps),
+            ("kvyard_index_stream_duplicates_total", labels, stream.counters.duplicates),
+            ("kvyard_index_stream_resets_total", labels, stream.counters.resets),
+        ]
+    for name, feed in indexer.feeds():
+        labels = {"stream": name, "holder": str(feed.holder)}
+        counters = feed.counters
+        out += [
+            ("kvyard_index_feed_stored_blocks_total", labels, counters.stored),
+            ("kvyard_index_feed_removed_blocks_total", labels, counters.removed),
+            ("kvyard_index_feed_unresolved_blocks_total", labels, counters.unresolved),
+            ("kvyard_index_feed_orphan_blocks_total", labels, counters.orphans),
+            ("kvyard_index_feed_refused_blocks_total", labels, counters.refused),
+            ("kvyard_index_feed_waiting_blocks", labels, len(feed.waiting)),
+            ("kvyard_index_feed_dropped_blocks_total", labels, feed.waiting.dropped),
+            ("kvyard_index_bridge_hashes", labels, len(feed.bridge)),
+        ]
+    return out

@@ -1,0 +1,219 @@
+"""The scorer: rows in, per worker the longest prefix that it could use, tier by tier.
+
+A prefix is usable where every attention group of the worker can use it; tiers are taken closest first, since an engine
+loads only what comes after the prefix it has. For workers with nothing but full attention, which is most, a level is one
+walk over the rows with all workers at once, as sets of bits; others are asked one by one with the block manager's rules.
+
+It asks the backend and changes nothing. Streams it knows only by what they make of trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from kvyard.events.transport import State
+from kvyard.events.types import Tier
+from kvyard.index.backend import Backend, Rows
+from kvyard.index.catalog import Catalog
+from kvyard.index.match import DEFAULT_WEIGHTS, Scores, TierMatch, WorkerMatch
+from kvyard.index.places import Holder, Places
+from kvyard.index.views import View, Views
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a holder's streams can be trusted, all told."""
+
+    state: State = State.FRESH
+    confidence: float = 1.0
+    heard: int = 0
+    """When the quietest was last heard."""
+    reason: str = ""
+
+
+NOBODY = Standing(state=State.STALE, confidence=0.0, reason="no stream speaks for it")
+
+
+class Scorer:
+    """Answers for one index. Not for several threads at once."""
+
+    def __init__(
+        self,
+        places: Places,
+        catalog: Catalog,
+        backend: Backend,
+        block_size: int,
+        weights: Mapping[Tier, float] | None = None,
+    ) -> None:
+        """``weights`` says what a block on each tier earns. A tier that it leaves out doesn't exist for scores."""
+        self.weights = dict(DEFAULT_WEIGHTS if weights is None else weights)
+        self.block_size = block_size
+        self._places = places
+        self._catalog = catalog
+        self._backend = backend
+        self._standings: dict[Holder, Standing] = {}
+        self._untrusted = 0
+        self._views: Views | None = None
+        self._version = (-1, -1)
+
+    def trust(self, standings: Mapping[Holder, Standing], untrusted: int) -> None:
+        """Answer for these workers from now on, and count nothing of the ``untrusted`` places."""
+        if untrusted != self._untrusted or standings.keys() != self._standings.keys():
+            self._views = None
+        self._standings = dict(standings)
+        self._untrusted = untrusted
+
+    @property
+    def standings(self) -> dict[Holder, Standing]:
+        """Of every worker and pool."""
+        return self._standings
+
+    @property
+    def views(self) -> Views:
+        """What there is to know of every worker."""
+        version = (self._places.version, self._catalog.version)
+        if self._views is None or version != self._version:
+            self._version = version
+            self._views = Views(
+                self._places,
+                self._catalog,
+                [holder for holder in self._standings if not holder.shared],
+                sorted(self.weights),
+                self._untrusted,
+                self.block_size,
+            )
+        return self._views
+
+    def full_rows(self, keys: Sequence[int]) -> Rows:
+        """All rows of a prompt, holes and what comes after them included."""
+        return self._backend.lookup(keys, True)
+
+    def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
+        """Only how many blocks of the prompt each worker could use, from any tier; workers that have none are left out.
+
+        The answer for whoever asks often. Confidence isn't weighed, but stale streams earn nothing here either.
+        """
+        views = self.views
+        rows = self._backend.lookup(keys, views.through_holes)
+        if not rows or not views.tiers:
+            return {}
+        found = self._walk(views, rows, len(views.tiers) - 1) if views.plain else {}
+        size = self.block_size
+        for view in views.coarse:
+            blocks = found.get(view.worker)
+            if blocks is not None:
+                found[view.worker] = blocks = blocks * size // view.alignment * view.alignment // size
+                if not blocks:
+                    del found[view.worker]
+        for view in views.hybrid:
+            tokens = self._reach(view, rows, len(views.tiers) - 1, len(keys) * size, len(keys) * size)
+            if tokens >= size:
+                found[view.worker] = tokens // size
+        return found
+
+    def score(
+        self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
+    ) -> Scores:
+        """Everything about every worker, or about ``workers``.
+
+        ``tokens`` is the prompt's length where it is known: its last token is always computed, as engines do, so a prompt
+        that is cached to its end matches one block less.
+        """
+        views = self.views
+        size = self.block_size
+        end = len(keys) * size
+        limit = end if tokens is None else max(0, min(end, tokens - 1))
+        rows = self._backend.lookup(keys, views.through_holes)
+        walks = [self._walk(views, rows, level) for level in range(len(views.tiers))] if views.plain else []
+        out: dict[Holder, WorkerMatch] = {}
+        for worker in self._standings if workers is None else workers:
+            view = views.all.get(worker)
+            standing = self._standings.get(worker, NOBODY)
+            if view is None or view.layout is None:
+                out[worker] = self._nothing(worker, standing, view, now)
+            elif view.layout.is_plain:
+                align = view.alignment
+                reach = [min(walk.get(worker, 0) * size, limit) // align * align for walk in walks]
+                out[worker] = self._match(view, rows, reach, limit, end, standing, now)
+            else:
+                reach = [self._reach(view, rows, level, limit, end) for level in range(len(views.tiers))]
+                out[worker] = self._match(view, rows, reach, limit, end, standing, now)
+        return Scores(blocks=len(keys), tokens=end if tokens is None else tokens, workers=out)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _walk(self, views: Views, rows: Rows, level: int) -> dict[Holder, int]:
+        """How far each plain worker's unbroken prefix goes, in our blocks."""
+        found: dict[Holder, int] = {}
+        fold, names = views.fold, views.names
+        start = 0
+        alive = -1
+        for stop, mask in rows:
+            have = fold(level, mask) & alive
+            if have != alive:
+                if start:
+                    gone = dict.fromkeys(names(alive ^ have), start)
+                    found = found | gone if found else gone
+                alive = have
+                if not alive:
+                    return found
+            start = stop
+        if alive > 0:
+            found |= dict.fromkeys(names(alive), start)
+        return found
+
+    def _reach(self, view: View, rows: Rows, level: int, limit: int, end: int) -> int:
+        """The longest usable prefix of a worker with rules of its own."""
+        usable = view.usable
+        assert usable is not None
+        masks = view.levels[level]
+        if not all(masks) or not rows:
+            return 0
+        return usable.longest([usable.spans(at, rows, mask) for at, mask in enumerate(masks)], limit, end)
+
+    def _match(
+        self, view: View, rows: Rows, reach: list[int], limit: int, end: int, standing: Standing, now: int
+    ) -> WorkerMatch:
+        size = self.block_size
+        tiers: dict[Tier, TierMatch] = {}
+        longest, score = 0, 0.0
+        for tier, tokens in zip(self.views.tiers, reach, strict=True):
+            tokens = max(tokens, longest)
+            if tokens > longest:
+                tiers[tier] = TierMatch(tokens // size - longest // size, tokens - longest, tokens)
+                score += self.weights[tier] * (tokens - longest) / size
+                longest = tokens
+        return WorkerMatch(
+            worker=view.worker,
+            blocks=longest // size,
+            tokens=longest,
+            score=score * standing.confidence,
+            tiers=tiers,
+            limited_by=self._limiting(view, rows, longest, limit),
+            state=standing.state,
+            confidence=standing.confidence,
+            age=max(0, now - standing.heard),
+            reason=standing.reason,
+        )
+
+    def _limiting(self, view: View, rows: Rows, longest: int, limit: int) -> int | None:
+        assert view.usable is not None and view.layout is not None
+        layout = view.layout
+        if longest + layout.alignment > limit:
+            return None
+        if len(layout.groups) == 1:
+            return layout.groups[0]
+        masks = view.levels[-1] if view.levels else (0,) * len(layout.groups)
+        spans = [view.usable.spans(at, rows, mask) for at, mask in enumerate(masks)]
+        return layout.groups[view.usable.limiting(spans, limit)]
+
+    def _nothing(self, worker: Holder, standing: Standing, view: View | None, now: int) -> WorkerMatch:
+        why = view.why if view is not None else "it isn't registered"
+        return WorkerMatch(
+            worker=worker,
+            state=standing.state,
+            confidence=0.0,
+            age=max(0, now - standing.heard),
+            reason="; ".join(filter(None, (standing.reason, why))),
+        )
