@@ -314,7 +314,8 @@ def test_without_caching_any_chain_will_do() -> None:
 @pytest.mark.parametrize("tokens", [-1, 19, 1000])
 def test_caching_more_than_there_is(stage: Stage, tokens: int) -> None:
     stage.refuses(
-        lambda: stage.manager.cache(stage.running, tokens), f"request running has 18 tokens, can't cache {tokens}"
+        lambda: stage.manager.cache(stage.running, tokens),
+        f"request running has 18 tokens and 16 slots, can't cache {tokens}",
     )
 
 

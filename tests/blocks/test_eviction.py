@@ -318,7 +318,8 @@ def test_a_kept_prefix_outlives_a_flood() -> None:
     survivors = {}
     for eviction in ("lru", "priority"):
         manager = BlockManager(12, [FULL], eviction=eviction)
-        cache(manager, "system", [*system, 1], retention=[Retention(0, 16, 80)])
+        wishes = [Retention(0, 16, 80)] if eviction == "priority" else []
+        cache(manager, "system", [*system, 1], retention=wishes)
         for serial in range(40):
             cache(manager, f"r{serial}", [rng.randint(1000, 9999) for _ in range(24)])
         survivors[eviction] = manager.lookup(make(manager, "again", [*system, 2])).tokens

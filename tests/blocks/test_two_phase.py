@@ -221,6 +221,8 @@ def test_one_group_that_has_registered_is_enough(registered: int) -> None:
     manager.coordinator.adopt(request, hit.groups, 20, 8)
     assert snapshot(manager, request) == before
     request.tables[registered].registered = None
+    assert manager.coordinator.has_adopted(request), "blocks in a table are enough too"
+    manager.free(request)
     assert not manager.coordinator.has_adopted(request)
 
 

@@ -96,12 +96,12 @@ class CacheMap:
         """Register ``extent``, whose content is now that of ``chain`` at its positions.
 
         Where part of that is cached already the extent becomes one more copy of it, split as the nodes are. Returns the
-        parts in order; the last is ``extent`` itself. ``before``, if known, is a copy of what comes right before.
+        parts in order; the last is ``extent`` itself. ``before``, if given, is a copy of something earlier on ``chain``.
         """
         start = extent.start
         stop = start + len(extent.ids)
         known = before.node if before is not None else None
-        nodes, at = self.walk(chain.keys, stop, at=start if known is not None else 0)
+        nodes, at = self.walk(chain.keys, stop, at=known.stop if known is not None else 0)
         if nodes and nodes[-1].stop > at:
             nodes[-1] = self.split(nodes[-1], at)
         parts: list[Extent] = []
@@ -171,6 +171,7 @@ class CacheMap:
             self.starts[hole.keys[cut]] = hole
         node.stop = cut
         self.version += 1
+        self._slim(node)
         if self.sink is not None:
             self.sink.left(Run(node.chain, cut, stop), self.group, self.tier, True)
         return True
@@ -309,7 +310,16 @@ class CacheMap:
             parent, at.parent = at.parent, None
             if parent is not None:
                 parent.kids -= 1
+                if parent.hole is at:
+                    parent.hole = None
+                if parent.chain is at.chain:
+                    self._slim(parent)
             at = parent
+
+    def _slim(self, node: Node) -> None:
+        """Let go of what ``node``'s chain has beyond it, if that is much: it may be all that is left of a long prompt."""
+        chain = node.chain.cut(node.start, node.stop, with_tokens=bool(node.copies))
+        node.chain, node.keys = chain, chain.keys
 
     def _join_holes(self, node: Node) -> None:
         """Join a new hole with the hole before it, so that a window moving along a chain leaves one and not many."""

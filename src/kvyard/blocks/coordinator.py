@@ -19,11 +19,14 @@ from kvyard.blocks.spec import Geometry
 
 
 class Hit:
-    """What a lookup found. Valid until blocks are next handed out; allocation refuses a hit that has grown old."""
+    """What a lookup found for one request. Valid until something cached is evicted or forgotten; then it is refused."""
 
-    __slots__ = ("groups", "shared_prefix_boundary", "tokens", "version")
+    __slots__ = ("groups", "request", "shared_prefix_boundary", "tokens", "version")
 
-    def __init__(self, tokens: int, groups: Sequence[GroupHit], boundary: int, version: int) -> None:
+    def __init__(
+        self, request: Request, tokens: int, groups: Sequence[GroupHit], boundary: int = 0, version: int = 0
+    ) -> None:
+        self.request = request
         self.tokens = tokens
         """Tokens that need not be computed."""
         self.groups = groups
@@ -130,11 +133,11 @@ class Coordinator:
             group = batch.first
             keys = request.chain.keys
             nodes, at = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
-            return Hit(at * group.block_size, (GroupHit(at, 0, nodes),), 0, version)
+            return Hit(request, at * group.block_size, (GroupHit(at, 0, nodes),), 0, version)
         if len(self.groups) == 1:
             spans, all_nodes = batch.spans(request, limit)
             match = batch.match(request, spans, limit, batch.eagle)
-            return Hit(match.tokens, batch.hits(match, all_nodes), 0, version)
+            return Hit(request, match.tokens, batch.hits(match, all_nodes), 0, version)
         return self._lookup_all(request, limit, version)
 
     def _lookup_all(self, request: Request, limit: int, version: int) -> Hit:
@@ -174,7 +177,7 @@ class Coordinator:
             hit = candidate
             if one_round:
                 break
-        return self._hit(matches, seen, hit, longest, version)
+        return self._hit(request, matches, seen, hit, longest, version)
 
     def _drop_unit(self, batch: Batch) -> int:
         if self.geometry.fine_hits and (batch.is_full or batch.is_state):
@@ -183,6 +186,7 @@ class Coordinator:
 
     def _hit(
         self,
+        request: Request,
         matches: list[Match | None],
         seen: list[tuple[Spans, list[list[Node]]]],
         tokens: int,
@@ -198,7 +202,7 @@ class Coordinator:
                 match = Match(min(match.tokens, tokens), 0, match.tails if kept else None)
             for group, group_hit in zip(batch.members, batch.hits(match, nodes)):
                 found[group.index] = group_hit
-        return Hit(tokens, found, longest if longest > tokens else 0, version)
+        return Hit(request, tokens, found, longest if longest > tokens else 0, version)
 
     def need(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
         """How many free blocks all groups together need to meet ``demand``."""
@@ -219,12 +223,12 @@ class Coordinator:
                 group.take_external(table, local + external, external)
 
     def has_adopted(self, request: Request) -> bool:
-        """Whether any group has registered anything of the request, adopted hits included.
+        """Whether any group has blocks of the request or has registered any, adopted hits included.
 
         One answer for all groups: with blocks of different size one may have registered something while another has not.
         """
         for table in request.tables:
-            if table.registered is not None:
+            if table.registered is not None or table.length:
                 return True
         return False
 

@@ -100,6 +100,7 @@ class PriorityOrder:
         self._lines: dict[int, Line] = {}
         self._deadlines: list[tuple[int, int, Extent]] = []
         self._serial = 0
+        self._compact_at = 64
 
     def push(self, extent: Extent) -> None:
         self._expire()  # what expired before is ahead
@@ -139,6 +140,11 @@ class PriorityOrder:
     def _arm(self, extent: Extent, deadline: int) -> None:
         extent.deadline = deadline
         self._serial += 1
+        if len(self._deadlines) >= self._compact_at:
+            # Most belong to extents that were hit since: their deadlines are void.
+            self._deadlines = list({e[2]: e for e in self._deadlines if e[2].deadline == e[0]}.values())
+            heapq.heapify(self._deadlines)
+            self._compact_at = max(64, 2 * len(self._deadlines))
         heapq.heappush(self._deadlines, (deadline, self._serial, extent))
 
     def _expire(self) -> None:

@@ -12,7 +12,7 @@ from kvyard.blocks.cache_map import Node
 from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.registration import register_between, register_tail, resume_points
+from kvyard.blocks.registration import register_kept, register_tail, resume_points
 from kvyard.blocks.request import Request
 from kvyard.blocks.rules import Spans, rule_for
 from kvyard.blocks.spec import GroupSpec
@@ -132,7 +132,7 @@ class Group:
         table.add_blocks(ids.copy())
         return ids
 
-    def drop_stale(self, table: Table, processed: int) -> None:
+    def drop_stale(self, request: Request, table: Table, processed: int) -> None:
         """Release the blocks that nobody will read again after ``processed`` tokens."""
         position = min(self.rule.stale(processed) // self.block_size, table.length)
         if not table.starts or table.starts[0] >= position:
@@ -140,7 +140,7 @@ class Group:
         extent = table.crossing(position)
         if extent is not None:
             self.pool.split(extent, position - extent.start)
-        self.pool.release(table.drop_before(position))
+        self._let_go(request, table.drop_before(position))
 
     def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
         """Offer the full blocks of the first ``tokens`` tokens to the map, as far as they can ever serve a hit."""
@@ -158,11 +158,10 @@ class Group:
             boundaries = resume_points(request, self.eagle_unit) if retention is not None else ()
             kept = self.rule.worth(first, last, alignment, self.eagle, retention, boundaries)
         if kept is None:
-            if not request.retention and register_tail(self.map, chain, table, first, last):
+            if register_tail(self.map, chain, request, table, first, last):
                 return
             kept = [(first, last)]
-        for low, high in kept:
-            register_between(self.map, chain, request, table, low, high)
+        register_kept(self.map, chain, request, table, kept)
 
     def _block_at(self, table: Table, position: int) -> Extent | None:
         """The block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""
@@ -175,8 +174,11 @@ class Group:
 
     def release(self, request: Request, table: Table) -> None:
         """Give all blocks back, last position first."""
+        self._let_go(request, table.settle())
+
+    def _let_go(self, request: Request, extents: list[Extent]) -> None:
+        """Release ``extents``, and see that what stays cached doesn't keep the whole request in memory."""
         chain = self.chain_of(request)
-        extents = table.settle()
         for extent in extents:
             if extent.node is not None and extent.node.chain is chain:
                 self.map.detach(extent, chain)

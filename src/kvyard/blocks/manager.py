@@ -51,7 +51,7 @@ class BlockManager:
         eviction: str = "lru",
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
-        now: Callable[[], int] = lambda: 0,
+        now: Callable[[], int] | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         """Raises ``ConfigError`` for anything the groups can't honour."""
@@ -72,7 +72,9 @@ class BlockManager:
         )
         self.caching = caching
         self.max_model_len = max_model_len
-        self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now)
+        self._has_priorities = eviction != "lru"
+        self._has_clock = now is not None
+        self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now or (lambda: 0))
         self.groups = make_groups(
             groups,
             self.pool,
@@ -89,7 +91,7 @@ class BlockManager:
         self.requests: dict[str, Request] = {}
         """Requests that hold blocks, or did when a call last failed, by id."""
         self._capped = any(group.cap is not None for group in self.groups)
-        self._nothing: tuple[list[int], ...] = tuple([] for _ in groups)
+        self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in groups)
         self._no_hits = [NO_HIT] * len(groups)
         self.begin_step()
 
@@ -99,7 +101,10 @@ class BlockManager:
         return self.pool.usage
 
     def begin_step(self) -> None:
-        """A scheduler step begins: states registered in the previous one may be read now."""
+        """A scheduler step begins: states registered in the previous one may be read now.
+
+        With state groups this must be called once per step; others don't need it.
+        """
         for group in self.groups:
             group.begin_step()
 
@@ -109,7 +114,7 @@ class BlockManager:
         a chain of another block size.
         """
         if not self.caching or not request.reads_cache:
-            return Hit(0, self._no_hits, 0, self.pool.version)
+            return Hit(request, 0, self._no_hits, 0, self.pool.version)
         self._check_chain(request)
         hit = self.coordinator.lookup(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
@@ -128,7 +133,7 @@ class BlockManager:
         must_fit: bool = False,
         reserved: int = 0,
         has_running: bool = True,
-    ) -> tuple[list[int], ...] | None:
+    ) -> tuple[Sequence[int], ...] | None:
         """Give ``request`` slots for ``num_new_tokens`` more tokens, adopting ``hit`` first if it is its first time.
 
         ``external`` tokens after the hit will be loaded from elsewhere; ``lookahead`` slots are for drafts; ``encoder``
@@ -154,7 +159,7 @@ class BlockManager:
                 and (reached <= request.registered_until or request.num_tokens <= request.registered_until)
             ):
                 return self._nothing
-            if request.running and request.tables:
+            if request.running and self.requests.get(request.id) is request:
                 return self._provide(request, self._no_hits, computed, 0, num_new_tokens, lookahead)
         return self._admit(
             request, num_new_tokens, hit, external, lookahead, encoder, delay_caching, must_fit, reserved, has_running
@@ -172,7 +177,7 @@ class BlockManager:
         must_fit: bool,
         reserved: int,
         has_running: bool,
-    ) -> tuple[list[int], ...] | None:
+    ) -> tuple[Sequence[int], ...] | None:
         """The careful way: check the call, and the whole sequence if it must fit, then provide."""
         hits = self._check(request, new, hit, external, lookahead, encoder, reserved)
         local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
@@ -184,12 +189,17 @@ class BlockManager:
             whole = min(request.num_tokens, self.max_model_len)
             demand = Demand(whole, whole, local, total, encoder, True)
             if self.coordinator.need(request, hits, demand) + spare > self.pool.free:
+                if request.id not in self.requests:
+                    request.tables = []
                 return None
             # Where no group has a cap, what fits as a whole fits in part.
             fits = not (self._capped or reserved) and total + new + lookahead <= whole
-        return self._provide(
+        taken = self._provide(
             request, hits, local, external, new, lookahead, encoder, delay_caching, spare + reserved, fits
         )
+        if request.id not in self.requests:
+            request.tables = []
+        return taken
 
     def _provide(
         self,
@@ -203,7 +213,7 @@ class BlockManager:
         delay_caching: bool = False,
         spare: int = 0,
         fits: bool = False,
-    ) -> tuple[list[int], ...] | None:
+    ) -> tuple[Sequence[int], ...] | None:
         """Release what is stale, see whether the rest can be had while ``spare`` blocks stay free, and take it.
 
         ``fits`` says that it is known to be had.
@@ -215,7 +225,7 @@ class BlockManager:
         if processed > request.settled_until:
             for group, table in zip(groups, tables):
                 if table.starts:
-                    group.drop_stale(table, max(0, processed))
+                    group.drop_stale(request, table, max(0, processed))
         slots = min(main + lookahead, self.max_model_len)
         taken = self._nothing
         if slots > request.fits_until:
@@ -243,11 +253,16 @@ class BlockManager:
             raise RequestError(f"request {request.id}: token and block counts must not be negative")
         if self.requests.get(request.id, request) is not request:
             raise RequestError(f"request id {request.id!r} is in use by another request")
+        if request.tables and request.id not in self.requests:
+            raise RequestError(f"request {request.id} holds blocks of another manager")
         self._check_chain(request)
+        self._check_wishes(request)
         if not new and not external and not (hit is not None and hit.tokens):
             raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
         hits: Sequence[GroupHit] = self._no_hits
         if hit is not None and not hit.empty:
+            if hit.request is not request:
+                raise RequestError(f"request {request.id}: the hit belongs to request {hit.request.id}")
             if hit.version != self.pool.version:
                 raise RequestError(f"request {request.id}: the hit is out of date, look it up again")
             if request.num_computed_tokens or self.coordinator.has_adopted(request):
@@ -256,6 +271,12 @@ class BlockManager:
         if not request.tables:
             request.tables = [Table() for _ in self.groups]
         return hits
+
+    def _check_wishes(self, request: Request) -> None:
+        if request.retention and not self._has_priorities:
+            raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
+        if any(wish.duration is not None for wish in request.retention) and not self._has_clock:
+            raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
 
     def _check_chain(self, request: Request) -> None:
         size = self.geometry.hash_block_size
@@ -267,8 +288,11 @@ class BlockManager:
     def cache(self, request: Request, num_tokens: int) -> None:
         """Register the blocks of the first ``num_tokens`` tokens, once an asynchronous load has filled them."""
         self._holding(request)
-        if not 0 <= num_tokens <= request.num_tokens:
-            raise RequestError(f"request {request.id} has {request.num_tokens} tokens, can't cache {num_tokens}")
+        slots = min(table.length * group.block_size for group, table in zip(self.groups, request.tables))
+        if not 0 <= num_tokens <= min(request.num_tokens, slots):
+            raise RequestError(
+                f"request {request.id} has {request.num_tokens} tokens and {slots} slots, can't cache {num_tokens}"
+            )
         if self.caching:
             self.coordinator.register(request, num_tokens)
             request.forget_limits()
@@ -279,7 +303,7 @@ class BlockManager:
         if num_tokens < 0:
             raise RequestError(f"request {request.id}: token counts must not be negative")
         for group, table in zip(self.groups, request.tables):
-            group.drop_stale(table, num_tokens)
+            group.drop_stale(request, table, num_tokens)
         request.forget_limits()
 
     def rollback(self, request: Request, num_tokens: int) -> None:
@@ -310,7 +334,10 @@ class BlockManager:
         request.num_computed_tokens = request.num_in_flight_tokens = 0
 
     def evict(self, block_ids: Iterable[int]) -> None:
-        """Forget what these physical blocks cache; who holds them keeps them."""
+        """Forget what these physical blocks cache; who holds them keeps them.
+
+        Raises ``ValueError``, changing nothing, for an id outside the pool. Takes time by ids times cached blocks.
+        """
         self.pool.evict(block_ids)
 
     def reset(self) -> bool:

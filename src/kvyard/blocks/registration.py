@@ -6,8 +6,6 @@ keeping, and for wishes to keep some longer than others.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.request import Request
@@ -15,7 +13,7 @@ from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
 
 
-def register_tail(cache_map: CacheMap, chain: Chain, table: Table, first: int, last: int) -> bool:
+def register_tail(cache_map: CacheMap, chain: Chain, request: Request, table: Table, first: int, last: int) -> bool:
     """Register blocks from the start of the table's unnamed tail, if that is where they are; returns whether it did.
 
     A request's own last extent is lengthened where possible, so that its chain stays in one piece as it grows.
@@ -30,19 +28,20 @@ def register_tail(cache_map: CacheMap, chain: Chain, table: Table, first: int, l
     if tail.refs != 1:
         return False  # a pending copy holds it too, so it must stay the extent it is
     before = extents[-2] if len(extents) > 1 else None
-    whole = count == len(tail.ids)
-    if before is not None and before.start + len(before.ids) == first:
-        if cache_map.extend(before, tail.ids[:count], chain):
-            if whole:
-                extents.pop()
-                table.starts.pop()
-            else:
-                tail.ids = tail.ids[count:]
-                tail.start += count
-                table.starts[-1] = tail.start
-            return True
-    else:
+    if before is not None and before.start + len(before.ids) != first:
         before = None
+    if request.retention and not _keep_as_wished(request, chain.block_size, tail, before, first, last):
+        return False
+    whole = count == len(tail.ids)
+    if before is not None and cache_map.extend(before, tail.ids[:count], chain):
+        if whole:
+            extents.pop()
+            table.starts.pop()
+        else:
+            tail.ids = tail.ids[count:]
+            tail.start += count
+            table.starts[-1] = tail.start
+        return True
     parts = cache_map.enter(chain, tail if whole else tail.split_front(count), before)
     if not whole:
         tail.forget_neighbours()
@@ -51,49 +50,87 @@ def register_tail(cache_map: CacheMap, chain: Chain, table: Table, first: int, l
     return True
 
 
-def register_between(cache_map: CacheMap, chain: Chain, request: Request, table: Table, low: int, high: int) -> None:
-    """Register the unnamed blocks at positions ``low`` to ``high``, wherever they are in the table."""
+def _keep_as_wished(
+    request: Request, block_size: int, tail: Extent, before: Extent | None, first: int, last: int
+) -> bool:
+    """Give ``tail`` its wished priority, if that is one and the same from ``first`` to ``last`` and for ``before``."""
+    if _wish_bounds(request, block_size, first, last):
+        return False
+    wished = request.priority_at(first * block_size)
+    if before is not None and (before.priority, before.expires) != wished:
+        return False
+    tail.priority, tail.expires = wished
+    return True
+
+
+def register_kept(
+    cache_map: CacheMap, chain: Chain, request: Request, table: Table, kept: list[tuple[int, int]]
+) -> None:
+    """Register the unnamed blocks inside the (sorted, disjoint) intervals ``kept``, wherever they are in the table."""
+    if not kept:
+        return
     extents = table.settle()
     index = len(extents)
-    while index and extents[index - 1].stop > low:
+    while index and extents[index - 1].stop > kept[0][0]:
         index -= 1
-    while index < len(extents) and extents[index].start < high:
-        extent = extents[index]
-        parts = [extent]
-        if extent.node is None:
+    done = extents[:index]
+    before = next((extent for extent in reversed(done) if extent.node is not None), None)
+    at = 0
+    for extent in extents[index:]:
+        while at < len(kept) and kept[at][1] <= extent.start:
+            at += 1
+        if extent.node is None and at < len(kept) and kept[at][0] < extent.stop:
             # Whole now, so what ended inside it no longer needs a name of its own.
             cache_map.unmark(extent)
-            parts = _enter_between(cache_map, chain, request, extent, low, high)
-            table.replace(index, parts)
-        index += len(parts)
+            done += _enter_kept(cache_map, chain, request, extent, kept, at, before)
+        else:
+            done.append(extent)
+        if done[-1].node is not None:
+            before = done[-1]
+    table.extents = done
+    table.starts = [extent.start for extent in done]
 
 
-def _enter_between(
-    cache_map: CacheMap, chain: Chain, request: Request, extent: Extent, low: int, high: int
+def _enter_kept(
+    cache_map: CacheMap,
+    chain: Chain,
+    request: Request,
+    extent: Extent,
+    kept: list[tuple[int, int]],
+    at: int,
+    before: Extent | None,
 ) -> list[Extent]:
-    """Register the blocks of ``extent`` that lie between ``low`` and ``high``; returns its parts in order."""
-    cuts = _cuts(request, chain.block_size, extent, low, high)
+    """Register the blocks of ``extent`` that lie in ``kept[at:]``; returns its parts in order."""
     parts: list[Extent] = []
-    for start, stop in pairwise(cuts):
-        part = extent if stop == cuts[-1] else extent.split_front(stop - start)
-        if start < low or stop > high:
+    end = extent.stop
+    while extent.start < end:
+        while at < len(kept) and kept[at][1] <= extent.start:
+            at += 1
+        inside = at < len(kept) and kept[at][0] <= extent.start
+        stop = end if at == len(kept) else min(end, kept[at][1] if inside else kept[at][0])
+        stop = min([stop, *_wish_bounds(request, chain.block_size, extent.start, stop)])
+        part = extent if stop == end else extent.split_front(stop - extent.start)
+        if inside:
+            if request.retention:
+                part.priority, part.expires = request.priority_at(part.start * chain.block_size)
+            parts += cache_map.enter(chain, part, before)
+            before = parts[-1]
+        else:
             parts.append(part)
-            continue
-        if request.retention:
-            part.priority, part.expires = request.priority_at(start * chain.block_size)
-        parts += cache_map.enter(chain, part)
+        if part is extent:
+            break
     return parts
 
 
-def _cuts(request: Request, block_size: int, extent: Extent, low: int, high: int) -> list[int]:
-    """Where ``extent`` must be split: at ``low`` and ``high``, and where the wished priority changes."""
-    cuts = {extent.start, extent.stop, *(at for at in (low, high) if extent.start < at < extent.stop)}
+def _wish_bounds(request: Request, block_size: int, first: int, last: int) -> list[int]:
+    """Positions strictly between ``first`` and ``last`` where the wished priority may change."""
+    bounds: list[int] = []
     for wish in request.retention:
         for token in (wish.start, wish.stop):
-            at = -(-token // block_size) if token is not None else extent.stop
-            if extent.start < at < extent.stop:
-                cuts.add(at)
-    return sorted(cuts)
+            at = -(-token // block_size) if token is not None else last
+            if first < at < last:
+                bounds.append(at)
+    return bounds
 
 
 def resume_points(request: Request, draft_unit: int) -> list[int]:

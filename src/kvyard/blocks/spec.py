@@ -78,6 +78,12 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{where}: a chunked_local group needs a chunk of at least 1 token, got {self.chunk}")
         if self.is_state and self.mode not in STATE_MODES:
             raise ConfigError(f"{where}: unknown state mode {self.mode!r}; choose one of {', '.join(STATE_MODES)}")
+        if self.window is not None and not self.is_window:
+            raise ConfigError(f"{where}: a {self.kind} group has no window; leave it out or choose sliding_window")
+        if self.chunk is not None and self.kind != "chunked_local":
+            raise ConfigError(f"{where}: a {self.kind} group has no chunk; leave it out or choose chunked_local")
+        if not self.is_state and (self.mode != "align" or self.spec_blocks):
+            raise ConfigError(f"{where}: mode and spec_blocks are for mamba groups, not for {self.kind}")
         if self.spec_blocks < 0:
             raise ConfigError(f"{where}: spec_blocks must not be negative, got {self.spec_blocks}")
 

@@ -95,7 +95,7 @@ class AlignedStateGroup(StateGroup):
             fresh = max(fresh, 0) + 1
         if fresh > 0:
             fresh = min(fresh, 1 + inside + (0 if progress.started else self.spec.spec_blocks))
-        elif table.registered is not None:
+        else:
             # More than enough, after drafts were taken back: that is no help to other groups.
             fresh = 0
         if demand.total > demand.local:
@@ -185,8 +185,8 @@ class AlignedStateGroup(StateGroup):
         table.append(block)
         return block.ids
 
-    def drop_stale(self, table: Table, processed: int) -> None:
-        super().drop_stale(table, processed)
+    def drop_stale(self, request: Request, table: Table, processed: int) -> None:
+        super().drop_stale(request, table, processed)
         last = self._progress(table).last_state
         if last is not None and last < -(-processed // self.block_size) - 1:
             for index, extent in enumerate(table):

@@ -100,7 +100,10 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink(Protocol):
-    """The one place events leave from: every tier's map of cached copies calls it, and nothing else does."""
+    """The one place events leave from: every tier's map of cached copies calls it, and nothing else does.
+
+    It is told what has happened, in the middle of it: it must neither raise nor call back.
+    """
 
     def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
         """Copies of ``run`` were registered; ``first`` where the map held none of these blocks before."""

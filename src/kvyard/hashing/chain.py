@@ -14,6 +14,7 @@ from array import array
 from collections.abc import MutableSequence, Sequence
 from itertools import dropwhile
 
+from kvyard.errors import KvyardError
 from kvyard.hashing.algorithms import Algorithm, Key
 from kvyard.hashing.keys import DigestKeys, Keys, PackedKeys, packed_keys
 from kvyard.hashing.namespace import PLAIN, ExtraKeys, Namespace
@@ -110,7 +111,10 @@ class TokenChain(Chain):
         return len(self.tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add ``tokens`` at the end and hash the blocks they complete."""
+        """Add ``tokens`` at the end and hash the blocks they complete.
+
+        Raises ``HashingError``, changing nothing, for a token the algorithm can't hash in a block that is now full.
+        """
         held = self.tokens
         try:
             held.extend(tokens)
@@ -119,7 +123,11 @@ class TokenChain(Chain):
             rest = [*dropwhile(_fits, tokens)]
             held = self.tokens = [*held, *rest]
         if len(held) >= self._next:
-            self._hash(held[self._next - self.block_size :])
+            try:
+                self._hash(held[self._next - self.block_size :])
+            except KvyardError:
+                del held[len(held) - len(tokens) :]
+                raise
 
     def _hash(self, fresh: Sequence[int]) -> None:
         """Hash the full blocks of ``fresh``, the tokens after the last hashed block."""

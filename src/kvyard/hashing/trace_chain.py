@@ -55,7 +55,9 @@ class TraceChain(Chain):
         return self.keys.num_tokens
 
     def grow(self, num_tokens: int) -> None:
-        """Add ``num_tokens`` generated tokens at the end."""
+        """Add ``num_tokens`` generated tokens at the end. Raises ``ValueError`` for a negative number."""
+        if num_tokens < 0:
+            raise ValueError(f"a sequence grows by 0 tokens or more, not by {num_tokens}")
         self.keys.num_tokens += num_tokens
 
     def hashes(self, start: int, stop: int) -> list[Key]:

@@ -18,7 +18,8 @@ from kvyard.events.transport.endpoint import reachable
 from kvyard.events.transport.proxy import FaultProxy
 from kvyard.events.wire import Decoder
 
-pytestmark = [pytest.mark.zmq, pytest.mark.slow, pytest.mark.timeout(300)]
+# Not marked zmq: what is missing, if they are skipped, is vLLM.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PEER = Path(__file__).with_name("vllm_peer.py")
 PYTHON = os.environ.get("KVYARD_VLLM_PYTHON", "/opt/peers/venv-vllm/bin/python")
@@ -124,6 +125,22 @@ def test_vllm_into_ours():
             vllm.send({"type": "AllBlocksCleared"}, stored(1))
             too_late.until(lambda: too_late.state == State.FRESH)
             assert too_late.mirror.held == {G1: {1}}
+
+
+def test_vllm_restarts():
+    """Another vLLM at the same place: nothing of the old one is left, though the numbers of the new one run on."""
+    port = free_ports(2)
+    arguments = ("publish", f"tcp://*:{port}", f"tcp://*:{port + 1}")
+    with Reader(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}") as reader:
+        with peer(*arguments) as vllm:
+            for at in range(5):
+                vllm.send(stored(at))
+            reader.until(lambda: reader.state == State.FRESH and reader.mirror.held == {G1: set(range(5))})
+        with peer(*arguments) as vllm:
+            for at in range(100, 110):
+                vllm.send(stored(at))
+            reader.until(lambda: reader.state == State.FRESH and reader.mirror.held == {G1: set(range(100, 110))})
+        assert reader.counters.restarts == 1 and reader.updates[-1].epoch == 1
 
 
 def test_ours_into_vllm():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -45,7 +46,7 @@ def conform(path: Path) -> Verdict:
     """Replay one log (plain or .xz). Raises ``LogError`` for a file that isn't one."""
     name = path.name.removesuffix(".xz").removesuffix(".jsonl")
     replayer: Replayer | None = None
-    before: list[Record] = []
+    before: deque[Record] = deque(maxlen=5)
     number = 0
     for number, record in _records(path):
         op, recorded = record["op"], record["result"]
@@ -66,7 +67,7 @@ def conform(path: Path) -> Verdict:
         field = _first_difference(recorded, ours)
         if field is not None:
             return Verdict(
-                name, number, Difference(number, op, field, recorded.get(field), ours.get(field, ours), before[-5:])
+                name, number, Difference(number, op, field, recorded.get(field), ours.get(field, ours), list(before))
             )
         before.append(op)
     if replayer is None:

@@ -122,7 +122,7 @@ class Replayer:
             request.running = True
         return {
             "allocated": True,
-            "new_blocks": list(taken),
+            "new_blocks": [list(ids) for ids in taken],
             "blocks": self.manager.block_ids(request),
             "num_computed": request.num_computed_tokens,
         }
