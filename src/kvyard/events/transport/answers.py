@@ -7,7 +7,7 @@ import msgspec
 from kvyard.events.transport.frames import Reply, fingerprint
 from kvyard.events.transport.inquiry import IDENTITY, Purpose
 from kvyard.events.transport.mending import Mending
-from kvyard.events.transport.state import Origin
+from kvyard.events.transport.state import Origin, State
 from kvyard.events.types import Cleared
 
 
@@ -63,6 +63,7 @@ class Answers(Mending):
             self._drain(now)
         elif self._has_room(len(reply.payload)):
             # A reply went missing. This one may be of use after the next request.
+            self._voice.become(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
             at.hold(msgspec.structs.replace(batch, order=self._order + 1))
 
     @property
