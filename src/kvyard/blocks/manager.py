@@ -11,6 +11,7 @@ Token layout of an allocation, left to right::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from kvyard.blocks.config import check_options
 from kvyard.blocks.coordinator import Coordinator, Hit
@@ -72,6 +73,7 @@ class BlockManager:
         )
         self.caching = caching
         self.max_model_len = max_model_len
+        self._chain_size = self.geometry.hash_block_size
         self._has_priorities = eviction != "lru"
         self._has_clock = now is not None
         self.pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now or (lambda: 0))
@@ -115,7 +117,8 @@ class BlockManager:
         """
         if not self.caching or not request.reads_cache:
             return Hit(request, 0, self._no_hits, 0, self.pool.version)
-        self._check_chain(request)
+        if request.chain.block_size != self._chain_size:
+            self._refuse_chain(request)
         hit = self.coordinator.lookup(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         return hit
@@ -255,8 +258,10 @@ class BlockManager:
             raise RequestError(f"request id {request.id!r} is in use by another request")
         if request.tables and request.id not in self.requests:
             raise RequestError(f"request {request.id} holds blocks of another manager")
-        self._check_chain(request)
-        self._check_wishes(request)
+        if self.caching and request.chain.block_size != self._chain_size:
+            self._refuse_chain(request)
+        if request.retention:
+            self._check_wishes(request)
         if not new and not external and not (hit is not None and hit.tokens):
             raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
         hits: Sequence[GroupHit] = self._no_hits
@@ -273,17 +278,16 @@ class BlockManager:
         return hits
 
     def _check_wishes(self, request: Request) -> None:
-        if request.retention and not self._has_priorities:
+        if not self._has_priorities:
             raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
         if any(wish.duration is not None for wish in request.retention) and not self._has_clock:
             raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
 
-    def _check_chain(self, request: Request) -> None:
-        size = self.geometry.hash_block_size
-        if self.caching and request.chain.block_size != size:
-            raise RequestError(
-                f"request {request.id}: its chain has blocks of {request.chain.block_size} tokens, here they have {size}"
-            )
+    def _refuse_chain(self, request: Request) -> NoReturn:
+        raise RequestError(
+            f"request {request.id}: its chain has blocks of {request.chain.block_size} tokens, "
+            f"here they have {self._chain_size}"
+        )
 
     def cache(self, request: Request, num_tokens: int) -> None:
         """Register the blocks of the first ``num_tokens`` tokens, once an asynchronous load has filled them."""

@@ -134,6 +134,7 @@ class Follower(Answers):
             self._voice.counters.probes += 1
             self._probed = now
             self._quiet += 1
+            self._inquiry.knows_words = self._inquiry.knows_words or None  # a "no" may have been a lost "yes"
             self._begin(Purpose.PROBE, [Step.HEAD, Step.REPLAY], now)
         else:
             self._lose(self._voice.reason, now)
