@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.blocks.support import FULL, WINDOW, XXH3, cache, make, run, snapshot
 
-from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Request, RequestError
+from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Request, RequestError, Retention
 from kvyard.blocks.extent import Extent
 from kvyard.errors import KvyardError
 from kvyard.hashing import TokenChain, TraceChain
@@ -54,6 +54,31 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
         "unknown mode",
         {"groups": [spec("mamba", mode="some")]},
         "group 0: unknown state mode 'some'; choose one of none, all, align",
+    ),
+    (
+        "a window for full attention",
+        {"groups": [spec(window=8)]},
+        "group 0: a full group has no window; leave it out or choose sliding_window",
+    ),
+    (
+        "a chunk for a window",
+        {"groups": [FULL, spec("sliding_window", window=8, chunk=8)]},
+        "group 1: a sliding_window group has no chunk; leave it out or choose chunked_local",
+    ),
+    (
+        "speculative blocks without states",
+        {"groups": [spec(spec_blocks=2)]},
+        "group 0: mode and spec_blocks are for mamba groups, not for full",
+    ),
+    (
+        "drafts and fine states",
+        {
+            "groups": [spec(block_size=8), spec("mamba", block_size=8)],
+            "hash_block_size": 4,
+            "use_eagle": True,
+            "num_prefill_lookahead": 2,
+        },
+        "aligned states with finer hashes can't follow more than one draft token per prefill",
     ),
     ("spec blocks", {"groups": [spec("mamba", spec_blocks=-1)]}, "group 0: spec_blocks must not be negative, got -1"),
     (
@@ -316,6 +341,37 @@ def test_caching_more_than_there_is(stage: Stage, tokens: int) -> None:
     stage.refuses(
         lambda: stage.manager.cache(stage.running, tokens),
         f"request running has 18 tokens and 16 slots, can't cache {tokens}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ((-1, None, 50), "a wish is for tokens from 0 on, one at least, not for -1 to None"),
+        ((8, 8, 50), "a wish is for tokens from 0 on, one at least, not for 8 to 8"),
+        ((0, None, 101), "a retention priority is from 0 to 100, got 101"),
+        ((0, None, -1), "a retention priority is from 0 to 100, got -1"),
+        ((0, None, 50, -1), "a retention lasts 0 ns or longer, got -1"),
+    ],
+)
+def test_a_wish_that_makes_no_sense(wish: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Retention(*wish)
+    assert str(refused.value) == message
+
+
+def test_a_wish_that_this_manager_cannot_grant(stage: Stage) -> None:
+    wishful = make(stage.manager, "wishful", range(8), retention=[Retention(0, None, 80)])
+    stage.refuses(
+        lambda: stage.manager.allocate(wishful, 8),
+        'request wishful wishes for retention: that needs eviction="priority"',
+    )
+
+
+def test_the_hit_of_another_request(stage: Stage) -> None:
+    thief = make(stage.manager, "thief", range(300, 330))
+    stage.refuses(
+        lambda: stage.manager.allocate(thief, 4, stage.hit), "request thief: the hit belongs to request waiting"
     )
 
 

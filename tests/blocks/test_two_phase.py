@@ -304,6 +304,19 @@ def test_hits_that_all_fall_out_of_the_window_are_not_pinned_either() -> None:
     manager.check_integrity()
 
 
+def test_external_tokens_that_nobody_will_read_wait_for_the_new_ones() -> None:
+    """With a window of one token nothing that is loaded is ever read: such a group takes no part in the second phase.
+
+    10 tokens are loaded, into three blocks each of the outer groups; only then the middle one takes its block.
+    """
+    groups = [FULL, GroupSpec(kind="sliding_window", window=1, block_size=4), GroupSpec(kind="mla", block_size=4)]
+    manager = BlockManager(20, groups)
+    request = make(manager, "a", range(20))
+    assert run(manager, request, 1, external=10)
+    assert manager.block_ids(request) == [[1, 2, 3], [0, 0, 7], [4, 5, 6]]
+    manager.check_integrity()
+
+
 @pytest.mark.parametrize(
     "groups",
     [

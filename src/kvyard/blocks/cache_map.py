@@ -171,7 +171,8 @@ class CacheMap:
             self.starts[hole.keys[cut]] = hole
         node.stop = cut
         self.version += 1
-        self._slim(node)
+        if not (cut - node.start) % 16:
+            self._slim(node)
         if self.sink is not None:
             self.sink.left(Run(node.chain, cut, stop), self.group, self.tier, True)
         return True

@@ -119,10 +119,13 @@ class _PickledDigests(_Digests):
         block_size: int,
         extras: Sequence[ExtraKeys | None] | None = None,
     ) -> list[Key]:
-        _check(tokens, block_size, extras)
-        joined = repeat(None) if extras is None else map(_unshared, extras)
         digest, dump, version = self._digest, pickle.dumps, pickle.HIGHEST_PROTOCOL
         key = self._parent(parent)
+        if extras is None and len(tokens) == block_size > 0:
+            # What a growing request asks for, one block at a time.
+            return [digest(dump((key, tuple(tokens), None), version))]
+        _check(tokens, block_size, extras)
+        joined = repeat(None) if extras is None else map(_unshared, extras)
         blocks = zip(*[iter(tokens)] * block_size, strict=False)
         return [key := digest(dump((key, block, extra), version)) for block, extra in zip(blocks, joined, strict=False)]
 

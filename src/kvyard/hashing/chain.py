@@ -88,7 +88,7 @@ class Chain:
 class TokenChain(Chain):
     """The chain of a sequence of token ids, hashed block by block as it grows."""
 
-    __slots__ = ("_next", "algorithm", "tokens")
+    __slots__ = ("_last", "_next", "algorithm", "tokens")
 
     keys: PackedKeys
 
@@ -103,6 +103,10 @@ class TokenChain(Chain):
         self.algorithm = algorithm
         self.namespace = namespace
         self.keys = packed_keys(algorithm.root)
+        self._last: Key | None = None
+        """The hash of the last full block."""
+        self._next = block_size
+        """How many tokens complete the next block."""
         self._hash(tokens)
 
     @property
@@ -132,12 +136,14 @@ class TokenChain(Chain):
     def _hash(self, fresh: Sequence[int]) -> None:
         """Hash the full blocks of ``fresh``, the tokens after the last hashed block."""
         keys, size = self.keys, self.block_size
-        first = len(keys)
+        first = self._next // size - 1
         space = self.namespace
         extras = None if space is PLAIN else space.extras(first, first + len(fresh) // size, size)
-        keys.extend(self.algorithm.hash_blocks(keys[-1] if first else None, fresh, size, extras))  # type: ignore[arg-type]
-        self._next = (len(keys) + 1) * size
-        """How many tokens complete the next block."""
+        fresh_keys = self.algorithm.hash_blocks(self._last, fresh, size, extras)
+        if fresh_keys:
+            keys.extend(fresh_keys)  # type: ignore[arg-type]
+            self._last = fresh_keys[-1]
+            self._next += len(fresh_keys) * size
 
     def hashes(self, start: int, stop: int) -> list[Key]:
         return self.keys.between(start, stop)

@@ -121,10 +121,13 @@ class Follower(Answers):
         if self.at.anchor is None and self.at.applied >= 0:
             self.at.anchor = self.at.applied
         if self._source and self.at.whole and self.at.anchor is not None and self._inquiry.purpose in UNCONCERNED:
-            self._voice.become(State.CATCHING_UP, "the connection broke")
-            self._begin(Purpose.VERIFY, [Step.HEAD, Step.REPLAY], now)
+            self._verify(now)
         else:
             self.look(now)
+
+    def _verify(self, now: int) -> None:
+        self._voice.become(State.CATCHING_UP, "the connection broke")
+        self._begin(Purpose.VERIFY, [Step.HEAD, Step.REPLAY], now)
 
     def look(self, now: int) -> None:
         """Find out now whether anything was missed."""
@@ -204,7 +207,7 @@ class Follower(Answers):
             # It clears everything: what was missed before it no longer matters.
             self._voice.counters.healed += at.applied >= 0
             self._go_on_from(batch, now)
-        elif batch.seq == 0 and at.applied < 0 and not at.whole and readable:
+        elif batch.seq == 0 and at.applied < 0 and not at.whole and readable and not (self._broken and self._source):
             # Nothing comes before it.
             self._go_on_from(batch, now)
         elif at.whole or self._inquiry.ask is not None:
@@ -220,11 +223,15 @@ class Follower(Answers):
             self._count_gap(batch.seq)
         at.whole = True
         at.digest = 0
-        at.anchor, self._broken = None, False
         self._inquiry.stop()
         self._patience = None
         self._apply(batch)
-        self._drain(now)
+        if self._broken and self._source:
+            # It may have been on its way since before the connection broke.
+            at.anchor = batch.seq
+            self._verify(now)
+        else:
+            self._drain(now)
 
     def _hold(self, batch: Arrival, now: int) -> None:
         at = self.at
