@@ -186,6 +186,20 @@ WENT_WRONG: dict[str, list[dict[str, object]]] = {
         {"op": "take_events", "wire": True},
         {"op": "state"},
     ],
+    # A load lands next to cross attention, whose slots are for other tokens.
+    "load next to cross attention": [
+        {
+            "op": "config",
+            "num_blocks": 40,
+            "block_size": 4,
+            "caching": False,
+            "groups": [{"type": "full"}, {"type": "cross"}],
+        },
+        {"op": "new", "req": "a", "tokens": {"seq": [0, 28]}},
+        {"op": "allocate", "req": "a", "num_new_tokens": 0, "num_external": 16, "delay_cache": True, "num_encoder": 2},
+        {"op": "cache", "req": "a", "num_tokens": 16},
+        {"op": "state"},
+    ],
     # What was looked up is split by another request before it is adopted.
     "hit split by another": [
         {"op": "config", "num_blocks": 40, "block_size": 4, "trace": True},

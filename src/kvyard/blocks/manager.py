@@ -292,7 +292,11 @@ class BlockManager:
     def cache(self, request: Request, num_tokens: int) -> None:
         """Register the blocks of the first ``num_tokens`` tokens, once an asynchronous load has filled them."""
         self._holding(request)
-        slots = min(table.length * group.block_size for group, table in zip(self.groups, request.tables))
+        slots = min(
+            # A cross group's slots are for the encoder's tokens.
+            table.length * group.block_size if group.spec.kind != "cross" else request.num_tokens
+            for group, table in zip(self.groups, request.tables)
+        )
         if not 0 <= num_tokens <= min(request.num_tokens, slots):
             raise RequestError(
                 f"request {request.id} has {request.num_tokens} tokens and {slots} slots, can't cache {num_tokens}"

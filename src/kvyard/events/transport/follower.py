@@ -229,6 +229,7 @@ class Follower(Answers):
         if self._broken and self._source:
             # It may have been on its way since before the connection broke.
             at.anchor = batch.seq
+            at.drop_covered()
             self._verify(now)
         else:
             self._drain(now)
