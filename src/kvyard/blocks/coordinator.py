@@ -234,6 +234,9 @@ class Coordinator:
 
     def register(self, request: Request, tokens: int) -> None:
         """Offer the blocks of the first ``tokens`` tokens to every group's map."""
+        if self._one_full and not self.margin:
+            self.groups[0].register(request, request.tables[0], tokens, self.alignment, self.retention)
+            return
         for group, table in zip(self.groups, request.tables):
             full = self.cacheable(tokens, group)
             group.register(request, table, full, self.alignment, self.retention)

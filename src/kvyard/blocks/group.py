@@ -119,13 +119,14 @@ class Group:
     def take_external(self, table: Table, total: int, external: int) -> None:
         """Take blocks for tokens that will be loaded from elsewhere, as far as they will still be read."""
         if min(total - self.rule.stale(total), external) > 0:
-            self._take(table, max(0, -(-total // self.block_size) - table.length))
+            self.take(table, max(0, -(-total // self.block_size) - table.length))
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:
         """Take blocks until the table meets ``demand``; returns the new ids."""
-        return self._take(table, self.required(demand) - table.length)
+        return self.take(table, self.required(demand) - table.length)
 
-    def _take(self, table: Table, count: int) -> list[int]:
+    def take(self, table: Table, count: int) -> list[int]:
+        """Take ``count`` blocks, if that is more than none, to the table's end; returns their ids."""
         if count <= 0:
             return []
         ids = self.pool.take(count)

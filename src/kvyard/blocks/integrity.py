@@ -75,3 +75,10 @@ def check_map(cache_map: CacheMap, references: Counter[Extent], line: set[Extent
             assert extent.node is node, f"{extent} is listed as a copy of {node}"
             assert (extent.start, extent.stop) == (node.start, node.stop), f"{extent} doesn't cover {node}"
             assert extent in references or extent in line, f"{extent} is neither held nor in line"
+    for key, holders in cache_map.marks.items():
+        assert holders, "a mark that no block has"
+        for extent in holders:
+            runs = extent.marks.runs if extent.marks is not None else []
+            assert any(run[0] == key for run in runs), f"{extent} is listed under a mark that it doesn't have"
+            assert len(extent.ids) == 1, f"{extent} is marked and more than one block"
+            assert extent in references or extent in line, f"{extent} is neither held nor in line"

@@ -17,6 +17,7 @@ from kvyard.blocks.config import check_options
 from kvyard.blocks.coordinator import Coordinator, Hit
 from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.group import Group
 from kvyard.blocks.groups import make_groups
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.limits import note_limits
@@ -92,6 +93,7 @@ class BlockManager:
         self.watermark_blocks = int(watermark * num_blocks)
         self.requests: dict[str, Request] = {}
         """Requests that hold blocks, or did when a call last failed, by id."""
+        self._plain = all(type(group) is Group for group in self.groups)
         self._capped = any(group.cap is not None for group in self.groups)
         self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in groups)
         self._no_hits = [NO_HIT] * len(groups)
@@ -163,6 +165,8 @@ class BlockManager:
             ):
                 return self._nothing
             if request.running and self.requests.get(request.id) is request:
+                if self._plain and reached + lookahead <= self.max_model_len:
+                    return self._step(request, computed, reached, reached + lookahead)
                 return self._provide(request, self._no_hits, computed, 0, num_new_tokens, lookahead)
         return self._admit(
             request, num_new_tokens, hit, external, lookahead, encoder, delay_caching, must_fit, reserved, has_running
@@ -246,6 +250,25 @@ class BlockManager:
             self.coordinator.register(request, tokens)
         if request.running:
             note_limits(request, groups, self.caching, self.max_model_len)
+        return taken
+
+    def _step(self, request: Request, computed: int, reached: int, slots: int) -> tuple[Sequence[int], ...] | None:
+        """What ``_provide`` comes to for a running request whose groups are all ordinary attention."""
+        groups, tables = self.groups, request.tables
+        processed = computed - request.num_in_flight_tokens
+        if processed > request.settled_until:
+            for group, table in zip(groups, tables):
+                if table.starts:
+                    group.drop_stale(request, table, max(0, processed))
+        taken = self._nothing
+        if slots > request.fits_until:
+            counts = [-(-slots // group.block_size) - table.length for group, table in zip(groups, tables)]
+            if sum([count for count in counts if count > 0]) > self.pool.free:
+                return None
+            taken = tuple([group.take(table, count) for group, table, count in zip(groups, tables, counts)])
+        if reached > request.registered_until and self.caching:
+            self.coordinator.register(request, min(reached, request.num_tokens))
+        note_limits(request, groups, self.caching, self.max_model_len)
         return taken
 
     def _check(
