@@ -90,9 +90,11 @@ def count_no_surplus(model: Model) -> None:
             group.blocks_needed = partial(_needed_without_surplus, group)  # type: ignore[method-assign]
 
 
-def _needed_without_surplus(group: Mamba, name: str, *arguments: Any) -> int:
-    needed = type(group).blocks_needed(group, name, *arguments)
-    return max(needed, 0) if name in group.registered else needed
+def _needed_without_surplus(
+    group: Mamba, name: str, slots: int, main_slots: int, hits: list[int], *arguments: Any
+) -> int:
+    needed = type(group).blocks_needed(group, name, slots, main_slots, hits, *arguments)
+    return max(needed, group.free_among(hits))
 
 
 def difference(expected: Any, ours: Any, where: str = "result") -> str:

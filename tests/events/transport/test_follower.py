@@ -491,8 +491,9 @@ def test_mirror_after_faults(options, ops, reply_loss):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @given(options=troubles(), ops=OPS, reply_loss=RATE)
-@settings(max_examples=20_000)
+@settings(max_examples=10_000)
 def test_mirror_after_faults_for_long(options, ops, reply_loss):
     assert_recovers(run_troubled(options, ops, reply_loss))
 
