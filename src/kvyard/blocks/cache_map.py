@@ -242,12 +242,9 @@ class CacheMap:
         node.start = at
         return front
 
-    def detach(self, extent: Extent, chain: Chain) -> None:
-        """Keep no more of ``chain`` alive for the sake of ``extent`` than its own stretch; its request has ended."""
-        node = extent.node
-        if node is None or node.chain is not chain:
-            return
-        node.chain = chain.cut(node.start, node.stop)
+    def detach(self, node: Node, chain: Chain) -> None:
+        """Keep no more of ``chain`` alive for the sake of ``node`` than its own stretch; its request has ended."""
+        node.chain = chain.cut(node.start, node.stop, with_tokens=bool(node.copies))
         node.keys = node.chain.keys
         hole = node.parent
         if hole is not None and not hole.copies and hole.chain is chain:

@@ -141,7 +141,7 @@ class Group:
         extent = table.crossing(position)
         if extent is not None:
             self.pool.split(extent, position - extent.start)
-        self._let_go(request, table.drop_before(position))
+        self.pool.release(table.drop_before(position))
 
     def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
         """Offer the full blocks of the first ``tokens`` tokens to the map, as far as they can ever serve a hit."""
@@ -175,14 +175,16 @@ class Group:
 
     def release(self, request: Request, table: Table) -> None:
         """Give all blocks back, last position first."""
-        self._let_go(request, table.settle())
-
-    def _let_go(self, request: Request, extents: list[Extent]) -> None:
-        """Release ``extents``, and see that what stays cached doesn't keep the whole request in memory."""
+        # What stays cached must not keep the whole request in memory: neither what it held last nor what it gave back before.
         chain = self.chain_of(request)
-        for extent in extents:
-            if extent.node is not None and extent.node.chain is chain:
-                self.map.detach(extent, chain)
+        extents = table.settle()
+        if self.rule.forgets:
+            nodes = self.map.walk(chain.keys, min(table.length, len(chain.keys)))[0]
+        else:
+            nodes = [extent.node for extent in extents if extent.node is not None]
+        for node in nodes:
+            if node.chain is chain:
+                self.map.detach(node, chain)
         self.pool.release(extents)
 
     def begin_step(self) -> None:
