@@ -1,0 +1,140 @@
+"""A link with one lane per direction that serves one transfer after the other, in order of submission.
+
+The landing is fixed at submission: ``max(tail of the lane, first byte) + bytes / bandwidth``. A transfer that may not start yet
+holds up those behind it, and a cancelled one keeps its place: the lane is a queue that was handed to the hardware.
+The tail is kept as a fraction of a nanosecond, so that a thousand small transfers take as long as one of their size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvyard.blocks.spec import ConfigError
+from kvyard.clock import SECOND
+from kvyard.tiers.links.config import LinkConfig
+from kvyard.tiers.links.ledger import Ledger
+from kvyard.tiers.links.transfer import Direction, LaneStats, Transfer
+
+
+class Ticket(Transfer):
+    """A transfer, and its place in the lane: from ``begin`` to ``end``, in nanoseconds times the lane's speed."""
+
+    __slots__ = ("begin", "due", "end")
+
+    begin: int
+    end: int
+    due: int
+    """When it lands: ``end``, at the next whole nanosecond."""
+
+
+class Lane:
+    """One direction."""
+
+    __slots__ = ("queue", "speed", "tail", "unit", "worked")
+
+    def __init__(self, bandwidth: int | None) -> None:
+        self.speed = 1 if bandwidth is None else bandwidth
+        self.unit = 0 if bandwidth is None else SECOND  # of work that one byte is
+        self.queue: deque[Ticket] = deque()  # in order of landing, cancelled ones included
+        self.tail = 0  # when the lane is empty, in nanoseconds times the speed
+        self.worked = 0  # by those that have left the queue, in the same unit
+
+
+class FifoLink(Ledger[Ticket]):
+    """See ``Link`` for the verbs. All take constant time, not counting what has landed."""
+
+    def __init__(self, config: LinkConfig) -> None:
+        for name, lane in (("outward", config.outward), ("inward", config.inward)):
+            if lane.client_bandwidth is not None:
+                raise ConfigError(
+                    f"{name}.client_bandwidth: a fifo link serves one transfer at a time and has no caps for clients; "
+                    "leave it out, or set discipline to fair"
+                )
+        if config.duplex_bandwidth is not None:
+            raise ConfigError(
+                "duplex_bandwidth: the lanes of a fifo link know nothing of each other; "
+                "leave it out, or set discipline to fair"
+            )
+        super().__init__(config, Ticket)
+        self._lanes = tuple(Lane(lane.bandwidth) for lane in config.lanes)
+
+    def submit(
+        self, now: int, direction: Direction, nbytes: int, client: str = "", not_before: int = 0, pieces: int = 1
+    ) -> Transfer:
+        """Queue a transfer behind all of its direction; its landing is fixed from now on."""
+        self._check(now, direction, nbytes, not_before, pieces)
+        self._run(now)
+        ticket = self._admit(now, direction, nbytes, client, not_before, pieces)
+        lane = self._lanes[direction]
+        assert ticket.started is not None
+        ready = ticket.started * lane.speed
+        ticket.begin = begin = max(lane.tail, ready)
+        ticket.end = lane.tail = begin + self._load(ticket) * lane.unit
+        ticket.due = -(-lane.tail // lane.speed)
+        ticket.queued = ticket.due - ticket.started - self._alone_ns(ticket)
+        ticket.started = -(-begin // lane.speed)
+        lane.queue.append(ticket)
+        return ticket
+
+    def cancel(self, now: int, transfer: Transfer) -> bool:
+        """Give a transfer up; its place in the lane stays taken, and its bytes still pass."""
+        ticket = self._mine(transfer)
+        self._run(now)
+        if ticket is None or ticket.ended is not None:
+            return False
+        self._give_up(ticket)
+        ticket.queued = 0
+        return True
+
+    def earliest(self) -> int | None:
+        """When the next transfer lands; see ``Link``."""
+        if self._landed:
+            return self._now
+        heads = [next((t.due for t in lane.queue if not t.cancelled), None) for lane in self._lanes]
+        return min((due for due in heads if due is not None), default=None)
+
+    def advance(self, now: int) -> list[Transfer]:
+        """Let time pass up to ``now``, and return what landed; see ``Link``."""
+        self._run(now)
+        return self._collect()
+
+    def stats(self, direction: Direction) -> LaneStats:
+        """The account of one direction; see ``Link``. Bytes of a cancelled transfer count once its place has passed."""
+        lane = self._lanes[direction]
+        work = lane.worked
+        for ticket in lane.queue:
+            if (sofar := self._now * lane.speed) <= ticket.begin:
+                break
+            work += min(ticket.end, sofar) - ticket.begin
+        return self._accounts[direction].snapshot(work // lane.speed)
+
+    def _run(self, now: int) -> None:
+        now = self._told(now)
+        for lane in self._lanes:
+            queue = lane.queue
+            while queue and queue[0].due <= now:
+                ticket = queue.popleft()
+                lane.worked += ticket.end - ticket.begin
+                if ticket.cancelled:
+                    self._accounts[ticket.direction].bytes += ticket.nbytes
+                else:
+                    self._land(ticket, ticket.due, ticket.queued)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless the books balance and each lane is one unbroken queue (I7); see ``Link``."""
+        self._check_books()
+        queued = {t.number: t for lane in self._lanes for t in lane.queue if not t.cancelled}
+        assert queued == self._live, "a transfer is lost"
+        for lane in self._lanes:
+            tail = 0
+            for ticket in lane.queue:
+                assert ticket.begin >= tail, f"I7: {ticket} overlaps the one before it"
+                assert ticket.end - ticket.begin == self._load(ticket) * lane.unit, (
+                    f"I7: {ticket} moves at another speed"
+                )
+                assert ticket.due > self._now, f"{ticket} has landed and is still queued"
+                assert (ticket.due - 1) * lane.speed < ticket.end <= ticket.due * lane.speed, (
+                    f"{ticket} lands at another time"
+                )
+                tail = ticket.end
+            assert not lane.queue or tail == lane.tail, "the tail is not the end of the last"
