@@ -1,0 +1,148 @@
+"""``kvyard model``: from a model's config and a card to groups, bytes and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kvyard.engine.models import ModelPlan, parse_bytes, plan, preset, presets, read_config
+from kvyard.engine.models.units import show_bytes
+from kvyard.errors import KvyardError
+
+
+def model(
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG.json|PRESET", help="A Hugging Face config.json, or a preset's name.")
+    ] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of each card, such as 80GiB or 24GB.")] = None,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="The share of it that the engine may use.")] = 0.92,
+    tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per block; by default 16, or 64 for MLA.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto (the model's), bfloat16, fp8, ...")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="Longest request; by default the model's.")] = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of the largest pass.")] = 8192,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests of the largest pass.")] = 256,
+    prefix_caching: Annotated[bool, typer.Option(help="Whether prefixes are cached (matters to Mamba).")] = True,
+    weights: Annotated[str | None, typer.Option(help="Bytes of weights on a card, instead of an estimate.")] = None,
+    reserve: Annotated[
+        str | None, typer.Option(help="Bytes for activations on a card, instead of an estimate.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write JSON; its field engine is an engine's config.")
+    ] = False,
+    list_presets: Annotated[bool, typer.Option("--list", help="Name the presets and exit.")] = False,
+) -> None:
+    """Say how an engine would cache a model on a card: which layers share blocks, what a token takes, how many fit.
+
+    The rules are vLLM's: layers are grouped by what they keep, pages of all groups get one size, and what weights and
+    activations leave of the card is cut into blocks. The size of weights is computed from the config, that of activations
+    estimated.
+    """
+    if list_presets:
+        _list()
+        return
+    if config is None:
+        raise KvyardError("which model? Give a config.json or a preset's name; kvyard model --list names the presets")
+    if gpu_memory is None:
+        raise KvyardError("how much memory has a card? Say --gpu-memory 80GiB")
+    found = plan(
+        _find(config),
+        parse_bytes(gpu_memory),
+        gpu_memory_utilization=gpu_memory_utilization,
+        tensor_parallel_size=tensor_parallel_size,
+        block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        enable_prefix_caching=prefix_caching,
+        weights=None if weights is None else parse_bytes(weights),
+        reserve=None if reserve is None else parse_bytes(reserve),
+    )
+    if as_json:
+        value = {**msgspec.to_builtins(found), "engine": found.engine_options()}
+        typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    else:
+        _show(found, config, tensor_parallel_size)
+
+
+def _find(config: str) -> dict[str, Any]:
+    if config in presets():
+        return preset(config)
+    if not Path(config).exists() and "/" not in config and not config.endswith(".json"):
+        return preset(config)  # refuses, and names those there are
+    return read_config(config)
+
+
+def _list() -> None:
+    rows = [("preset", "parameters", "architecture", "source")]
+    for name in presets():
+        config = preset(name)
+        made = plan(config, 2**50, tensor_parallel_size=1)
+        rows.append((name, f"{made.parameters / 1e9:.1f} B", made.architecture, str(config["source"])))
+    _table(rows, left=(0, 2, 3))
+
+
+def _show(of: ModelPlan, config: str, ranks: int) -> None:
+    each = f" on each of {ranks} cards" if ranks > 1 else ""
+    typer.echo(f"{config}: {of.architecture}, {of.parameters / 1e9:.2f} B parameters{each}")
+    typer.echo("")
+    rows = [("group", "kind", "layers", "tokens a block", "bytes a token", "padding")]
+    for number, count, group in _alike(of):
+        spec = group.spec
+        kind = spec.kind + (f" {spec.window}" if spec.window else f" {spec.chunk}" if spec.chunk else "")
+        per_token = "(a state)" if spec.is_state else str(group.used_bytes // spec.block_size)
+        span = str(number) if count == 1 else f"{number}-{number + count - 1}"
+        rows.append(
+            (
+                span,
+                kind,
+                str(group.layers),
+                str(spec.block_size),
+                per_token,
+                f"{1 - group.used_bytes / of.bytes_per_block:.1%}",
+            )
+        )
+    _table(rows, left=(0, 1))
+    typer.echo("")
+    facts = [
+        ("memory", show_bytes(of.memory)),
+        ("weights", show_bytes(of.weights_bytes)),
+        ("activations", show_bytes(of.reserve_bytes)),
+        ("cache", show_bytes(of.cache_bytes)),
+        ("a block", show_bytes(of.bytes_per_block)),
+        ("blocks", f"{of.num_blocks:,}"),
+        ("one more token", show_bytes(of.bytes_per_token)),
+    ]
+    if of.bytes_per_request:
+        facts.append(("windows and states of a request", f"up to {show_bytes(of.bytes_per_request)}"))
+    facts.append(("tokens that fit", f"{of.max_tokens:,}"))
+    facts.append((f"requests of {of.max_model_len:,} tokens that fit", f"{of.max_concurrency:.2f}"))
+    _table(facts, left=(0,))
+    if of.longest < of.max_model_len:
+        typer.echo(
+            f"\nA request of {of.max_model_len} tokens does not fit: say --max-model-len {of.longest} or less.",
+            err=True,
+        )
+
+
+def _alike(of: ModelPlan) -> Sequence[tuple[int, int, Any]]:
+    """Runs of equal groups: number of the first, how many, one of them."""
+    runs: list[tuple[int, int, Any]] = []
+    for number, group in enumerate(of.layer_groups):
+        if runs and runs[-1][2] == group:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1, group)
+        else:
+            runs.append((number, 1, group))
+    return runs
+
+
+def _table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))]
+        typer.echo("  ".join(cells).rstrip())

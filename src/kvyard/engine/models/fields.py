@@ -1,0 +1,93 @@
+"""A Hugging Face ``config.json`` read by name: one field has many names, and what is missing must be said.
+
+It knows spellings and types, and nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.errors import KvyardError
+
+NESTED = ("text_config", "llm_config", "language_config")
+"""Where multimodal configs keep the language model."""
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads",),
+    "head_dim": ("attention_head_dim",),
+    "intermediate_size": ("ffn_hidden_size", "n_inner"),
+    "max_position_embeddings": ("n_positions", "model_max_length", "max_sequence_length"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "moe_intermediate_size": ("expert_intermediate_size",),
+    "mamba_heads": ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads"),
+    "mamba_head_dim": ("mamba_d_head", "mamba_headdim"),
+    "mamba_state": ("ssm_state_size", "mamba_d_state"),
+    "mamba_groups": ("n_groups", "mamba_n_groups", "mamba_ngroups"),
+    "mamba_conv": ("conv_kernel", "mamba_d_conv"),
+    "mamba_expand": ("expand",),
+    "torch_dtype": ("dtype",),
+}
+
+
+class Fields:
+    """The fields of the language model in a config."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.outer = config
+        self._values = dict(config)
+        for name in NESTED:
+            if isinstance(config.get(name), Mapping):
+                self._values |= {key: value for key, value in config[name].items() if value is not None}
+                break
+        architectures = config.get("architectures")
+        self.architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else "unknown"
+        self.model_type = str(self._values.get("model_type", ""))
+
+    def get(self, name: str) -> Any:
+        """The value under ``name`` or another spelling of it; None if it isn't there."""
+        for spelling in (name, *ALIASES.get(name, ())):
+            value = self._values.get(spelling)
+            if value is not None:
+                return value
+        return None
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 0. Raises ``KvyardError`` if it is something else, or missing without a default."""
+        value = self.get(name)
+        if value is None:
+            if default is None:
+                raise KvyardError(self._lacks([name]))
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise KvyardError(f"{self.architecture}: {name} must be a whole number, got {value!r}")
+        return value
+
+    def require(self, *names: str) -> None:
+        """Raise ``KvyardError`` naming all of ``names`` that are missing."""
+        missing = [name for name in names if self.get(name) is None]
+        if missing:
+            raise KvyardError(self._lacks(missing))
+
+    def _lacks(self, names: list[str]) -> str:
+        spelled = [" or ".join((name, *ALIASES.get(name, ()))) for name in names]
+        return f"{self.architecture}: the config lacks {', '.join(spelled)}; give a config.json that has them"
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """A config file. Raises ``KvyardError`` if it can't be read or isn't a JSON object."""
+    try:
+        value = msgspec.json.decode(Path(path).read_bytes())
+    except OSError as error:
+        raise KvyardError(f"{path}: can't be read: {error.strerror or error}") from None
+    except msgspec.DecodeError as error:
+        raise KvyardError(f"{path}: not JSON: {error}; a model's config.json is needed") from None
+    if not isinstance(value, dict):
+        raise KvyardError(f"{path}: not a JSON object; a model's config.json is needed")
+    return value

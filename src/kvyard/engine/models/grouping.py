@@ -1,0 +1,118 @@
+"""How layers come to share block tables, by vLLM's rules.
+
+All blocks of a pool have the same size in bytes, whichever group they serve. So layers are first given pages of one size (small
+ones hold more tokens, or are padded), then bucketed by what they keep, and buckets are cut into groups of as many
+layers as the smallest bucket has. It knows nothing of configs, weights and memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.blocks.spec import GroupSpec
+from kvyard.engine.models.layers import CacheLayer
+from kvyard.errors import KvyardError
+
+
+class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers with one block table."""
+
+    spec: GroupSpec
+    layers: int
+    used_bytes: int
+    """Of one block, by all its layers, without padding."""
+    page_bytes: int
+    """Of one block, by all its layers, with padding."""
+
+
+class _Page(msgspec.Struct, frozen=True):
+    """What one layer keeps in one block."""
+
+    spec: GroupSpec
+    used: int
+    size: int
+
+
+def group_layers(
+    layers: Sequence[CacheLayer], *, block_size: int, state_mode: str, state_block: int
+) -> list[LayerGroup]:
+    """Groups in the order of their first layers. ``block_size`` is the least tokens of an attention block.
+
+    A state's block holds one state and spans ``state_block`` tokens, or, in mode ``align`` next to attention, an attention
+    block's. Raises ``KvyardError`` for layers whose pages can't be made equal.
+    """
+    pages = _pages(layers, block_size, state_mode, state_block)
+    if len({_kind(layer) for layer in layers}) == 1:
+        # Layers of one kind share a table even if some keep more per token than others.
+        return [_group(pages)]
+    pages = _equal(pages)
+    buckets: dict[_Page, int] = {}
+    for page in pages:
+        buckets[page] = buckets.get(page, 0) + 1
+    smallest, largest = min(buckets.values()), max(buckets.values())
+    size = largest if largest < 1.5 * smallest else smallest
+    groups = []
+    for page, count in buckets.items():
+        number = -(-count // size)
+        groups += [_group([page] * len(range(index, count, number))) for index in range(number)]
+    return groups
+
+
+def bytes_per_block(groups: Sequence[LayerGroup]) -> int:
+    """What a block of the pool takes: as much as its largest user needs."""
+    return max(group.page_bytes for group in groups)
+
+
+def _pages(layers: Sequence[CacheLayer], block_size: int, state_mode: str, state_block: int) -> list[_Page]:
+    state = max((layer.state_bytes for layer in layers), default=0)
+    token = max((layer.token_bytes for layer in layers), default=0)
+    if state and token:
+        # An attention page must not be smaller than a state: its block grows by whole steps until it isn't.
+        step = max(block_size, 128) if any(layer.kind == "mla" for layer in layers) else block_size
+        block_size = max(block_size, step * -(-state // (step * token)))
+        if state_mode == "align":
+            state_block = block_size
+    pages = []
+    for layer in layers:
+        if layer.kind == "mamba":
+            spec = GroupSpec(kind="mamba", block_size=state_block, mode=state_mode)
+            pages.append(_Page(spec, layer.state_bytes, max(layer.state_bytes, block_size * token)))
+        else:
+            spec = GroupSpec(kind=layer.kind, block_size=block_size, window=layer.window, chunk=layer.chunk)
+            pages.append(_Page(spec, block_size * layer.token_bytes, block_size * layer.token_bytes))
+    return pages
+
+
+def _equal(pages: Sequence[_Page]) -> list[_Page]:
+    """The same with pages of one size: more tokens to a block where that fits, else padding."""
+    largest = max(page.size for page in pages)
+    found = []
+    for page in pages:
+        times, rest = divmod(largest, page.size)
+        if page.size == largest:
+            found.append(page)
+        elif page.spec.is_state:
+            found.append(_Page(page.spec, page.used, largest))
+        elif not rest:
+            spec = msgspec.structs.replace(page.spec, block_size=page.spec.block_size * times)
+            found.append(_Page(spec, page.used * times, largest))
+        elif page.spec.kind == "mla":
+            raise KvyardError(f"MLA pages of {page.size} bytes don't divide the largest page of {largest} bytes")
+        else:
+            found.append(_Page(page.spec, page.used, largest))
+    return found
+
+
+def _group(pages: Sequence[_Page]) -> LayerGroup:
+    return LayerGroup(
+        spec=pages[0].spec,
+        layers=len(pages),
+        used_bytes=sum(page.used for page in pages),
+        page_bytes=sum(page.size for page in pages),
+    )
+
+
+def _kind(layer: CacheLayer) -> tuple[str, int | None, int | None]:
+    return layer.kind, layer.window, layer.chunk

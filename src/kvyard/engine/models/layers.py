@@ -1,0 +1,238 @@
+"""What each layer of a model is, and what it keeps in the cache.
+
+Two steps: ``mixers`` reads how the layers mix tokens (full attention, a window, a state, ...), and ``cache_layers`` says how
+many bytes that keeps per token or per state on one rank. Which layers share blocks is decided in
+``kvyard.engine.models.grouping``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.engine.models.fields import Fields
+from kvyard.errors import KvyardError
+
+TYPE_NAMES = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "window",
+    "sliding_window": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "delta",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "hybrid": "both",
+    "mlp": "none",
+    "moe": "none",
+}
+NEEDED = {
+    "mla": ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    "window": ("sliding_window",),
+    "mamba": ("mamba_state", "mamba_conv"),
+    "mamba1": ("mamba_state", "mamba_conv"),
+    "both": ("mamba_state", "mamba_conv"),
+    "delta": ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+}
+"""Fields that a kind of layer can't do without."""
+PATTERN = {"M": "mamba", "*": "full", "-": "none", "E": "none"}
+
+
+class CacheLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one layer keeps on one rank: so many bytes per token, or, for a state, per state."""
+
+    kind: str
+    """A kind of ``kvyard.blocks.spec``."""
+    token_bytes: int = 0
+    state_bytes: int = 0
+    window: int | None = None
+    chunk: int | None = None
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one element of what is cached."""
+
+    cache: int
+    state: int
+    """Of a convolution's state."""
+    ssm: int
+    """Of a recurrent state."""
+
+
+def mixers(fields: Fields) -> list[str]:
+    """For each layer ``full``, ``mla``, ``window``, ``chunk``, ``mamba``, ``mamba1``, ``delta``, ``both`` or ``none``.
+
+    Raises ``KvyardError`` when the config doesn't say, or says a kind without what that kind needs.
+    """
+    found = _mixers(fields)
+    fields.require(*dict.fromkeys(name for kind in dict.fromkeys(found) for name in NEEDED.get(kind, ())))
+    return found
+
+
+def _mixers(fields: Fields) -> list[str]:
+    if fields.get("index_topk") is not None or fields.get("compress_ratios") is not None:
+        raise KvyardError(f"{fields.architecture}: sparse attention with an index cache is not supported")
+    pattern = fields.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        unknown = sorted(set(pattern) - set(PATTERN))
+        if unknown:
+            raise KvyardError(
+                f"{fields.architecture}: hybrid_override_pattern has unknown letters {''.join(unknown)!r}"
+            )
+        return [PATTERN[letter] for letter in pattern]
+    types = fields.get("layers_block_type") or fields.get("layer_types")
+    count = len(types) if isinstance(types, list) and fields.get("num_hidden_layers") is None else None
+    count = fields.integer("num_hidden_layers") if count is None else count
+    if isinstance(types, list):
+        return _shared(fields, _typed(fields, types, count))
+    if fields.get("kv_lora_rank") is not None:
+        return ["mla"] * count
+    if fields.model_type == "falcon_h1":
+        return ["both"] * count
+    if fields.get("attn_layer_indices") is not None:
+        chosen = set(fields.get("attn_layer_indices"))
+        return ["full" if index in chosen else "mamba" for index in range(count)]
+    if fields.get("attn_layer_period") is not None:
+        period, offset = fields.integer("attn_layer_period"), fields.integer("attn_layer_offset", 0)
+        return ["full" if index % period == offset else "mamba1" for index in range(count)]
+    if fields.get("full_attention_interval") is not None:
+        interval = fields.integer("full_attention_interval")
+        return ["full" if (index + 1) % interval == 0 else "delta" for index in range(count)]
+    if fields.get("attention_chunk_size") is not None:
+        turning = fields.get("no_rope_layers") or [(index + 1) % 4 for index in range(count)]
+        return ["chunk" if turns else "full" for turns in turning]
+    return _shared(fields, _windows(fields, count))
+
+
+def cache_layers(fields: Fields, precision: Precision, tensor_parallel_size: int) -> list[CacheLayer]:
+    """What each layer that keeps anything keeps on one rank. Raises ``KvyardError`` for shapes that can't be split."""
+    found = []
+    for kind in mixers(fields):
+        if kind in ("mamba", "mamba1", "delta", "both"):
+            of = {"mamba1": _mamba1_bytes, "delta": _delta_bytes}.get(kind, _mamba_bytes)
+            found.append(CacheLayer(kind="mamba", state_bytes=of(fields, precision, tensor_parallel_size)))
+        if kind == "mla":
+            width = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim")
+            found.append(CacheLayer(kind="mla", token_bytes=width * precision.cache))  # every rank holds all of it
+        elif kind == "window":
+            found.append(
+                CacheLayer(
+                    kind="sliding_window",
+                    token_bytes=_attention_bytes(fields, precision, tensor_parallel_size),
+                    window=fields.integer("sliding_window"),
+                )
+            )
+        elif kind == "chunk":
+            size = _attention_bytes(fields, precision, tensor_parallel_size)
+            found.append(
+                CacheLayer(kind="chunked_local", token_bytes=size, chunk=fields.integer("attention_chunk_size"))
+            )
+        elif kind in ("full", "both"):
+            size = _attention_bytes(fields, precision, tensor_parallel_size, everywhere=True)
+            found.append(CacheLayer(kind="full", token_bytes=size))
+    if not found:
+        raise KvyardError(f"{fields.architecture}: no layer of this model keeps a cache")
+    return found
+
+
+def head_dim(fields: Fields) -> int:
+    """The width of an attention head."""
+    if fields.get("head_dim") is not None:
+        return fields.integer("head_dim")
+    return fields.integer("hidden_size") // fields.integer("num_attention_heads")
+
+
+def conv_width(fields: Fields, ranks: int = 1) -> int:
+    """Channels of a Mamba-2 layer's convolution, over all ranks: the groups are repeated until each rank has one."""
+    groups = fields.integer("mamba_groups", 1)
+    if groups % ranks:
+        groups = ranks
+    return mamba_width(fields) + 2 * groups * fields.integer("mamba_state")
+
+
+def mamba_width(fields: Fields) -> int:
+    """The inner width of a Mamba layer."""
+    if fields.get("mamba_d_ssm") is not None:
+        return fields.integer("mamba_d_ssm")
+    size = fields.get("mamba_head_dim")
+    if fields.get("mamba_heads") is not None and isinstance(size, int):
+        return fields.integer("mamba_heads") * size
+    return fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+
+
+def _typed(fields: Fields, types: Sequence[object], count: int) -> list[str]:
+    unknown = sorted({str(name) for name in types if name not in TYPE_NAMES})
+    if unknown:
+        raise KvyardError(f"{fields.architecture}: unknown layer types {', '.join(unknown)}")
+    if len(types) != count:
+        raise KvyardError(f"{fields.architecture}: {len(types)} layer types for {count} layers")
+    found = [TYPE_NAMES[str(name)] for name in types]
+    if fields.get("mamba_state") is not None and fields.get("linear_num_value_heads") is None:
+        found = ["mamba" if kind == "delta" else kind for kind in found]
+    if fields.get("kv_lora_rank") is not None:
+        found = ["mla" if kind == "full" else kind for kind in found]
+    return found
+
+
+def _windows(fields: Fields, count: int) -> list[str]:
+    """Models whose layers are attention with or without a window, by the conventions of each family."""
+    window = fields.get("sliding_window")
+    if window is None or fields.get("use_sliding_window") is False:
+        return ["full"] * count
+    if fields.model_type == "gemma2":
+        return ["window" if index % 2 == 0 else "full" for index in range(count)]
+    every = fields.get("sliding_window_pattern")
+    if every is None and fields.model_type.startswith("gemma3"):
+        every = 6
+    if isinstance(every, int) and every > 1:
+        return ["full" if (index + 1) % every == 0 else "window" for index in range(count)]
+    if fields.get("max_window_layers") is not None:
+        full = fields.integer("max_window_layers")
+        return ["full" if index < full else "window" for index in range(count)]
+    return ["window"] * count
+
+
+def _shared(fields: Fields, found: list[str]) -> list[str]:
+    """Layers that read the cache of an earlier one keep nothing."""
+    shared = fields.integer("num_kv_shared_layers", 0)
+    return found[: len(found) - shared] + ["none"] * shared
+
+
+def _attention_bytes(fields: Fields, precision: Precision, ranks: int, everywhere: bool = False) -> int:
+    """Keys and values of one token. Heads are split over ranks, and repeated when there are fewer of them than ranks."""
+    heads, width = fields.integer("num_attention_heads"), head_dim(fields)
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if everywhere and fields.get("global_head_dim") is not None:
+        width = fields.integer("global_head_dim")
+        kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        raise KvyardError(
+            f"{fields.architecture}: {heads} heads with {kv_heads} KV heads can't be split over {ranks} ranks;"
+            " choose another tensor_parallel_size"
+        )
+    return 2 * max(1, kv_heads // ranks) * width * precision.cache
+
+
+def _mamba_bytes(fields: Fields, precision: Precision, ranks: int) -> int:
+    state, width = fields.integer("mamba_state"), mamba_width(fields)
+    if width % ranks or conv_width(fields, ranks) % ranks:
+        raise KvyardError(f"{fields.architecture}: its Mamba layers can't be split over {ranks} ranks")
+    conv = conv_width(fields, ranks) // ranks * (fields.integer("mamba_conv") - 1)
+    return conv * precision.state + width // ranks * state * precision.ssm
+
+
+def _mamba1_bytes(fields: Fields, precision: Precision, ranks: int) -> int:
+    width = mamba_width(fields) // ranks
+    return width * (
+        (fields.integer("mamba_conv") - 1) * precision.state + fields.integer("mamba_state") * precision.ssm
+    )
+
+
+def _delta_bytes(fields: Fields, precision: Precision, ranks: int) -> int:
+    keys, values = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
+    key, value = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
+    if keys % ranks or values % ranks:
+        raise KvyardError(f"{fields.architecture}: its linear attention can't be split over {ranks} ranks")
+    conv = (2 * keys * key + values * value) // ranks * (fields.integer("linear_conv_kernel_dim", 4) - 1)
+    return conv * precision.state + values // ranks * key * value * precision.ssm

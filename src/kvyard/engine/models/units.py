@@ -1,0 +1,40 @@
+"""Bytes as people write them."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from kvyard.errors import KvyardError
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes that text such as ``80GiB`` or ``24 GB`` stands for. Raises ``KvyardError`` for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = UNITS.get(found[2]) if found else None
+    if found is None or unit is None:
+        raise KvyardError(f"{text!r} is not a size in bytes; write it like 80GiB or 24GB")
+    return int(Fraction(found[1]) * unit)
+
+
+def show_bytes(count: float) -> str:
+    """For people: with the binary unit that leaves the fewest digits."""
+    for name in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or name == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {name}" if name == "B" else f"{count:.2f} {name}"

@@ -1,0 +1,192 @@
+"""How many parameters a model has and how many bytes they take, estimated from its config.
+
+Good to about a percent for the families below (the tests compare with published counts); for others, and for checkpoints with
+unusual quantisation, say the bytes yourself. Vision towers and draft heads are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
+from kvyard.errors import KvyardError
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+FOUR_BIT = ("mxfp4", "nvfp4", "awq", "gptq", "awq_marlin", "gptq_marlin")
+NOT_GATED = ("nemotron_h", "gpt2", "opt", "falcon", "gpt_neox", "gpt_bigcode", "starcoder2", "phi")
+"""Families whose MLPs have two matrices rather than three."""
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters by how they are stored."""
+
+    plain: int = 0
+    """Embeddings, norms, biases: kept in the model's type."""
+    linear: int = 0
+    """Matrices of layers, which quantised checkpoints compress."""
+    experts: int = 0
+    """Matrices of experts, which some checkpoints compress alone."""
+
+    @property
+    def parameters(self) -> int:
+        return self.plain + self.linear + self.experts
+
+
+def dtype_bytes(name: str) -> int:
+    """Bytes of one element. Raises ``KvyardError`` for a type it doesn't know."""
+    size = DTYPE_BYTES.get(name.removeprefix("torch."))
+    if size is None:
+        raise KvyardError(f"unknown data type {name!r}; choose one of {', '.join(DTYPE_BYTES)}")
+    return size
+
+
+def count_weights(fields: Fields) -> Weights:
+    """Parameters of the language model. Raises ``KvyardError`` naming the fields that are missing."""
+    if fields.get("is_encoder_decoder"):
+        raise KvyardError(f"{fields.architecture}: encoder-decoder models are not supported")
+    pattern, types = fields.get("hybrid_override_pattern"), fields.get("layers_block_type") or fields.get("layer_types")
+    listed = pattern is not None or types is not None
+    fields.require(*(() if listed else ("num_hidden_layers",)), "hidden_size", "num_attention_heads", "vocab_size")
+    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
+    tied = bool(fields.get("tie_word_embeddings") or fields.model_type.startswith("gemma"))
+    plain = vocab * hidden * (1 if tied else 2) + hidden
+    linear = experts = 0
+    kinds = mixers(fields)
+    shared = fields.integer("num_kv_shared_layers", 0)
+    for index, kind in enumerate(kinds):
+        alone = isinstance(pattern, str) or (fields.model_type == "nemotron_h" and isinstance(types, list))
+        reads = index >= len(kinds) - shared
+        linear += _mixer(fields, "full" if reads and not alone else kind)
+        plain += hidden * (1 if alone else 2)
+        if not alone or kind == "none":
+            if isinstance(pattern, str):
+                mixture = pattern[index] == "E"
+            else:
+                mixture = types[index] == "moe" if alone else _is_mixture(fields, index)
+            dense, routed = _mlp(fields, mixture)
+            linear += dense
+            experts += routed
+    return Weights(plain=plain, linear=linear, experts=experts)
+
+
+def weight_bytes(fields: Fields, of: Weights) -> int:
+    """Bytes of ``of`` as the checkpoint stores it, by its ``quantization_config``."""
+    plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
+    linear, experts = _stored_bits(
+        fields.outer.get("quantization_config") or fields.get("quantization_config"), 8 * plain
+    )
+    return of.plain * plain + round((of.linear * linear + of.experts * experts) / 8)
+
+
+def _stored_bits(quantisation: Mapping[str, Any] | None, plain: int) -> tuple[float, float]:
+    """Bits of one weight of a layer's matrices and of the experts', scales included."""
+    if not isinstance(quantisation, Mapping):
+        return plain, plain
+    method = str(quantisation.get("quant_method", ""))
+    if method == "mxfp4":
+        return plain, 4.25
+    if method in ("fp8", "fbgemm_fp8"):
+        return 8.0, 8.0
+    bits = quantisation.get("bits") or quantisation.get("w_bit") or _group_bits(quantisation)
+    if bits is None and method in FOUR_BIT:
+        bits = 4
+    if not isinstance(bits, int):
+        raise KvyardError(f"quantisation {method!r} is not known; say the size of the weights yourself (--weights)")
+    # Groups of 128 share a scale and a zero point of 16 bits and of the weights' own.
+    return bits + (0.16 if bits < 8 else 0.0), bits + (0.16 if bits < 8 else 0.0)
+
+
+def _group_bits(quantisation: Mapping[str, Any]) -> int | None:
+    """Of compressed-tensors: the bits of its first group."""
+    groups = quantisation.get("config_groups")
+    if isinstance(groups, Mapping):
+        for group in groups.values():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if isinstance(weights, Mapping) and isinstance(weights.get("num_bits"), int):
+                return int(weights["num_bits"])
+    return None
+
+
+def _mixer(fields: Fields, kind: str) -> int:
+    hidden = fields.integer("hidden_size")
+    if kind == "none":
+        return 0
+    if kind == "mla":
+        return _mla(fields)
+    if kind == "delta":
+        keys = fields.integer("linear_num_key_heads") * fields.integer("linear_key_head_dim")
+        heads = fields.integer("linear_num_value_heads")
+        values = heads * fields.integer("linear_value_head_dim")
+        return hidden * (2 * keys + 2 * values + 2 * heads) + values * hidden + 4 * (2 * keys + values)
+    total = 0
+    if kind in ("mamba", "both"):
+        width, heads = mamba_width(fields), fields.integer("mamba_heads", mamba_width(fields) // 64)
+        total += hidden * (width + conv_width(fields) + heads) + width * hidden
+        total += conv_width(fields) * (fields.integer("mamba_conv", 4) + 1) + 3 * heads + width
+    if kind == "mamba1":
+        width, state = mamba_width(fields), fields.integer("mamba_state")
+        rank = -(-hidden // 16)
+        total += hidden * 3 * width + width * (rank + 2 * state) + rank * width + width * (state + 6)
+    if kind in ("full", "window", "chunk", "both"):
+        heads, width = fields.integer("num_attention_heads"), head_dim(fields)
+        kv_heads = fields.integer("num_key_value_heads", heads)
+        gate = 2 if fields.get("attn_output_gate") or fields.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
+        total += hidden * width * (heads * gate + 2 * kv_heads) + heads * width * hidden
+        if fields.get("attention_bias"):
+            total += width * (heads + 2 * kv_heads) + hidden
+    return total
+
+
+def _mla(fields: Fields) -> int:
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    plain, turned = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+    value, rank = fields.integer("v_head_dim"), fields.integer("kv_lora_rank")
+    queries = fields.integer("q_lora_rank", 0)
+    width = heads * (plain + turned)
+    total = hidden * queries + queries * width if queries else hidden * width
+    return total + hidden * (rank + turned) + rank * heads * (plain + value) + heads * value * hidden
+
+
+def _is_mixture(fields: Fields, index: int) -> bool:
+    if not fields.integer("num_experts", 0) or index < fields.integer("first_k_dense_replace", 0):
+        return False
+    if index in (fields.get("mlp_only_layers") or []):
+        return False
+    moe_layers = fields.get("moe_layers")
+    if isinstance(moe_layers, list):
+        return index in moe_layers
+    if fields.get("expert_layer_period") is not None:
+        return index % fields.integer("expert_layer_period") == fields.integer("expert_layer_offset", 0)
+    step = fields.integer("decoder_sparse_step", fields.integer("interleave_moe_layer_step", 1))
+    return (index + 1) % max(1, step) == 0
+
+
+def _mlp(fields: Fields, mixture: bool) -> tuple[int, int]:
+    """Parameters of a layer's dense matrices and of its experts."""
+    hidden = fields.integer("hidden_size")
+    matrices = 2 if fields.model_type in NOT_GATED else 3
+    if not mixture:
+        inner = fields.get("intermediate_size_mlp") or fields.integer("intermediate_size", 4 * hidden)
+        return matrices * hidden * int(inner), 0
+    count = fields.integer("num_experts")
+    inner = fields.integer("moe_intermediate_size", fields.integer("intermediate_size"))
+    bias = count * (2 * inner + hidden) if fields.model_type == "gpt_oss" else 0
+    shared = fields.integer("shared_expert_intermediate_size", fields.integer("moe_shared_expert_intermediate_size", 0))
+    shared = shared or fields.integer("n_shared_experts", 0) * inner
+    if fields.model_type.startswith("llama4"):
+        shared = inner
+    return hidden * count + bias + matrices * hidden * shared, count * matrices * hidden * inner

@@ -1,0 +1,52 @@
+"""What the scheduler asks of a timing model, and the arithmetic that all models share.
+
+A model is a pure function from a batch to whole nanoseconds: the same batch takes the same time, whether the pass is asked
+for alone or as one of many in a plan. It knows nothing of requests, blocks or the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Durations: TypeAlias = npt.NDArray[np.int64]
+
+SHORT = 16
+"""Up to this many passes plain Python is faster than numpy's fixed cost per operation."""
+
+NS_PER_MS = 1e6
+
+
+class TimingModel(Protocol):
+    """Durations of passes. Both verbs agree to the nanosecond."""
+
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int) -> int:
+        """How long one pass takes.
+
+        ``prefills`` are the (new, past) tokens of each request that computes prompt tokens. ``decode_batch`` requests
+        compute one token each, and ``decode_context`` is the sum of their contexts, the token being computed included.
+        """
+
+    def decode_ns(self, batch: int, context: int, passes: int) -> Durations:
+        """How long each of ``passes`` passes takes that only decode ``batch`` requests, beginning at ``context``.
+
+        The context grows by ``batch`` each pass: element i equals ``pass_ns((), batch, context + i * batch)``.
+        """
+
+
+def scaled(ns: int, ratio: float) -> int:
+    """``ns`` divided by ``ratio``, to the nearest nanosecond (a half to the even one)."""
+    return ns if ratio == 1.0 else round(ns / ratio)
+
+
+def scaled_many(ns: npt.NDArray[np.float64], ratio: float) -> Durations:
+    """The same for whole nanoseconds held as floats."""
+    return (ns if ratio == 1.0 else np.rint(ns / ratio)).astype(np.int64)
+
+
+def contexts(batch: int, context: int, passes: int) -> npt.NDArray[np.float64]:
+    """The summed context of each pass. Exact, since token counts stay far below 2**53."""
+    return np.arange(context, context + batch * passes, batch).astype(np.float64)

@@ -1,0 +1,401 @@
+"""Plans: known models by hand arithmetic and by what real engines logged, and configs that are refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvyard.blocks.spec import GroupSpec, resolve_geometry
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.models import parse_bytes, plan, preset, presets, read_config
+from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.layers import mixers
+from kvyard.engine.models.units import show_bytes
+from kvyard.engine.models.weights import count_weights, weight_bytes
+from kvyard.errors import KvyardError
+
+GIB = 2**30
+LLAMA = preset("llama-3.1-8b")
+
+
+def parameters(name: str) -> int:
+    return count_weights(Fields(preset(name))).parameters
+
+
+def bare(config, memory=40 * GIB, **options):
+    """A plan of the cache alone."""
+    return plan(config, memory, gpu_memory_utilization=1.0, weights=0, reserve=0, **options)
+
+
+# Weights
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v3", 671_026_419_200),
+    ],
+)
+def test_parameters_as_published(name, published):
+    # The norms of queries and keys, sinks and routing biases are left out: a millionth.
+    assert parameters(name) == pytest.approx(published, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gemma-3-27b", 27.0),
+        ("nemotron-h-8b", 8.1),
+        ("nemotron-nano-9b-v2", 8.89),
+        ("bamba-9b-v2", 9.78),
+        ("llama-4-scout", 107.8),
+    ],
+)
+def test_parameters_as_rounded_on_model_cards(name, billions):
+    assert parameters(name) / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_parameters_of_a_small_model_by_hand():
+    config = {
+        "architectures": ["X"],
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "intermediate_size": 20,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 64,
+    }
+    layer = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 20
+    of = count_weights(Fields(config))
+    assert (of.linear, of.plain, of.experts) == (2 * layer, 2 * 100 * 8 + 8 + 2 * 2 * 8, 0)
+    assert count_weights(Fields(config | {"tie_word_embeddings": True})).plain == of.plain - 100 * 8
+    mixture = {"num_experts": 4, "moe_intermediate_size": 6, "mlp_only_layers": [1]}
+    of = count_weights(Fields(config | mixture))
+    assert of.experts == 4 * 3 * 8 * 6
+    assert of.linear == 2 * layer - 3 * 8 * 20 + 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("gpt-oss-20b", 13.76),
+        ("gpt-oss-120b", 65.25),
+        ("deepseek-v3", 673.2),
+        ("llama-3.1-8b", 16.06),
+        ("qwen3-32b", 65.52),
+    ],
+)
+def test_checkpoints_are_as_large_as_they_are(name, gigabytes):
+    # MXFP4 experts take 4.25 bits; FP8 matrices a byte, with embeddings and head in bf16.
+    fields = Fields(preset(name))
+    assert weight_bytes(fields, count_weights(fields)) / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [
+        ({"quant_method": "awq", "bits": 4}, 4.16),
+        ({"quant_method": "gptq", "bits": 8}, 8),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
+        ({"quant_method": "fp8"}, 8),
+        (None, 16),
+    ],
+)
+def test_quantised_matrices(quantisation, bits):
+    fields = Fields({**LLAMA, "quantization_config": quantisation})
+    of = count_weights(fields)
+    assert weight_bytes(fields, of) == of.plain * 2 + round(of.linear * bits / 8)
+
+
+def test_unknown_quantisation_is_refused():
+    with pytest.raises(KvyardError, match=r"quantisation 'secret' is not known.*--weights"):
+        plan({**LLAMA, "quantization_config": {"quant_method": "secret"}}, 80 * GIB)
+
+
+# What real engines logged
+
+
+def test_blocks_of_a_real_vllm_on_an_rtx_4090():
+    # vLLM 0.19.0: 2,588 blocks (LLMServingSim's validation run, meta.json). The estimate of activations is ours.
+    made = plan(LLAMA, 25_250_627_584, gpu_memory_utilization=0.9, max_model_len=32768, max_num_batched_tokens=2048)
+    assert made.num_blocks == pytest.approx(2588, rel=0.01)
+    assert made.bytes_per_block == 2 * 2**20
+
+
+def test_bytes_of_a_long_request_as_vllm_says():
+    # vLLM issue 34076: Qwen3-Coder-30B-A3B needs 24.0 GiB for 262,144 tokens.
+    assert bare(preset("qwen3-30b-a3b")).bytes_per_token * 262_144 == 24 * GIB
+
+
+def test_attention_blocks_next_to_states_as_vllm_says():
+    # vLLM pull request 37467: 528 tokens, 0.76 % of padding (Qwen3.5).
+    made = bare(preset("qwen3.5-9b"))
+    state, full = made.layer_groups[0], made.layer_groups[-1]
+    assert full.spec == GroupSpec(kind="full", block_size=528)
+    assert made.bytes_per_block / state.used_bytes - 1 == pytest.approx(0.0076, abs=5e-5)
+    # vLLM issue 24280: 672 tokens for Nemotron Nano 9B v2, whose states were bf16 then; they are float32 by default now.
+    nano = preset("nemotron-nano-9b-v2")
+    assert bare({**nano, "mamba_ssm_cache_dtype": "bfloat16"}).groups[-1].block_size == 672
+    assert bare(nano).groups[-1].block_size == 1312
+
+
+# Groups and bytes by hand
+
+
+def test_one_group():
+    made = bare(LLAMA, GIB)
+    assert made.groups == (GroupSpec(kind="full", block_size=16),)
+    assert made.bytes_per_token == 32 * 2 * 8 * 128 * 2
+    assert made.num_blocks == GIB // (16 * made.bytes_per_token) == 512
+    assert (made.block_size, made.bytes_per_request) == (16, 0)
+    # A request of 131,072 tokens takes 8,192 blocks; of 8,176, 511, and a block is the null block.
+    assert made.max_concurrency == 512 / 8192
+    assert made.max_tokens == 512 * 16
+    assert made.longest == 511 * 16
+
+
+def test_windows():
+    made = bare(preset("gemma-3-27b"))
+    assert made.groups == (GroupSpec(kind="sliding_window", block_size=16, window=1024),) * 6 + (
+        GroupSpec(block_size=16),
+    )
+    assert [group.layers for group in made.layer_groups] == [9, 9, 9, 9, 8, 8, 10]
+    page = 16 * 2 * 16 * 128 * 2
+    assert made.bytes_per_block == 10 * page
+    assert made.bytes_per_token == 10 * page // 16
+    # Of each window group: 1,023 tokens seen and 8,192 being computed, in blocks, and one for the edge.
+    assert made.bytes_per_request == 6 * (576 + 1) * made.bytes_per_block
+    assert made.max_concurrency == pytest.approx(made.num_blocks / (6 * 577 + 131072 // 16))
+
+
+def test_states():
+    made = bare(preset("nemotron-h-8b"), max_model_len=8192)
+    state = 4 * ((8192 + 2 * 8 * 128) * 3 * 2 + 128 * 64 * 128 * 4)
+    assert [group.layers for group in made.layer_groups] == [4] * 7
+    assert made.layer_groups[0].used_bytes == state
+    assert made.groups[0] == GroupSpec(kind="mamba", block_size=1040, mode="align")
+    assert made.groups[6] == GroupSpec(kind="full", block_size=1040)
+    assert made.bytes_per_request == 6 * 2 * made.bytes_per_block
+    assert made.max_concurrency == made.num_blocks / (6 * 2 + 8)
+    without = bare(preset("nemotron-h-8b"), max_model_len=8192, enable_prefix_caching=False)
+    assert without.groups[0] == GroupSpec(kind="mamba", block_size=8192, mode="none")
+    assert without.max_concurrency == without.num_blocks / (6 + 8)
+
+
+def test_latents_are_whole_on_every_rank():
+    one, eight = (bare(preset("deepseek-v3"), tensor_parallel_size=ranks) for ranks in (1, 8))
+    assert one.groups == eight.groups == (GroupSpec(kind="mla", block_size=64),)
+    assert one.bytes_per_token == eight.bytes_per_token == 61 * (512 + 64) * 2
+    assert bare(preset("deepseek-v3"), kv_cache_dtype="fp8").bytes_per_token == 61 * 576
+
+
+def test_chunks():
+    made = bare(preset("llama-4-scout"), max_model_len=65536)
+    assert [spec.kind for spec in made.groups] == ["chunked_local"] * 3 + ["full"]
+    assert made.groups[0].chunk == 8192
+    assert made.bytes_per_request == 3 * (8192 + 8192) // 16 * made.bytes_per_block
+
+
+def test_heads_are_split_and_then_repeated():
+    sizes = {ranks: bare(LLAMA, tensor_parallel_size=ranks).bytes_per_token for ranks in (1, 2, 8, 16)}
+    assert sizes == {1: 131072, 2: 65536, 8: 16384, 16: 16384}
+
+
+def test_dtypes_and_block_sizes():
+    assert bare(LLAMA, kv_cache_dtype="fp8").bytes_per_token == 65536
+    assert bare({**LLAMA, "torch_dtype": "float32"}).bytes_per_token == 262144
+    assert bare(LLAMA, block_size=64).groups == (GroupSpec(block_size=64),)
+
+
+def test_weights_are_shared_by_ranks():
+    one, four = (plan(LLAMA, 80 * GIB, tensor_parallel_size=ranks) for ranks in (1, 4))
+    assert four.weights_bytes == -(-one.weights_bytes // 4)
+    assert four.num_blocks > 4 * one.num_blocks
+    assert one.cache_bytes == int(80 * GIB * 0.92) - one.weights_bytes - one.reserve_bytes
+
+
+@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("caching", [True, False])
+def test_every_preset_makes_an_engine(name, caching):
+    made = plan(preset(name), 2**42, enable_prefix_caching=caching)
+    geometry = resolve_geometry(made.groups, caching=caching)
+    assert geometry.scheduler_block_size == made.block_size
+    config = msgspec.convert(made.engine_options(), EngineConfig)
+    config.check()
+    assert config.num_gpu_blocks == made.num_blocks - 1
+    assert config.specs == made.groups
+    assert made.longest == made.max_model_len
+    assert preset(name)["source"]
+
+
+# How configs say what their layers are
+
+ATTENTION = {"num_hidden_layers": 6, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 10}
+STATE = {"mamba_d_state": 8, "mamba_d_conv": 4}
+LATENT = {"kv_lora_rank": 4, "qk_rope_head_dim": 2, "qk_nope_head_dim": 2, "v_head_dim": 2}
+DELTA = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, "full*6"),
+        ({"sliding_window": None}, "full*6"),
+        ({"sliding_window": 9}, "window*6"),
+        ({"sliding_window": 9, "use_sliding_window": False}, "full*6"),
+        ({"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 4}, "full*4 window*2"),
+        ({"sliding_window": 9, "sliding_window_pattern": 3}, "window*2 full window*2 full"),
+        ({"sliding_window": 9, "model_type": "gemma2"}, "window full window full window full"),
+        ({"sliding_window": 9, "model_type": "gemma3_text"}, "window*5 full"),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 9},
+            "window full window full window full",
+        ),
+        ({"layer_types": ["linear_attention", "full_attention"] * 3} | DELTA, "delta full delta full delta full"),
+        ({"layers_block_type": ["mamba", "attention"] * 3} | STATE, "mamba full mamba full mamba full"),
+        ({"layers_block_type": ["mamba", "hybrid"] * 3} | STATE, "mamba both mamba both mamba both"),
+        ({"full_attention_interval": 3} | DELTA, "delta*2 full delta*2 full"),
+        ({"attention_chunk_size": 8}, "chunk*3 full chunk*2"),
+        ({"attention_chunk_size": 8, "no_rope_layers": [1, 0, 1, 0, 1, 0]}, "chunk full chunk full chunk full"),
+        ({"attn_layer_indices": [1]} | STATE, "mamba full mamba*4"),
+        ({"attn_layer_period": 3, "attn_layer_offset": 1} | STATE, "mamba1 full mamba1*2 full mamba1"),
+        ({"model_type": "falcon_h1"} | STATE, "both*6"),
+        (LATENT, "mla*6"),
+        ({"num_kv_shared_layers": 2}, "full*4 none*2"),
+        ({"hybrid_override_pattern": "M-*E"} | STATE, "mamba none full none"),
+    ],
+)
+def test_layers(config, expected):
+    wanted = []
+    for word in expected.split():
+        kind, _, times = word.partition("*")
+        wanted += [kind] * int(times or 1)
+    assert mixers(Fields(ATTENTION | config)) == wanted
+
+
+def test_a_nested_language_model_is_found():
+    nested = {
+        "architectures": ["V"],
+        "torch_dtype": "bfloat16",
+        "text_config": {k: v for k, v in LLAMA.items() if k != "torch_dtype"},
+    }
+    assert bare(nested).bytes_per_token == bare(LLAMA).bytes_per_token
+
+
+# Refusals
+
+
+def without(*names):
+    return {key: value for key, value in LLAMA.items() if key not in names}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {},
+            "unknown: the config lacks num_hidden_layers or n_layer or num_layers or n_layers, hidden_size or n_embd",
+        ),
+        (
+            without("num_attention_heads", "vocab_size"),
+            "LlamaForCausalLM: the config lacks num_attention_heads or n_head or num_heads, vocab_size;",
+        ),
+        (without("max_position_embeddings"), "lacks max_position_embeddings"),
+        ({**LLAMA, "num_hidden_layers": "many"}, "num_hidden_layers must be a whole number, got 'many'"),
+        (
+            {**LLAMA, "layer_types": ["full_attention", "psychic_attention"] * 16},
+            "unknown layer types psychic_attention",
+        ),
+        ({**LLAMA, "layer_types": ["full_attention"]}, "1 layer types for 32 layers"),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "lacks sliding_window"),
+        ({**LLAMA, "layer_types": ["linear_attention"] * 32}, "lacks linear_num_key_heads, linear_num_value_heads,"),
+        ({**LLAMA, "attn_layer_indices": [3]}, "lacks mamba_state or ssm_state_size or mamba_d_state"),
+        ({**LLAMA, "hybrid_override_pattern": "MX"}, "unknown letters 'X'"),
+        ({**LLAMA, "index_topk": 2048}, "sparse attention with an index cache is not supported"),
+        ({**LLAMA, "is_encoder_decoder": True}, "encoder-decoder models are not supported"),
+        ({**LLAMA, "torch_dtype": "int3"}, "unknown data type 'int3'"),
+    ],
+)
+def test_configs_that_say_too_little(config, words):
+    with pytest.raises(KvyardError) as refused:
+        plan(config, 80 * GIB)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory": 0}, "gpu_memory must be above 0"),
+        ({"gpu_memory_utilization": 1.2}, "a share above 0 and at most 1, got 1.2"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
+        ({"tensor_parallel_size": 3}, "32 heads with 8 KV heads can't be split over 3 ranks"),
+        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1"),
+        ({"kv_cache_dtype": "fp3"}, "unknown data type 'fp3'"),
+        ({"memory": 16 * GIB}, "leave 0 B for the cache after 14.96 GiB of weights"),
+    ],
+)
+def test_options_that_cant_work(options, words):
+    with pytest.raises(KvyardError) as refused:
+        plan(LLAMA, **({"memory": 80 * GIB} | options))
+    assert words in str(refused.value)
+
+
+def test_states_that_cant_be_split():
+    with pytest.raises(KvyardError, match="linear attention can't be split over 3 ranks"):
+        bare({**preset("qwen3.5-9b"), "num_attention_heads": 16}, tensor_parallel_size=3)
+
+
+def test_config_files(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(msgspec.json.encode(LLAMA))
+    assert read_config(path) == LLAMA
+    for text, words in (("{", "not JSON"), ("[]", "not a JSON object")):
+        path.write_text(text)
+        with pytest.raises(KvyardError, match=words):
+            read_config(path)
+    with pytest.raises(KvyardError, match="can't be read: No such file"):
+        read_config(tmp_path / "none.json")
+    with pytest.raises(KvyardError, match="no preset 'gpt-9'; choose one of bamba"):
+        preset("gpt-9")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("80GiB", 80 * GIB),
+        ("24 GB", 24 * 10**9),
+        ("1.5GiB", 3 * 2**29),
+        ("0.1TB", 10**11),
+        ("512", 512),
+        ("7B", 7),
+        ("3 MiB", 3 * 2**20),
+    ],
+)
+def test_sizes(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "80gib", "-1GiB", "80 GiB each", "1e9", "80G"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(KvyardError, match="write it like 80GiB or 24GB"):
+        parse_bytes(text)
+
+
+def test_sizes_for_people():
+    assert [show_bytes(count) for count in (0, 1023, 1536, 2**20, 5 * 2**40)] == [
+        "0 B",
+        "1023 B",
+        "1.50 KiB",
+        "1.00 MiB",
+        "5120.00 GiB",
+    ]

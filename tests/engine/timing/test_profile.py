@@ -1,0 +1,302 @@
+"""The profile model: one formula twice, plans that equal passes, and the shipped profiles against their measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvyard.engine.timing import ProfileTiming, make_timing
+from kvyard.engine.timing.fitting import errors_by_kind, fit
+from kvyard.engine.timing.measurements import Measurement, read_measurements
+from kvyard.engine.timing.model import SHORT
+from kvyard.engine.timing.profile import Profile, load_profile, shipped
+from kvyard.engine.timing.roofline import NAMES, Coefficients, Features, base_ms, estimate, pass_ms
+from kvyard.errors import KvyardError
+
+DATA = Path(__file__).parent / "data"
+H200 = load_profile(name="h200-llama3-8b")
+MODEL = make_timing({"kind": "profile", "name": "h200-llama3-8b"}, 0)
+
+tokens = st.integers(1, 40_000)
+prompts = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 40_000)), max_size=4)
+
+
+def rows(name):
+    return read_measurements(DATA / name).rows
+
+
+@given(prefills=prompts, batch=st.integers(0, 600), ctx=tokens)
+def test_one_formula_for_one_pass_and_for_many(prefills, batch, ctx):
+    of = H200.coefficients
+    many = estimate(
+        [getattr(of, name) for name in NAMES], Features.of([(prefills, batch, batch * ctx), ([(7, 0)], 1, 9)])
+    )
+    one = pass_ms(of, prefills, batch, batch * ctx)
+    if one:
+        assert many[0] == pytest.approx(one, rel=1e-12)
+    else:
+        assert not batch and not any(new for new, _ in prefills)
+    assert many[1] == pytest.approx(pass_ms(of, [(7, 0)], 1, 9), rel=1e-12)
+
+
+@settings(max_examples=100)
+@given(
+    batch=st.integers(0, 600),
+    context=st.integers(0, 5_000_000),
+    passes=st.sampled_from([0, 1, SHORT, SHORT + 1, 300]),
+    ratios=st.tuples(st.sampled_from([1.0, 0.37, 3.0]), st.sampled_from([1.0, 1.7])),
+)
+def test_plans_equal_single_passes(batch, context, passes, ratios):
+    config = ProfileTiming(name="h200-llama3-8b", speedup_ratio=ratios[0], decode_speedup_ratio=ratios[1])
+    model = make_timing(config, 0)
+    plan = model.decode_ns(batch, context, passes)
+    assert plan.dtype == "int64"
+    assert plan.tolist() == [model.pass_ns((), batch, context + i * batch) for i in range(passes)]
+
+
+@given(prefills=prompts, batch=st.integers(0, 600), ctx=tokens, more=st.integers(1, 1000))
+def test_more_work_never_takes_less_time(prefills, batch, ctx, more):
+    now = MODEL.pass_ns(prefills, batch, batch * ctx)
+    assert MODEL.pass_ns([*prefills, (more, 0)], batch, batch * ctx) >= now
+    assert MODEL.pass_ns(prefills, batch + more, batch * ctx) >= now
+    assert MODEL.pass_ns(prefills, batch, batch * (ctx + more)) >= now
+    assert (
+        MODEL.pass_ns([(new, past + more) if past else (new, past) for new, past in prefills], batch, batch * ctx)
+        >= now
+    )
+
+
+def test_a_mixed_pass_reads_the_weights_once():
+    prompt, step = MODEL.pass_ns([(2048, 0)], 0, 0), MODEL.pass_ns((), 32, 32 * 4096)
+    together = MODEL.pass_ns([(2048, 0)], 32, 32 * 4096)
+    weights = round(H200.coefficients.weights * 1e6)
+    assert max(prompt, step) < together < prompt + step - 0.8 * weights
+    assert MODEL.pass_ns((), 0, 0) == 0
+    assert MODEL.pass_ns([(0, 100)], 0, 0) == 0
+
+
+def test_launching_is_a_floor_for_passes_with_prompts():
+    of = H200.coefficients
+    assert pass_ms(of, [(16, 0)], 0, 0) == of.launch
+    assert pass_ms(of, [(16, 512)], 0, 0) == of.launch + of.past_launch
+    assert pass_ms(of, (), 16, 16 * 528) < of.launch
+
+
+def test_speedups_divide_what_each_part_takes():
+    fast = make_timing(ProfileTiming(name="h200-llama3-8b", speedup_ratio=2.0, decode_speedup_ratio=4.0), 0)
+    prompt, step = MODEL.pass_ns([(2048, 0)], 0, 0), MODEL.pass_ns((), 32, 32 * 4096)
+    both = MODEL.pass_ns([(2048, 0)], 32, 32 * 4096)
+    assert fast.pass_ns([(2048, 0)], 0, 0) == round(prompt / 2)
+    assert fast.pass_ns((), 32, 32 * 4096) == round(step / 8)
+    assert fast.pass_ns([(2048, 0)], 32, 32 * 4096) == round(prompt / 2) + round((both - prompt) / 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "limits"),
+    [
+        ("h200-llama3-8b", "h200.jsonl", {"prefill": (31, 0.045), "decode": (33, 0.015), "all": (64, 0.03)}),
+        (
+            "h200-llama3-8b-graphs",
+            "h200-graphs.jsonl",
+            {"prefill": (44, 0.03), "decode": (46, 0.015), "mixed": (46, 0.025)},
+        ),
+    ],
+)
+def test_shipped_profiles_agree_with_their_measurements(name, data, limits):
+    measured = rows(data)
+    model = make_timing(ProfileTiming(name=name), 0)
+    errors = errors_by_kind(measured, [model.pass_ns(*row.shape) / 1e6 / row.ms - 1 for row in measured])
+    profile = load_profile(name=name)
+    for kind, (points, limit) in limits.items():
+        assert errors[kind].points == points
+        assert errors[kind].mean < limit
+        assert errors[kind].mean == pytest.approx(profile.errors[kind].fitted, abs=1e-4)
+        assert profile.errors[kind].unseen < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("h200-llama3-8b", "h200.jsonl"), ("h200-llama3-8b-graphs", "h200-graphs.jsonl")]
+)
+def test_shipped_profiles_are_what_the_fit_gives(name, data):
+    measured = rows(data)
+    found = fit(measured)
+    of = load_profile(name=name).coefficients
+    for row in measured:
+        assert pass_ms(found.coefficients, *row.shape) == pytest.approx(pass_ms(of, *row.shape), rel=0.005)
+
+
+def test_mixed_passes_follow_from_the_others():
+    measured = rows("h200-graphs.jsonl")
+    found = fit([row for row in measured if row.kind != "mixed"])
+    mixed = [row for row in measured if row.kind == "mixed"]
+    errors = errors_by_kind(mixed, [pass_ms(found.coefficients, *row.shape) / row.ms - 1 for row in mixed])["mixed"]
+    assert errors.points == 46
+    assert errors.mean < 0.04
+
+
+def test_half_a_grid_gives_the_other_half():
+    measured = rows("h200-graphs.jsonl")
+    found = fit(measured[::2])
+    left = measured[1::2]
+    errors = errors_by_kind(left, [pass_ms(found.coefficients, *row.shape) / row.ms - 1 for row in left])
+    assert max(of.mean for of in errors.values()) < 0.05
+
+
+SMALL_CARD = Coefficients(
+    weights=21.0,
+    token=0.11,
+    blend=2.5,
+    sequence=0.004,
+    attention=3e-6,
+    past_attention=3e-6,
+    past_read=1e-4,
+    past_copy=2e-5,
+    launch=15.0,
+    past_launch=0.5,
+    context=1.4e-4,
+)
+
+
+def synthetic(noise: float, stalls: int) -> list[Measurement]:
+    """Passes of an imagined small card, with noise, and some that took three times as long."""
+    random = np.random.default_rng(7)
+    shapes = [
+        ("prefill", ((new, past),), 0, 0) for new in (16, 128, 512, 2048, 8192) for past in (0, 1024, 8192, 32768)
+    ]
+    shapes += [("decode", (), batch, ctx) for batch in (1, 4, 16, 64, 256) for ctx in (128, 1024, 8192)]
+    made = []
+    for index, (kind, prefills, batch, ctx) in enumerate(shapes):
+        ms = pass_ms(SMALL_CARD, prefills, batch, batch * ctx) * float(np.exp(random.normal(0, noise)))
+        made.append(Measurement(kind, prefills, batch, ctx, ms * 3 if index % 9 == 4 and index // 9 < stalls else ms))
+    return made
+
+
+@pytest.mark.parametrize(("noise", "stalls", "limit"), [(0.0, 0, 0.005), (0.02, 0, 0.025), (0.02, 3, 0.035)])
+def test_a_fit_finds_a_card_again(noise, stalls, limit):
+    found = fit(synthetic(noise, stalls))
+    clean = synthetic(0.0, 0)
+    errors = [pass_ms(found.coefficients, *row.shape) / row.ms - 1 for row in clean]
+    assert errors_by_kind(clean, errors)["all"].mean < limit
+    far = pass_ms(found.coefficients, [(16384, 16384)], 0, 0) / pass_ms(SMALL_CARD, [(16384, 16384)], 0, 0)
+    assert far == pytest.approx(1.0, abs=0.1)
+
+
+def test_measurements_without_past_still_give_a_sensible_profile():
+    found = fit([row for row in synthetic(0.0, 0) if not (row.prefills and row.prefills[0][1])])
+    cold, warm = (pass_ms(found.coefficients, [(2048, past)], 0, 0) for past in (0, 8192))
+    assert cold < warm < 3 * cold
+
+
+def test_unseen_errors_are_of_fits_without_the_point():
+    measured = synthetic(0.0, 0)
+    odd = measured[-1]
+    worse = [*measured[:-1], Measurement(odd.kind, odd.prefills, odd.batch, odd.ctx, odd.ms * 1.08)]
+    found = fit(worse)
+    assert abs(found.errors[-1]) < abs(found.unseen_errors[-1]) == pytest.approx(1 - 1 / 1.08, abs=0.01)
+
+
+def test_too_few_measurements():
+    measured = synthetic(0.0, 0)
+    with pytest.raises(KvyardError, match="at least 4 measurements of kind decode, got 0"):
+        fit([row for row in measured if row.kind == "prefill"])
+
+
+def test_rows_are_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"kind": "device", "name": "Card"}\n\n{"kind": "copy", "ms": []}\n{"kind": "prefill", "new": 5, "past": 0, "ms": 2}\n'
+        '{"kind": "mixed", "prefills": [[5, 0], [1, 9]], "batch": 2, "ctx": 7, "ms": 3.5}\n'
+        '{"kind": "mixed", "prefills": [[5, 0]], "batch": 0, "ctx": 0, "ms": 3.5}\n'
+    )
+    read = read_measurements(path)
+    assert read.device == "Card"
+    assert [row.shape for row in read.rows] == [(((5, 0),), 0, 0), (((5, 0), (1, 9)), 2, 14), (((5, 0),), 0, 0)]
+    assert str(read.rows[1]) == "5 new after 0, 1 new after 9, 2 decoding at 7"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: not a JSON object"),
+        ("{}", "line 2: no kind"),
+        ('{"kind": "prefill", "new": 5, "past": 0}', "line 2: ms must be a number above 0, got None"),
+        ('{"kind": "prefill", "new": 5, "past": 0, "ms": 0}', "line 2: ms must be"),
+        ('{"kind": "prefill", "new": 5, "past": 0, "ms": true}', "line 2: ms must be"),
+        ('{"kind": "prefill", "new": 0, "past": 0, "ms": 1}', "line 2: new must be a whole number of at least 1"),
+        ('{"kind": "prefill", "new": 5, "ms": 1}', "line 2: past must be"),
+        ('{"kind": "decode", "batch": 1.5, "ctx": 1, "ms": 1}', "line 2: batch must be"),
+        ('{"kind": "decode", "batch": 1, "ms": 1}', "line 2: ctx must be"),
+        ('{"kind": "mixed", "prefills": [5], "batch": 1, "ctx": 1, "ms": 1}', "line 2: prefills must be a list"),
+        ('{"kind": "mixed", "prefills": [[0, 5]], "batch": 1, "ctx": 1, "ms": 1}', "line 2: new must be"),
+        ('{"kind": "mixed", "prefills": [], "batch": 0, "ctx": 1, "ms": 1}', "line 2: a mixed pass computes something"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, line, words):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"kind": "decode", "batch": 1, "ctx": 9, "ms": 1}}\n{line}\n')
+    with pytest.raises(KvyardError) as refused:
+        read_measurements(path)
+    assert words in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_many_bad_rows_are_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{\n" * 8)
+    with pytest.raises(KvyardError, match=r"line 5: .*; and 3 more"):
+        read_measurements(path)
+
+
+def test_files_that_are_no_measurements(tmp_path):
+    with pytest.raises(KvyardError, match="can't be read: No such file"):
+        read_measurements(tmp_path / "none.jsonl")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(KvyardError, match="can't be read"):
+        read_measurements(tmp_path / "binary")
+    (tmp_path / "other").write_text('{"kind": "copy"}\n')
+    with pytest.raises(KvyardError, match="no measured pass"):
+        read_measurements(tmp_path / "other")
+
+
+def test_profiles_are_read_and_refused(tmp_path):
+    assert {"h200-llama3-8b", "h200-llama3-8b-graphs"} <= set(shipped())
+    path = tmp_path / "mine.json"
+    path.write_bytes(msgspec.json.encode(H200))
+    assert load_profile(path=path) == H200
+    assert make_timing({"kind": "profile", "path": str(path)}, 0).pass_ns((), 1, 9) == MODEL.pass_ns((), 1, 9)
+    with pytest.raises(KvyardError, match=r"no profile 'tpu' ships .* h200-llama3-8b"):
+        load_profile(name="tpu")
+    with pytest.raises(KvyardError, match="can't be read: No such file"):
+        load_profile(path=tmp_path / "none.json")
+    for text, words in (
+        ("[]", "not a profile"),
+        ("{", "not a profile"),
+        ('{"name": "x"}', "missing required field `coefficients`"),
+    ):
+        path.write_text(text)
+        with pytest.raises(KvyardError, match=words):
+            load_profile(path=path)
+    for change, words in (
+        ({"weights": 0.0}, "weights must be above 0"),
+        ({"token": -1.0}, "token must be a number of at least 0"),
+        ({"blend": 0.5}, "blend at least 1"),
+    ):
+        bad = Profile(name="bad", coefficients=msgspec.structs.replace(H200.coefficients, **change))
+        path.write_bytes(msgspec.json.encode(bad))
+        with pytest.raises(KvyardError, match=words):
+            load_profile(path=path)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(H200, format="kvyard-profile/9")))
+    with pytest.raises(KvyardError, match="this version of kvyard reads"):
+        load_profile(path=path)
+
+
+def test_base_is_the_blend_of_two_limits():
+    of = msgspec.structs.replace(SMALL_CARD, blend=2.0, sequence=0.0)
+    assert base_ms(of, 0, 0) == pytest.approx(21.0)
+    assert base_ms(of, 200, 1) == pytest.approx((21.0**2 + 22.0**2) ** 0.5)
