@@ -1,0 +1,1 @@
+"""Traces replayed through a routed fleet, in virtual time or live, and the report on it."""

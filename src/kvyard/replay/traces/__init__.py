@@ -1,0 +1,25 @@
+"""Traces: what was asked of a service, when, how long, and what prompts had in common.
+
+Readers turn files of many formats into one kind of request, lazily. Nothing here knows engines, and nothing invents reuse
+that a file doesn't show.
+"""
+
+from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
+from kvyard.replay.traces.errors import TraceError
+from kvyard.replay.traces.registry import Format, Head, known_formats, register
+from kvyard.replay.traces.request import TraceRequest
+from kvyard.replay.traces.trace import Trace, open_trace
+
+__all__ = [
+    "Format",
+    "Head",
+    "Trace",
+    "TraceError",
+    "TraceRequest",
+    "known_formats",
+    "open_trace",
+    "register",
+    "scaled",
+    "sliced",
+    "with_arrivals",
+]

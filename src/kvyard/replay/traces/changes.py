@@ -1,0 +1,150 @@
+"""Traces made of traces: another speed, a part of one. As lazy as what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from msgspec.structs import replace
+
+from kvyard.clock.units import to_seconds
+from kvyard.errors import KvyardError
+from kvyard.replay.traces.laws import arrival_law, arrival_times
+from kvyard.replay.traces.reading import Tally
+from kvyard.replay.traces.request import TraceRequest
+from kvyard.replay.traces.trace import Trace
+
+
+def scaled(trace: Trace, speedup: float) -> Trace:
+    """The trace with gaps and think times divided by ``speedup``. Raises ``KvyardError`` unless that is above 0."""
+    if not 0 < speedup < float("inf"):
+        raise KvyardError(f"a speed-up must be a number above 0, not {speedup}")
+
+    def rows(tally: Tally) -> Iterator[TraceRequest]:
+        for one in trace.rows(tally):
+            delay = None if one.delay is None else round(one.delay / speedup)
+            yield replace(one, arrival=round(one.arrival / speedup), delay=delay)
+
+    return Trace(f"{trace.name} at {speedup:g}x", trace.format, rows, grouped=trace.grouped)
+
+
+def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
+    """The trace with arrivals drawn anew, such as ``poisson:2``; who waits for others still does, and has no time of its own.
+
+    This puts sessions that have clocks of their own on a common one. Raises ``KvyardError`` for a law that makes no sense.
+    """
+    gaps = arrival_law(law)
+
+    def rows(tally: Tally) -> Iterator[TraceRequest]:
+        times = arrival_times(gaps, Random(f"{seed} arrivals"))
+        for one in trace.rows(tally):
+            yield replace(one, arrival=next(times) if one.delay is None else 0)
+
+    return Trace(f"{trace.name} with {law}", trace.format, rows)
+
+
+def sliced(
+    trace: Trace,
+    *,
+    skip: int = 0,
+    first: int | None = None,
+    since: int = 0,
+    until: int | None = None,
+    sessions: int | None = None,
+) -> Trace:
+    """A part of a trace, with its first arrival at 0.
+
+    ``since`` and ``until`` (nanoseconds) choose by arrival. A request with a delay has no arrival of its own: it is in if one
+    that it waits for is. ``sessions`` takes that many sessions as a whole. Of what is left, ``skip`` requests are left out
+    and ``first`` are taken. Who is in doesn't wait for who isn't; a turn that has lost all it waited for starts at its
+    recorded time, or at 0 where sessions have clocks of their own. Raises ``KvyardError`` for numbers that make no sense.
+    """
+    for name, value in (("skip", skip), ("since", since)):
+        if value < 0:
+            raise KvyardError(f"{name} can't be negative: {value}")
+    for name, most in (("first", first), ("sessions", sessions)):
+        if most is not None and most < 1:
+            raise KvyardError(f"{name} must be at least 1, not {most}")
+    if until is not None and until <= since:
+        raise KvyardError(f"nothing lies between {to_seconds(since):g} s and {to_seconds(until):g} s")
+    if trace.grouped and (since or until is not None):
+        raise KvyardError(f"{trace.name}: its sessions have no common clock; slice it by sessions or requests")
+
+    def rows(tally: Tally) -> Iterator[TraceRequest]:
+        return _Slice(skip, first, since, until, sessions, trace.grouped).of(trace.rows(tally))
+
+    return Trace(f"part of {trace.name}", trace.format, rows, grouped=trace.grouped)
+
+
+class _Slice:
+    """One pass."""
+
+    def __init__(
+        self, skip: int, first: int | None, since: int, until: int | None, sessions: int | None, grouped: bool
+    ) -> None:
+        self.skip = skip
+        self.first = first
+        self.since = since
+        self.until = until
+        self.sessions = sessions
+        self.grouped = grouped
+        self.start: int | None = None
+        self.names: set[str] = set()
+        """Requests with sessions or successors that are in."""
+        self.turned: set[str] = set()
+        """Sessions of which a turn is in."""
+        self.roots: set[str] = set()
+
+    def of(self, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+        taken = 0
+        for one in requests:
+            if self.sessions is not None and not self._wanted(one):
+                if self.grouped:
+                    return
+                continue
+            if one.delay is None and self.until is not None and one.arrival >= self.until:
+                if one.session is None and not self.turned:
+                    return
+                continue
+            if not self._in_time(one):
+                continue
+            if self.skip:
+                self.skip -= 1
+                continue
+            yield self._taken(one)
+            taken += 1
+            if taken == self.first:
+                return
+
+    def _wanted(self, one: TraceRequest) -> bool:
+        """Whether it belongs to one of the sessions taken; a request without one counts as one."""
+        root = one.root or one.session or f"\0{one.id}"
+        if root not in self.roots:
+            if len(self.roots) == self.sessions:
+                return False
+            self.roots.add(root)
+        return True
+
+    def _in_time(self, one: TraceRequest) -> bool:
+        if one.delay is None:
+            return one.arrival >= self.since
+        return not (self.since or self.until is not None) or self._waits(one)
+
+    def _waits(self, one: TraceRequest) -> bool:
+        return one.session in self.turned or not self.names.isdisjoint(one.after)
+
+    def _taken(self, one: TraceRequest) -> TraceRequest:
+        arrival, delay, after = one.arrival, one.delay, one.after
+        if after:
+            after = tuple(name for name in after if name in self.names)
+        if delay is not None and not after and one.session not in self.turned:
+            delay = None
+            if self.grouped:
+                arrival = 0
+        if delay is None and self.start is None:
+            self.start = arrival
+        if one.session is not None:
+            self.turned.add(one.session)
+        if one.session is not None or one.after:
+            self.names.add(one.id)
+        return replace(one, arrival=max(0, arrival - (self.start or 0)), delay=delay, after=after)

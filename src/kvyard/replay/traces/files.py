@@ -1,0 +1,99 @@
+"""Bytes of a trace from a file: plain, gzip or xz, a line at a time. It knows no format.
+
+A directory is a trace too, of one record per ``.json`` file, which is how agent sessions are published. A ``.json`` file is
+one record as a whole.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from kvyard.replay.traces.errors import TraceError
+
+MAX_LINE = 1 << 28
+"""Bytes of the longest line we believe in. What is longer isn't a line."""
+
+PACKED = (".gz", ".xz")
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The unpacked bytes of ``path``. Raises ``TraceError`` where it can't be opened."""
+    try:
+        if path.suffix == ".gz":
+            return cast("IO[bytes]", gzip.open(path, "rb"))
+        if path.suffix == ".xz":
+            return cast("IO[bytes]", lzma.open(path, "rb"))
+        return path.open("rb")
+    except FileNotFoundError:
+        raise TraceError(path, "no such file") from None
+    except OSError as error:
+        raise TraceError(path, f"can't be read: {error.strerror}") from None
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The records of a trace and the number of each: lines from 1, or whole files. Blank lines are left out.
+
+    Raises ``TraceError`` where the file can't be read or breaks off.
+    """
+    if path.is_dir():
+        files = sorted(child for child in path.iterdir() if _is_document(child))
+        if not files:
+            raise TraceError(path, "a directory without .json files: name a trace file, or a directory of sessions")
+        for number, child in enumerate(files, 1):
+            yield number, whole(child)
+    elif _is_document(path):
+        yield 1, whole(path)
+    else:
+        yield from _lines(path)
+
+
+def whole(path: Path) -> bytes:
+    """The unpacked file. Raises ``TraceError`` as ``records`` does."""
+    with open_bytes(path) as file:
+        try:
+            return file.read()
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            raise TraceError(path, _broken(path, error)) from None
+
+
+def first_record(path: Path) -> bytes:
+    """The first record, for a look at the format; empty if there is none. Raises ``TraceError`` as ``records`` does."""
+    for _, record in records(path):
+        return record
+    return b""
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    with open_bytes(path) as file:
+        try:
+            for line in iter(lambda: file.readline(MAX_LINE), b""):
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if len(line) == MAX_LINE:
+                    raise TraceError(path, f"no end of line within {MAX_LINE >> 20} MiB: is this a text file?", number)
+                if not line.isspace():
+                    yield number, line
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            raise TraceError(path, _broken(path, error), number + 1) from None
+
+
+def _broken(path: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"can't be read: {error.strerror}"
+    kind = {".gz": "gzip", ".xz": "xz"}.get(path.suffix, "")
+    if isinstance(error, EOFError):
+        return f"the {kind} file breaks off: fetch it again, or unpack what is there and use --skip-bad"
+    return f"not a whole {kind} file ({error}): fetch it again, or rename it if it isn't packed"
+
+
+def _is_document(path: Path) -> bool:
+    plain = path.with_suffix("") if path.suffix in PACKED else path
+    return plain.suffix == ".json"

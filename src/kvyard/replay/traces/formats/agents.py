@@ -1,0 +1,66 @@
+"""Who waited for whom in a recording of agents, from the times at which requests started and ended.
+
+A turn waits for the turn before it in its session. A sub-agent's first request waits for the request of its caller that
+came before it. A request waits for those sub-agents of its session that had ended when it started. Everything else ran
+side by side in the recording, and may do so again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+
+class Recorded(msgspec.Struct):
+    """One request as it was recorded; times in nanoseconds on one clock."""
+
+    id: str
+    session: str
+    start: int
+    end: int
+    parent: str | None = None
+    """The session that called this one."""
+    think: int | None = None
+    """What the recording says of the time after the turn before; None: the difference of times says it."""
+
+
+class Waits(msgspec.Struct):
+    """What one request waits for besides the turn before it, and for how long after all of them. None: for nobody."""
+
+    after: tuple[str, ...]
+    delay: int | None
+
+
+def weave(recorded: Iterable[Recorded], slack: int = 0) -> Iterator[tuple[Recorded, Waits]]:
+    """The requests in order of their start, and what each waits for. ``slack`` is how far times may be off."""
+    ordered = sorted(recorded, key=lambda one: one.start)
+    last: dict[str, Recorded] = {one.session: one for one in ordered}
+    children: dict[str, list[str]] = defaultdict(list)
+    for one in ordered:
+        if one.parent is not None and one.session not in children[one.parent]:
+            children[one.parent].append(one.session)
+    latest: dict[str, Recorded] = {}
+    for one in ordered:
+        before = latest.get(one.session)
+        after: list[Recorded] = []
+        if before is None and one.parent in latest:
+            after.append(latest[one.parent])
+        running = []
+        for child in children.get(one.session, ()):
+            if child in latest and last[child] is latest[child] and last[child].end <= one.start + slack:
+                after.append(last[child])
+            else:
+                running.append(child)
+        if one.session in children:
+            children[one.session] = running
+        latest[one.session] = one
+        if before is not None and not after and one.think is not None:
+            delay: int | None = one.think
+        elif before is not None or after:
+            ended = max(other.end for other in (*after, *(() if before is None else (before,))))
+            delay = max(0, one.start - ended)
+        else:
+            delay = None
+        yield one, Waits(tuple(other.id for other in after), delay)

@@ -1,0 +1,156 @@
+"""Mooncake's JSON lines, with the fields that Dynamo and AIPerf added: sessions, delays, request ids.
+
+``timestamp`` and ``delay`` are milliseconds, ``hash_ids`` cumulative and for 512 tokens each. Rows that share a ``session_id``
+are turns of a closed loop: one starts when the one before it ended, plus its ``delay``, or plus the difference of their
+timestamps where it has none, which is how Dynamo takes them. ``wait_for`` names further requests to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvyard.clock.units import MS
+from kvyard.replay.traces.errors import BadRow
+from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns, span
+from kvyard.replay.traces.registry import Format, Head, register
+from kvyard.replay.traces.request import TraceRequest
+
+BLOCK_SIZE = 512
+
+
+class _Row(msgspec.Struct, gc=False):
+    timestamp: int | float | None = None
+    created_time: int | float | None = None
+    input_length: int | None = None
+    input_tokens: int | None = None
+    output_length: int | None = None
+    output_tokens: int | None = None
+    hash_ids: list[int] | None = None
+    request_id: str | int | None = None
+    session_id: str | int | None = None
+    delay: int | float | None = None
+    delay_ms: int | float | None = None
+    wait_for: tuple[str, ...] = ()
+    priority: int = 0
+    lora: str | None = None
+    salt: str | None = None
+    model: str | None = None
+    root_session_id: str | None = None
+
+
+class _Sessions:
+    """What earlier rows said, as far as later ones can refer to it."""
+
+    __slots__ = ("last", "names", "timed")
+
+    def __init__(self) -> None:
+        self.last: dict[str, int | None] = {}
+        """The time of each session's latest turn."""
+        self.names: set[str] = set()
+        """Rows that can be waited for."""
+        self.timed: bool | None = None
+        """Whether rows that wait for nobody have times: all of them, or none."""
+
+
+def read(reading: Reading) -> Iterator[TraceRequest]:
+    """The requests of a pass."""
+    decode = msgspec.json.Decoder(_Row).decode
+    size = reading.block_size or BLOCK_SIZE
+    sessions = _Sessions()
+
+    def row(number: int, record: bytes) -> TraceRequest:
+        found = decode(record)
+        ids = found.hash_ids
+        tokens_in, tokens_out = checked_lengths(
+            found.input_length if found.input_tokens is None else found.input_tokens,
+            found.output_length if found.output_tokens is None else found.output_tokens,
+            ("input_length", "output_length"),
+        )
+        if ids is not None:
+            check_ids(ids, size, tokens_in)
+            if min(ids) < 0:
+                raise BadRow(f"hash_ids holds {min(ids)}: ids can't be negative")
+        stamp = found.timestamp if found.created_time is None else found.created_time
+        time = None if stamp is None else ns(stamp, MS, "timestamp")
+        session, wait_for = found.session_id, found.wait_for
+        if session is None and not wait_for:
+            delay = None
+        else:
+            session = None if session is None else str(session)
+            delay = _delay(found, time, session, sessions)
+        if delay is not None:
+            arrival = 0 if time is None else reading.offset(time)
+        else:
+            if sessions.timed is None:
+                sessions.timed = time is not None
+            if time is None and sessions.timed:
+                raise BadRow("timestamp is missing, and it waits for no other row")
+            arrival = 0 if time is None else reading.arrive(time)
+        name = reading.name(number, found.request_id)
+        if found.request_id is not None:
+            sessions.names.add(name)
+        if session is not None:
+            sessions.last[session] = time
+        return TraceRequest(
+            name,
+            arrival,
+            tokens_in,
+            tokens_out,
+            ids,
+            size if ids is not None else 0,
+            None,
+            None,
+            session,
+            delay,
+            wait_for,
+            found.priority,
+            found.lora,
+            found.salt,
+            found.model,
+            found.root_session_id,
+        )
+
+    return reading.rows(row)
+
+
+def _delay(row: _Row, time: int | None, session: str | None, sessions: _Sessions) -> int | None:
+    """How long the row waits after those before it. None where it waits for nobody."""
+    for name in row.wait_for:
+        if name not in sessions.names:
+            raise BadRow(f"it waits for {name!r}, which is no request_id of an earlier row")
+    given = row.delay if row.delay_ms is None else row.delay_ms
+    first = session not in sessions.last
+    if first and not row.wait_for:
+        if given:
+            raise BadRow(
+                f"delay is {given}, but it is the first turn of session {session!r}: give it a timestamp instead"
+            )
+        return None
+    if given is not None:
+        return span(given, MS, "delay")
+    before = None if session is None else sessions.last.get(session)
+    if time is None or before is None:
+        return 0
+    if time < before:
+        raise BadRow(f"its time is before that of the previous turn of session {session!r}: put turns in order")
+    return time - before
+
+
+def _recognise(head: Head) -> bool:
+    value = head.value
+    lengths = ("input_length" in value or "input_tokens" in value) and (
+        "output_length" in value or "output_tokens" in value
+    )
+    return lengths and any(field in value for field in ("timestamp", "created_time", "hash_ids", "session_id"))
+
+
+register(
+    Format(
+        name="mooncake",
+        summary="Mooncake JSON lines: ms, lengths, 512-token ids; session_id, delay and wait_for as in Dynamo.",
+        recognise=_recognise,
+        read=read,
+    )
+)

@@ -1,0 +1,55 @@
+"""ShareGPT as LLMServingSim tokenised it: JSON lines with the real tokens of prompt and answer, and nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvyard.replay.traces.errors import BadRow
+from kvyard.replay.traces.reading import Reading, checked_lengths
+from kvyard.replay.traces.registry import Format, register
+from kvyard.replay.traces.request import TraceRequest
+
+
+class _Row(msgspec.Struct, gc=False):
+    input_toks: int
+    output_toks: int
+    arrival_time_ns: int
+    input_tok_ids: list[int] | None = None
+    output_tok_ids: list[int] | None = None
+
+
+def read(reading: Reading) -> Iterator[TraceRequest]:
+    """The requests of a pass."""
+    decode = msgspec.json.Decoder(_Row).decode
+
+    def row(number: int, record: bytes) -> TraceRequest:
+        found = decode(record)
+        checked_lengths(found.input_toks, found.output_toks, ("input_toks", "output_toks"))
+        for tokens, count, field in (
+            (found.input_tok_ids, found.input_toks, "input_tok_ids"),
+            (found.output_tok_ids, found.output_toks, "output_tok_ids"),
+        ):
+            if tokens is not None and len(tokens) != count:
+                raise BadRow(f"{field} has {len(tokens)} tokens where {count} are announced")
+        return TraceRequest(
+            reading.name(number),
+            reading.arrive(found.arrival_time_ns),
+            found.input_toks,
+            found.output_toks,
+            tokens=found.input_tok_ids,
+            output_tokens=found.output_tok_ids,
+        )
+
+    return reading.rows(row)
+
+
+register(
+    Format(
+        name="sharegpt",
+        summary="ShareGPT tokens of LLMServingSim, JSON lines: nanoseconds and real token ids in and out.",
+        recognise=lambda head: head.has("input_toks", "output_toks", "arrival_time_ns"),
+        read=read,
+    )
+)

@@ -1,0 +1,164 @@
+"""Made-up traces: arrivals, lengths, prefixes shared as a tree, and sessions of several turns. Seeded, the same anywhere.
+
+A session starts from a path through the tree of shared prefixes (a system prompt, below it the prompts of applications, below
+those their documents, say). Each turn's prompt is all that was said before, and new tokens. As in recorded traces, an answer
+is new to the cache when the next turn brings it back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect
+from collections.abc import Iterator
+from itertools import accumulate
+from random import Random
+
+import msgspec
+
+from kvyard.clock.units import SECOND
+from kvyard.errors import KvyardError
+from kvyard.replay.traces.laws import Draw, arrival_law, arrival_times, number_law
+from kvyard.replay.traces.reading import Tally
+from kvyard.replay.traces.request import TraceRequest
+from kvyard.replay.traces.trace import Trace, open_trace
+
+MAX_LENGTH = 10_000_000
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What to make up. Laws are written as ``name:value,...`` or ``name:key=value,...``; see ``laws``."""
+
+    requests: int
+    """In all; the last session is cut short if need be."""
+    arrivals: str = "poisson:rate=1"
+    """Of sessions, per second: poisson, gamma (rate, cv), constant, onoff (rate while on, mean seconds on and off)."""
+    input: str = "lognormal:median=1000,sigma=1"
+    """New prompt tokens of each turn: fixed, uniform, lognormal, exponential, geometric, or empirical:FILE."""
+    output: str = "lognormal:median=200,sigma=0.7"
+    turns: str = "fixed:1"
+    think: str = "exponential:mean=10"
+    """Seconds between an answer and the next turn."""
+    tree: str = ""
+    """Shared prefixes, from the root: ``1x2000/20x500`` is one of 2,000 tokens with 20 of 500 below it."""
+    zipf: float = 1.0
+    """How unequal siblings are: the n-th is chosen in proportion to n to the power of minus this."""
+    block_size: int = 512
+    """Tokens an id stands for."""
+    seed: int = 0
+
+
+def generate(workload: Workload) -> Trace:
+    """A trace by a workload, made anew on each pass. Raises ``KvyardError`` for one that makes no sense."""
+    for name, value in (("requests", workload.requests), ("block_size", workload.block_size)):
+        if value < 1:
+            raise KvyardError(f"{name} must be at least 1, not {value}")
+    recipe = _Recipe(workload)
+
+    def rows(tally: Tally) -> Iterator[TraceRequest]:
+        return recipe.requests()
+
+    return Trace(f"generated, seed {workload.seed}", "generated", rows)
+
+
+class _Recipe:
+    """A workload with its laws understood."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.gaps = arrival_law(workload.arrivals)
+        self.input = number_law(workload.input, "input", lambda file: _lengths(file, "input_length"))
+        self.output = number_law(workload.output, "output", lambda file: _lengths(file, "output_length"))
+        self.turns = number_law(workload.turns, "turns")
+        self.think = number_law(workload.think, "think")
+        self.levels = _levels(workload.tree)
+        self.weights = [
+            list(accumulate((rank + 1) ** -workload.zipf for rank in range(children))) for children, _ in self.levels
+        ]
+        self.talks = workload.turns not in ("fixed:1", "fixed:value=1")
+
+    def requests(self) -> Iterator[TraceRequest]:
+        workload, size = self.workload, self.workload.block_size
+        arriving, lengths, turning, choosing = (
+            Random(f"{workload.seed} {use}") for use in ("arrivals", "lengths", "turns", "tree")
+        )
+        answers, thinking = Random(f"{workload.seed} answers"), Random(f"{workload.seed} think")
+        tree = _Tree(size)
+        made = 0
+        for number, arrival in enumerate(arrival_times(self.gaps, arriving)):
+            length, ids = tree.path(self._choose(choosing))
+            session = f"s{number}" if self.talks else None
+            for turn in range(whole(self.turns, turning)):
+                length += whole(self.input, lengths)
+                answer = whole(self.output, answers)
+                if length > MAX_LENGTH:
+                    raise KvyardError(f"a prompt of {length} tokens: choose shorter inputs or fewer turns")
+                ids = ids + tree.new(length // size - len(ids))
+                tail = tree.new(1) if length % size else []
+                delay = None if turn == 0 else round(max(0.0, self.think(thinking)) * SECOND)
+                made += 1
+                yield TraceRequest(
+                    str(made),
+                    arrival if turn == 0 else 0,
+                    length,
+                    answer,
+                    ids + tail,
+                    size,
+                    session=session,
+                    delay=delay,
+                )
+                if made == workload.requests:
+                    return
+                length += answer
+
+    def _choose(self, random: Random) -> list[tuple[int, int]]:
+        """A path through the tree: the number of the child and its length, by level."""
+        return [
+            (bisect(weights, random.random() * weights[-1]), tokens)
+            for (_, tokens), weights in zip(self.levels, self.weights)
+        ]
+
+
+class _Tree:
+    """The shared prefixes used so far, and ids for them and for everything else."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.next = 0
+        self.known: dict[tuple[int, ...], list[int]] = {(): []}
+
+    def new(self, count: int) -> list[int]:
+        """Ids that nobody has."""
+        self.next += count
+        return list(range(self.next - count, self.next))
+
+    def path(self, steps: list[tuple[int, int]]) -> tuple[int, list[int]]:
+        """The length of a shared prefix and the ids of its whole blocks."""
+        length, ids = 0, self.known[()]
+        at: tuple[int, ...] = ()
+        for child, tokens in steps:
+            length += tokens
+            at = (*at, child)
+            below = self.known.get(at)
+            if below is None:
+                below = self.known[at] = ids + self.new(length // self.block_size - len(ids))
+            ids = below
+        return length, ids
+
+
+def whole(draw: Draw, random: Random) -> int:
+    """A whole number of at least 1."""
+    return max(1, round(draw(random)))
+
+
+def _levels(text: str) -> list[tuple[int, int]]:
+    found = []
+    for level in text.split("/") if text else ():
+        children, times, tokens = level.partition("x")
+        if not times or not children.isdecimal() or not tokens.isdecimal() or not int(children):
+            raise KvyardError(f"tree: {level!r} is no level; write CHILDRENxTOKENS, as in 1x2000/20x500")
+        found.append((int(children), int(tokens)))
+    return found
+
+
+def _lengths(file: str, field: str) -> array[int]:
+    return array("q", (getattr(request, field) for request in open_trace(file)))

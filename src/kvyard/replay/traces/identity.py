@@ -1,0 +1,44 @@
+"""Ids for what has none, or the wrong kind: cumulative ids from hashes of blocks, or from tokens. No table, no memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import xxhash
+
+from kvyard.replay.traces.request import TraceRequest
+
+TOKEN_BLOCK = 16
+"""Tokens an id stands for where a trace has tokens and nobody asked for another size: the usual block of an engine."""
+
+_64_BITS = (1 << 64) - 1
+
+
+def chained(hashes: Sequence[int]) -> list[int]:
+    """Cumulative ids of block hashes: equal where everything up to there is equal, and not otherwise (up to 2**-64)."""
+    digest = xxhash.xxh3_64_intdigest
+    found: list[int] = []
+    above = 0
+    for one in hashes:
+        above = digest((above << 64 | one & _64_BITS).to_bytes(16, "little"))
+        found.append(above)
+    return found
+
+
+def token_ids(tokens: Sequence[int], block_size: int) -> list[int]:
+    """Cumulative ids of a prompt's blocks, the last perhaps partial."""
+    packed = array("Q", tokens)
+    hashes = [
+        xxhash.xxh3_64_intdigest(packed[at : at + block_size].tobytes()) for at in range(0, len(packed), block_size)
+    ]
+    return chained(hashes)
+
+
+def prefix_ids(request: TraceRequest, token_block: int = TOKEN_BLOCK) -> tuple[Sequence[int] | None, int]:
+    """A request's ids and how many tokens each stands for, from its tokens if it has no ids. None where neither is known."""
+    if request.ids is not None:
+        return request.ids, request.id_block_size
+    if request.tokens is not None:
+        return token_ids(request.tokens, token_block), token_block
+    return None, 0

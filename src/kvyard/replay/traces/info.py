@@ -1,0 +1,255 @@
+"""What is in a trace: how many requests, how long, how fast, and what a cache could make of it. One pass over it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import msgspec
+
+from kvyard.clock.units import SECOND
+from kvyard.errors import KvyardError
+from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
+from kvyard.replay.traces.identity import TOKEN_BLOCK, prefix_ids
+from kvyard.replay.traces.trace import Trace
+
+CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
+"""Cache sizes in blocks that are looked at if nobody names others."""
+CURVE_POINTS = 60
+BEST_POINTS = 15
+WINDOWS = 120
+"""How many stretches of time the rate is counted in."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How a number is spread over requests."""
+
+    total: int
+    mean: float
+    min: int
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: int
+    std: float
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """What a cache of a given size hits. Shares are of all prompt blocks."""
+
+    blocks: int
+    lru: float
+    belady: float
+
+
+class Reuse(msgspec.Struct, frozen=True):
+    """What prompts share, by the clockless model of ``bounds``."""
+
+    block_size: int
+    """Tokens to a block."""
+    blocks: int
+    """Prompt blocks looked up, the denominator of shares of blocks."""
+    unique: int
+    infinite_blocks: float
+    """Blocks hit of all blocks, with room for everything."""
+    infinite_tokens: float
+    """Prompt tokens in blocks hit, of all prompt tokens."""
+    capacities: list[Capacity]
+    curve: list[tuple[int, float]]
+    """LRU's share of hits by cache size in blocks, up to where it gains nothing more."""
+    best: list[tuple[int, float]]
+    """The same at best, for fewer sizes."""
+    distances: list[tuple[int, float]]
+    """Of the blocks used again, the share with at most so many different blocks touched in between."""
+    median_session_tokens: float | None = None
+    """The middle session's share of prompt tokens hit, where there are sessions."""
+    unknown: int = 0
+    """Requests of which nothing is known; they are left out of all this."""
+
+
+class Info(msgspec.Struct, frozen=True):
+    """A trace in numbers."""
+
+    name: str
+    format: str
+    requests: int
+    input: Spread
+    output: Spread
+    duration: float
+    """Seconds from the first arrival to the last, of requests that have one of their own."""
+    rate: float | None
+    """Requests that arrive by themselves, per second of that."""
+    peak: float | None
+    """The most of them in any of the windows, per second."""
+    burstiness: float | None
+    """Standard deviation of their gaps over the mean: 1 for Poisson, more for bursts."""
+    window: float
+    """Seconds."""
+    arrivals: list[int]
+    """Requests that arrive by themselves, by window."""
+    arriving_tokens: list[int]
+    """Their prompt tokens."""
+    sessions: int = 0
+    """With sub-agents as part of those that called them."""
+    waiting: int = 0
+    """Requests that start a while after others end, whatever the clock says."""
+    think: Spread | None = None
+    """That while, in milliseconds."""
+    reuse: Reuse | None = None
+    """None where the trace doesn't say what prompts share."""
+    skipped: int = 0
+    skipped_examples: list[str] = []
+    left_out: dict[str, int] = {}
+    lengths: dict[str, list[tuple[float, int]]] = {}
+    """Requests by length, in steps that double every four: upper ends and counts."""
+
+
+def describe(
+    trace: Trace,
+    capacities: Iterable[int] = CAPACITIES,
+    *,
+    token_block: int = TOKEN_BLOCK,
+    bounds: bool = True,
+) -> Info:
+    """A trace in numbers. ``capacities`` are cache sizes in blocks; without ``bounds`` reuse isn't looked at.
+
+    Raises ``KvyardError`` at a bad row, at ids that aren't cumulative, and where ids stand for different numbers of tokens.
+    """
+    inputs, outputs, arrivals, thinks = array("q"), array("q"), array("q"), array("q")
+    arriving = array("q")
+    sessions: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    accesses = Accesses()
+    size, unknown = 0, 0
+    for request in trace:
+        inputs.append(request.input_length)
+        outputs.append(request.output_length)
+        if request.delay is None:
+            arrivals.append(request.arrival)
+            arriving.append(request.input_length)
+        else:
+            thinks.append(request.delay // 1_000_000)
+        root = request.root or request.session
+        here = None if root is None else sessions[root]
+        if not bounds:
+            continue
+        ids, per_id = prefix_ids(request, token_block)
+        if ids is None:
+            unknown += 1
+            continue
+        size = size or per_id
+        if per_id != size:
+            raise KvyardError(f"{trace.name}: ids stand for {per_id} tokens in request {request.id}, for {size} before")
+        hit = accesses.add(ids, request.input_length, per_id)
+        if here is not None:
+            here[0] += min(hit * per_id, request.input_length)
+            here[1] += request.input_length
+    shares = [hit / tokens for hit, tokens in sessions.values() if tokens]
+    reuse = None
+    if accesses.prompts:
+        reuse = _reuse(accesses, size, list(capacities), median(shares) if shares else None, unknown)
+    tally = trace.tally
+    duration = arrivals[-1] if arrivals else 0
+    window, counts, tokens = _windows(arrivals, arriving, duration)
+    return Info(
+        name=trace.name,
+        format=trace.format,
+        requests=len(inputs),
+        input=spread(inputs),
+        output=spread(outputs),
+        duration=duration / SECOND,
+        rate=len(arrivals) * SECOND / duration if duration else None,
+        peak=max(counts) / window if counts else None,
+        burstiness=_burstiness(arrivals),
+        window=window,
+        arrivals=counts,
+        arriving_tokens=tokens,
+        sessions=len(sessions),
+        waiting=len(thinks),
+        think=spread(thinks) if thinks else None,
+        reuse=reuse,
+        skipped=tally.skipped,
+        skipped_examples=tally.examples,
+        left_out=dict(tally.left_out),
+        lengths={"input": _histogram(inputs), "output": _histogram(outputs)},
+    )
+
+
+def spread(values: Sequence[int]) -> Spread:
+    """How numbers are spread. Percentiles are interpolated between neighbours. Raises ``ValueError`` for none."""
+    import numpy
+
+    found = numpy.asarray(values, dtype=numpy.int64)
+    p50, p90, p95, p99 = (float(p) for p in numpy.percentile(found, (50, 90, 95, 99)))
+    total = int(found.sum())
+    return Spread(
+        total=total,
+        mean=total / len(found),
+        min=int(found.min()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=int(found.max()),
+        std=float(found.std()),
+    )
+
+
+def _reuse(accesses: Accesses, size: int, capacities: list[int], session: float | None, unknown: int) -> Reuse:
+    everything = infinite(accesses)
+    blocks = accesses.blocks
+    farthest = max(accesses.distance, default=0) + 1
+    points, fewer = _steps(farthest, CURVE_POINTS), _steps(farthest, BEST_POINTS)
+    curve = [(point, hits.share) for point, hits in zip(points, lru(accesses, points))]
+    return Reuse(
+        block_size=size,
+        blocks=blocks,
+        unique=accesses.unique,
+        infinite_blocks=everything.share,
+        infinite_tokens=everything.token_share,
+        capacities=[
+            Capacity(capacity, hits.share, best / blocks)
+            for capacity, hits, best in zip(capacities, lru(accesses, capacities), belady(accesses, capacities))
+        ],
+        curve=curve,
+        best=[(point, hits / blocks) for point, hits in zip(fewer, belady(accesses, fewer))],
+        distances=[(point - 1, share / everything.share) for point, share in curve] if everything.blocks else [],
+        median_session_tokens=session,
+        unknown=unknown,
+    )
+
+
+def _steps(farthest: int, count: int) -> list[int]:
+    """Cache sizes from 1 to ``farthest``, in equal ratios."""
+    return sorted({round(farthest ** (step / count)) for step in range(count + 1)})
+
+
+def _windows(arrivals: Sequence[int], tokens: Sequence[int], duration: int) -> tuple[float, list[int], list[int]]:
+    if not duration:
+        return 0.0, [], []
+    width = -(-(duration + 1) // WINDOWS)
+    counts, sums = [0] * WINDOWS, [0] * WINDOWS
+    for arrival, length in zip(arrivals, tokens):
+        counts[arrival // width] += 1
+        sums[arrival // width] += length
+    used = duration // width + 1
+    return width / SECOND, counts[:used], sums[:used]
+
+
+def _burstiness(arrivals: Sequence[int]) -> float | None:
+    import numpy
+
+    gaps = numpy.diff(numpy.asarray(arrivals, dtype=numpy.int64))
+    if len(gaps) < 2 or not gaps.any():
+        return None
+    return float(gaps.std() / gaps.mean())
+
+
+def _histogram(lengths: Sequence[int]) -> list[tuple[float, int]]:
+    import numpy
+
+    found = numpy.maximum(numpy.asarray(lengths, dtype=numpy.int64), 1)
+    steps = numpy.ceil(numpy.log2(found) * 4).astype(int)
+    return [(float(2 ** (step / 4)), int(count)) for step, count in enumerate(numpy.bincount(steps)) if count]

@@ -1,0 +1,160 @@
+"""One pass over a trace file: numbers its rows, rebases its times, judges its lengths, and deals with what is bad."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvyard.clock.units import SECOND
+from kvyard.replay.traces.errors import UNREADABLE, BadRow, TraceError
+from kvyard.replay.traces.files import records
+from kvyard.replay.traces.request import TraceRequest
+
+COMMON_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+"""Tokens an id usually stands for, for hints."""
+
+KEPT = 5
+"""How many of the skipped rows are remembered in words."""
+
+
+class Tally:
+    """What a pass left out."""
+
+    __slots__ = ("examples", "left_out", "skipped")
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        """Bad rows, with ``skip_bad``."""
+        self.examples: list[str] = []
+        """The first few of them in words."""
+        self.left_out: Counter[str] = Counter()
+        """Rows that aren't bad and aren't requests to replay either, by reason."""
+
+
+class Reading:
+    """What a reader of a format works with. Made anew for each pass."""
+
+    __slots__ = ("_names", "_start", "_time", "block_size", "path", "skip_bad", "tally", "unordered")
+
+    def __init__(
+        self, path: Path, *, block_size: int = 0, skip_bad: bool = False, unordered: bool = False, tally: Tally
+    ) -> None:
+        self.path = path
+        self.block_size = block_size
+        """Tokens an id stands for; 0 where the format or its rows say it."""
+        self.skip_bad = skip_bad
+        self.unordered = unordered
+        """Whether times may go back, because somebody sorts afterwards."""
+        self.tally = tally
+        self._start: int | None = None
+        self._time = 0
+        self._names: set[str] = set()
+
+    def rows(self, row: Callable[[int, bytes], TraceRequest | None]) -> Iterator[TraceRequest]:
+        """The requests that ``row`` makes of each record, and nothing for those it raises ``BadRow`` for or returns None."""
+        for number, record in records(self.path):
+            try:
+                request = row(number, record)
+            except UNREADABLE as bad:
+                self.reject(number, bad)
+                continue
+            if request is not None:
+                yield request
+
+    def reject(self, number: int, bad: Exception) -> None:
+        """Count a bad row, or raise ``TraceError`` for it."""
+        error = TraceError(self.path, _sentence(bad), number)
+        if not self.skip_bad:
+            raise error
+        self.tally.skipped += 1
+        if len(self.tally.examples) < KEPT:
+            self.tally.examples.append(str(error))
+
+    def leave_out(self, reason: str) -> None:
+        """Count a row that is no request to replay."""
+        self.tally.left_out[reason] += 1
+
+    def arrive(self, time: int) -> int:
+        """A time in nanoseconds as one since the first. Raises ``BadRow`` where it goes back."""
+        if self._start is None:
+            self._start = self._time = time
+        if time < self._time and not self.unordered:
+            behind = (self._time - time) / SECOND
+            raise BadRow(
+                f"its time is {behind:g} s before that of an earlier row: sort the file by time, or pass --sort"
+            )
+        self._time = time
+        return time - self._start
+
+    def offset(self, time: int) -> int:
+        """The same for a request that waits for others: no order is asked of it."""
+        found = time - (self._start or 0)
+        return found if self.unordered else max(0, found)
+
+    def name(self, number: int, given: str | int | None = None) -> str:
+        """The row's id: its own if it has one, else its number. Raises ``BadRow`` where somebody has it already."""
+        if given is None:
+            if not self._names:
+                return str(number)
+            given = number
+        name = str(given)
+        if name in self._names:
+            raise BadRow(f"the request id {name!r} is taken by an earlier row: ids must be unique")
+        self._names.add(name)
+        return name
+
+
+def ns(value: float, unit: int, field: str) -> int:
+    """A time as written, in nanoseconds. Raises ``BadRow`` for what is no time."""
+    if isinstance(value, int):
+        return value * unit
+    try:
+        return round(value * unit)
+    except (ValueError, OverflowError):
+        raise BadRow(f"{field} is {value}: a time must be a finite number") from None
+
+
+def span(value: float, unit: int, field: str) -> int:
+    """A length of time, in nanoseconds. Raises ``BadRow`` for one that is none or negative."""
+    found = ns(value, unit, field)
+    if found < 0:
+        raise BadRow(f"{field} is {value}: a time to wait can't be negative")
+    return found
+
+
+def checked_lengths(input_length: int | None, output_length: int | None, names: tuple[str, str]) -> tuple[int, int]:
+    """The lengths of prompt and answer. Raises ``BadRow`` where a request could not have run."""
+    if input_length is None:
+        raise BadRow(f"{names[0]} is missing")
+    if input_length < 1:
+        raise BadRow(f"{names[0]} is {input_length}: a prompt has at least one token")
+    if output_length is None:
+        raise BadRow(f"{names[1]} is missing")
+    if output_length < 0:
+        raise BadRow(f"{names[1]} is {output_length}: a length can't be negative")
+    return input_length, output_length
+
+
+def check_ids(ids: Sequence[int], size: int, input_length: int) -> None:
+    """Raises ``BadRow`` unless there is one id for each started block of ``size`` tokens."""
+    want = -(-input_length // size)
+    if len(ids) != want:
+        verdict = "don't cover" if len(ids) < want else "are too many for"
+        fitting = [other for other in COMMON_SIZES if ids and len(ids) == -(-input_length // other)]
+        if fitting:
+            hint = f"there must be {want}, or an id stands for {fitting[0]} tokens; then pass --block-size {fitting[0]}"
+        else:
+            hint = f"there must be {want}; pass --block-size if an id stands for another number of tokens"
+        raise BadRow(f"{len(ids)} ids of {size} tokens {verdict} {input_length} tokens: {hint}")
+
+
+def _sentence(bad: Exception) -> str:
+    if isinstance(bad, BadRow):
+        return str(bad)
+    if isinstance(bad, msgspec.ValidationError):
+        text = str(bad)
+        return text[0].lower() + text[1:]
+    return f"not a record of JSON ({bad})"

@@ -1,0 +1,144 @@
+"""A trace: requests in order, read again on each pass and never held as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from kvyard.errors import KvyardError
+from kvyard.replay.traces.errors import TraceError
+from kvyard.replay.traces.identity import chained
+from kvyard.replay.traces.reading import Reading, Tally
+from kvyard.replay.traces.registry import detect, find
+from kvyard.replay.traces.request import TraceRequest
+
+
+class Trace:
+    """Requests in order. Iterate it as often as you like; each pass reads its source anew."""
+
+    def __init__(
+        self, name: str, format: str, rows: Callable[[Tally], Iterator[TraceRequest]], *, grouped: bool = False
+    ) -> None:
+        """``rows`` starts a pass, and notes in the tally what it leaves out."""
+        self.name = name
+        """The file's name, or how the trace was made."""
+        self.format = format
+        self.grouped = grouped
+        """Whether each session comes as a whole, on a clock of its own, before the next begins."""
+        self.tally = Tally()
+        """What the latest pass left out so far."""
+        self._rows = rows
+
+    def rows(self, tally: Tally) -> Iterator[TraceRequest]:
+        """One pass that notes what it leaves out in ``tally``, for traces made of traces."""
+        return self._rows(tally)
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        """The requests. Raises ``TraceError`` at a row that is none, and where there is no request at all."""
+        self.tally = tally = Tally()
+        rows = self._rows(tally)
+        first = next(rows, None)
+        if first is None:
+            raise TraceError(self.name, _nothing(tally))
+        yield first
+        yield from rows
+
+    @cached_property
+    def first(self) -> TraceRequest:
+        """The first request. Raises as iterating does."""
+        return next(self._rows(Tally()), None) or next(iter(self))
+
+    @property
+    def id_block_size(self) -> int:
+        """Tokens an id stands for, going by the first request; 0 without ids."""
+        return self.first.id_block_size
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether it says what prompts share, going by the first request."""
+        return self.first.ids is not None or self.first.tokens is not None
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether requests wait for others, going by the first request."""
+        return self.first.session is not None
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.name!r}, {self.format}>"
+
+
+def open_trace(
+    path: str | Path,
+    format: str | None = None,
+    *,
+    block_size: int | None = None,
+    skip_bad: bool = False,
+    sort: bool = False,
+    chain_ids: bool = False,
+    limit: int | None = None,
+) -> Trace:
+    """The trace in a file, packed or not, or in a directory of sessions. Only a look is taken at it here.
+
+    ``format`` overrides what the first record looks like; ``block_size`` how many tokens an id stands for. ``skip_bad``
+    counts bad rows in the trace's ``tally`` instead of raising at the first. ``sort`` puts requests in order of arrival,
+    for which it holds them all. ``chain_ids`` is for files whose ids name blocks and not prefixes. ``limit`` ends the trace
+    after so many requests. Raises ``KvyardError`` where the file can't be read, its format can't be told or an option makes
+    no sense.
+    """
+    path = Path(path)
+    for name, value in (("block_size", block_size), ("limit", limit)):
+        if value is not None and value < 1:
+            raise KvyardError(f"{name} must be at least 1, not {value}")
+    chosen = detect(path) if format is None else find(format)
+
+    def rows(tally: Tally) -> Iterator[TraceRequest]:
+        reading = Reading(path, block_size=block_size or 0, skip_bad=skip_bad, unordered=sort, tally=tally)
+        found = chosen.read(reading)
+        if chain_ids:
+            found = (one if one.ids is None else replace(one, ids=chained(one.ids)) for one in found)
+        if sort:
+            found = iter(in_order(found))
+        return found if limit is None else islice(found, limit)
+
+    return Trace(str(path), chosen.name, rows, grouped=chosen.grouped and not sort)
+
+
+def in_order(requests: Iterator[TraceRequest]) -> list[TraceRequest]:
+    """All requests by arrival, with the first at 0. Those that wait for others stay behind them."""
+    kept = list(requests)
+    turns: dict[str, int] = {}
+    times: dict[str, int] = {}
+    keyed: list[tuple[int, int, TraceRequest]] = []
+    start: int | None = None
+    for number, request in enumerate(kept):
+        waits = [times[name] for name in request.after if name in times]
+        if request.session in turns:
+            waits.append(turns[request.session])
+        if not waits and (start is None or request.arrival < start):
+            start = request.arrival
+        time = max([request.arrival, *waits])
+        times[request.id] = time
+        if request.session is not None:
+            turns[request.session] = time
+        keyed.append((time, number, request))
+    keyed.sort()
+    if not start:
+        return [request for _, _, request in keyed]
+    # A request with a delay may have no time, which is written as 0.
+    return [
+        request
+        if request.delay is not None and not request.arrival
+        else replace(request, arrival=request.arrival - start)
+        for _, _, request in keyed
+    ]
+
+
+def _nothing(tally: Tally) -> str:
+    parts = [f"{count} left out ({reason})" for reason, count in tally.left_out.items()]
+    if tally.skipped:
+        parts.insert(0, f"{tally.skipped} bad rows skipped, the first: {tally.examples[0]}")
+    return f"no requests in it{': ' if parts else ''}{', '.join(parts)}"

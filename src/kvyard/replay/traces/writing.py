@@ -1,0 +1,190 @@
+"""Traces to files: Mooncake JSON lines, and the custom dataset of ``vllm bench serve``. What a format can't carry is said."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import msgspec
+
+from kvyard.clock.units import MS, SECOND
+from kvyard.errors import KvyardError
+from kvyard.replay.traces.identity import prefix_ids
+from kvyard.replay.traces.request import TraceRequest
+from kvyard.replay.traces.trace import Trace
+from kvyard.replay.traces.words import Words
+
+MOONCAKE_BLOCK = 512
+"""Tokens an id stands for in a Mooncake file unless its readers are told otherwise."""
+
+
+class Written(NamedTuple):
+    """What was written, and what a reader must know or won't find."""
+
+    rows: int
+    notes: list[str]
+
+
+class Target(NamedTuple):
+    """A format to write."""
+
+    name: str
+    summary: str
+    write: Callable[[Trace, Path, int, bool], Written]
+    """Takes the trace, the file, the tokens to a block where the trace has tokens only, and whether to leave out what the
+    format can't say."""
+
+
+def write_trace(
+    trace: Trace, path: str | Path, to: str = "mooncake", *, token_block: int = 16, lossy: bool = False
+) -> Written:
+    """Write a trace to a new file, packed if its name ends in .gz or .xz. Nothing is left behind if that fails.
+
+    Raises ``KvyardError`` for an unknown format, for a file that exists or can't be written, for a trace that can't be
+    read, and, unless ``lossy``, for requests whose order the format can't say.
+    """
+    target = TARGETS.get(to)
+    if target is None:
+        raise KvyardError(f"{to!r} is no format that kvyard writes: choose one of {', '.join(TARGETS)}")
+    return target.write(trace, Path(path), token_block, lossy)
+
+
+def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> Written:
+    """Mooncake JSON lines with Dynamo's fields for sessions. See ``write_trace``."""
+    rows = size = 0
+    notes: dict[str, None] = {}
+    begun: set[str] = set()
+    with new_file(path) as file:
+        for rows, one in enumerate(trace, 1):
+            row: dict[str, Any] = {}
+            if one.delay is None or one.arrival:
+                row["timestamp"] = _milliseconds(one.arrival)
+            row |= {"input_length": one.input_length, "output_length": one.output_length}
+            ids, per_id = prefix_ids(one, token_block)
+            if ids is not None:
+                row["hash_ids"] = list(ids)
+                size = _same_size(trace, size, per_id)
+            if one.tokens is not None:
+                notes["tokens are left out: ids stand for them"] = None
+            if one.id != str(rows) or one.session is not None:
+                row["request_id"] = one.id
+            if one.delay is None and (one.session in begun or one.after):
+                # The format's sessions and wait_for have delays only: a turn at its time, or later, is beyond them.
+                notes["turns keep their times, but don't wait for those before them: Mooncake can't say both"] = None
+            else:
+                _add_waits(row, one, notes)
+            if one.session is not None:
+                begun.add(one.session)
+            for field in ("priority", "lora", "salt", "model"):
+                if value := getattr(one, field):
+                    row[field] = value
+                    if field in ("lora", "salt"):
+                        notes[f"{field} is read by kvyard only"] = None
+            file.write(msgspec.json.encode(row) + b"\n")
+    if size and size != MOONCAKE_BLOCK:
+        notes[f"an id stands for {size} tokens: read it with --block-size {size}"] = None
+    return Written(rows, list(notes))
+
+
+def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -> Written:
+    """Prompts in words and output lengths, for ``vllm bench serve --dataset-name custom``. See ``write_trace``."""
+    if not path.name.endswith(".jsonl"):
+        raise KvyardError(f"{path}: vLLM reads custom datasets from names that end in .jsonl only")
+    words = Words()
+    rows = last = 0
+    unknown = waits = False
+    with new_file(path) as file:
+        for one in trace:
+            rows += 1
+            if one.delay is not None and not lossy:
+                raise KvyardError(
+                    f"request {one.id} waits for others, which a custom dataset can't say; pass --lossy to write it as if "
+                    "it didn't, or write Mooncake lines"
+                )
+            waits = waits or one.delay is not None
+            ids, per_id = prefix_ids(one, token_block)
+            if ids is None:
+                unknown = True
+                prompt = words.block(f"request {one.id}", one.input_length).lstrip()
+            else:
+                prompt = words.prompt(ids, per_id, one.input_length)
+            row = {"prompt": prompt, "output_tokens": max(1, one.output_length)}
+            file.write(msgspec.json.encode(row) + b"\n")
+            last = max(last, one.arrival)
+    notes = ["prompts are words, about one a token: check the lengths that vLLM reports against the trace"]
+    if unknown:
+        notes.append("nothing is known of what prompts share, so they share nothing")
+    if waits:
+        notes.append("who waits for whom is left out")
+    rate = f" --request-rate {rows * SECOND / last:.4g}" if last else ""
+    notes.append("times are left out" + (": the rate below is the mean" if rate else ""))
+    notes.append(
+        f"vllm bench serve --dataset-name custom --dataset-path {path} --num-prompts {rows} --custom-output-len -1 "
+        f"--skip-chat-template --disable-shuffle --ignore-eos{rate}"
+    )
+    return Written(rows, notes)
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("mooncake", "Mooncake JSON lines; vLLM (timed_trace), Dynamo and AIPerf read them too.", write_mooncake),
+        Target("vllm-custom", "The custom dataset of vllm bench serve: prompts in words.", write_vllm_custom),
+    )
+}
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that appears under its name once it is whole. Raises ``KvyardError`` where it exists or can't be written."""
+    if path.exists():
+        raise KvyardError(f"{path} exists: choose another name, or remove it")
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as raw, _packed(raw, path.suffix) as file:
+            yield file
+        os.replace(part, path)
+    except OSError as error:
+        raise KvyardError(f"can't write {path}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _packed(raw: IO[bytes], suffix: str) -> Iterator[IO[bytes]]:
+    if suffix == ".gz":
+        # Neither name nor time: the same trace makes the same file.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
+            yield cast("IO[bytes]", file)
+    elif suffix == ".xz":
+        with lzma.open(raw, "wb") as packed:
+            yield cast("IO[bytes]", packed)
+    else:
+        yield raw
+
+
+def _add_waits(row: dict[str, Any], one: TraceRequest, notes: dict[str, None]) -> None:
+    if one.session is not None:
+        row["session_id"] = one.session
+    if one.root is not None:
+        row["root_session_id"] = one.root
+    if one.delay is not None:
+        row["delay"] = _milliseconds(one.delay)
+    if one.after:
+        row["wait_for"] = one.after
+        notes["wait_for is read by kvyard, and by Dynamo as agentic_mooncake"] = None
+
+
+def _same_size(trace: Trace, size: int, new: int) -> int:
+    if size not in (0, new):
+        raise KvyardError(f"{trace.name}: its ids stand for {size} tokens and for {new}; one file can't hold both")
+    return new
+
+
+def _milliseconds(ns: int) -> int | float:
+    return ns // MS if ns % MS == 0 else ns / MS

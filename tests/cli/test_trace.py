@@ -1,0 +1,170 @@
+"""``kvyard trace``: what people see, and what they see when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
+
+from kvyard.cli.app import main
+from kvyard.replay.traces import open_trace
+
+
+def run(*argv: object) -> int | str | None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["trace", *map(str, argv)])
+    return exit_.value.code
+
+
+def test_info_prints_the_published_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", CONVERSATION) == 0
+    out = capsys.readouterr().out
+    assert "12,031" in out and "288,500 of 512 tokens looked up, 182,790 different" in out
+    assert "0.3664 of blocks, 0.3736 of prompt tokens" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("  ") and line.strip()[:1].isdigit()]
+    assert [(size, recent) for size, recent, _ in rows] == [
+        ("1,000", "0.0445"),
+        ("10,000", "0.2112"),
+        ("30,000", "0.3257"),
+        ("50,000", "0.3546"),
+        ("100,000", "0.3637"),
+    ]
+    assert all(float(best) >= float(recent) for _, recent, best in rows)
+
+
+def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", CONVERSATION, "--json", "--limit", 100, "--capacity", "0,1k,1.5m") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["requests"] == 100
+    assert [one["blocks"] for one in value["reuse"]["capacities"]] == [0, 1000, 1_500_000]
+    assert value["reuse"]["capacities"][0] == {"blocks": 0, "lru": 0.0, "belady": 0.0}
+    assert value["reuse"]["capacities"][2]["lru"] == value["reuse"]["infinite_blocks"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SAMPLES.iterdir() if path.suffix != ".md"))
+def test_info_of_every_format(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", SAMPLES / name) == 0
+    out = capsys.readouterr().out
+    assert "requests" in out
+    assert ("not known: the trace doesn't say what prompts share" in out) == (
+        open_trace(SAMPLES / name).has_prefixes is False
+    )
+
+
+def test_info_says_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = jsonl(tmp_path / "t.jsonl", mooncake(0), mooncake(1, -1), mooncake(2, hash_ids=[4]))
+    assert run("info", path, "--skip-bad") == 0
+    out = capsys.readouterr().out
+    assert "1 bad rows skipped" in out and "line 2: input_length is -1" in out
+    assert "1 requests without ids are left out" in out
+    assert run("info", SAMPLES / "burstgpt.csv") == 0
+    assert "1 rows left out: failed: no response tokens" in capsys.readouterr().out
+
+
+def test_convert_slice_and_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("convert", CONVERSATION, tmp_path / "a.jsonl", "--limit", 50) == 0
+    assert "a.jsonl: 50 requests" in capsys.readouterr().err
+    assert run("slice", tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz", "--skip", 10, "--first", 20) == 0
+    assert run("slice", tmp_path / "a.jsonl", tmp_path / "b2.jsonl", "--from", 3, "--until", "9.5") == 0
+    assert run("scale", tmp_path / "b.jsonl.gz", tmp_path / "c.jsonl.xz", "--speedup", 4) == 0
+    before, after = list(open_trace(tmp_path / "b.jsonl.gz")), list(open_trace(tmp_path / "c.jsonl.xz"))
+    assert len(before) == 20 and [one.arrival / 4 for one in before] == [one.arrival for one in after]
+    times = [one.arrival / 1e9 for one in open_trace(tmp_path / "a.jsonl")]
+    assert len(list(open_trace(tmp_path / "b2.jsonl"))) == sum(3 <= time < 9.5 for time in times) > 0
+    assert run("convert", tmp_path / "a.jsonl", tmp_path / "d.jsonl", "--to", "vllm-custom") == 0
+    assert "vllm bench serve --dataset-name custom" in capsys.readouterr().err
+    assert run("scale", tmp_path / "a.jsonl", tmp_path / "e.jsonl", "--arrivals", "constant:10", "--speedup", 2) == 0
+    assert [one.arrival for one in open_trace(tmp_path / "e.jsonl")] == [50_000_000 * i for i in range(50)]
+    assert run("slice", SAMPLES / "weka_sessions.jsonl.xz", tmp_path / "w.jsonl", "--sessions", 1) == 0
+    assert "read it with --block-size 64" in capsys.readouterr().err
+    assert run("info", tmp_path / "w.jsonl", "--block-size", 64) == 0
+
+
+def test_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--requests", 40, "--turns", "geometric:3", "--tree", "1x600/3x200", "--arrivals", "onoff:5,2,3")
+    assert run("generate", tmp_path / "a.jsonl", *options, "--seed", 3) == 0
+    assert run("generate", tmp_path / "b.jsonl", *options, "--seed", 3) == 0
+    assert run("generate", tmp_path / "c.jsonl", *options, "--seed", 4) == 0
+    texts = [(tmp_path / f"{name}.jsonl").read_bytes() for name in "abc"]
+    assert texts[0] == texts[1] != texts[2]
+    assert run("info", tmp_path / "a.jsonl") == 0
+    assert "sessions" in capsys.readouterr().out
+
+
+def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("formats") == 0
+    out = capsys.readouterr().out
+    for name in ("azure", "bailian", "burstgpt", "dynamo", "mooncake", "plain", "sharegpt", "weka", "vllm-custom"):
+        assert f"\n  {name} " in out
+
+
+def test_html(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    assert run("info", SAMPLES / "plain.csv", "--html", tmp_path / "t.html") == 0
+    assert "Plotly.newPlot" in (tmp_path / "t.html").read_text()
+
+
+def bad_files(where: Path) -> dict[str, tuple[list[object], str]]:
+    """What people do, and a piece of the answer."""
+    rows = [mooncake(i, hash_ids=[i]) for i in range(2000)]
+    whole = lzma.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    files = {
+        "empty.jsonl": b"",
+        "garbage.jsonl": bytes(range(256)) * 20,
+        "cut.jsonl.xz": whole[: len(whole) // 2],
+        "negative.jsonl": json.dumps(mooncake(0, -1)).encode(),
+        "uncovered.jsonl": json.dumps(mooncake(0, 1500, hash_ids=[1])).encode(),
+        "unsorted.jsonl": b"\n".join(json.dumps(mooncake(time)).encode() for time in (5, 4)),
+        "content.jsonl": b"\n".join(
+            json.dumps(mooncake(0, 1024, hash_ids=ids)).encode() for ids in ([1, 2], [3, 2], [1, 2])
+        ),
+    }
+    for name, data in files.items():
+        (where / name).write_bytes(data)
+    good = SAMPLES / "plain.csv"
+    return {
+        "missing": (["info", where / "nowhere.jsonl"], "no such file"),
+        "empty": (["info", where / "empty.jsonl"], "the file is empty"),
+        "garbage": (["info", where / "garbage.jsonl"], "neither JSON lines nor CSV"),
+        "garbage named": (["info", where / "garbage.jsonl", "--format", "mooncake"], "line 1"),
+        "cut": (["info", where / "cut.jsonl.xz"], "breaks off"),
+        "negative": (["info", where / "negative.jsonl"], "line 1: input_length is -1"),
+        "uncovered": (["info", where / "uncovered.jsonl"], "line 1: 1 ids of 512 tokens don't cover 1500 tokens"),
+        "unsorted": (["info", where / "unsorted.jsonl"], "line 2: its time is"),
+        "not cumulative": (["info", where / "content.jsonl"], "--chain-ids"),
+        "unknown format": (["info", good, "--format", "csv"], "'csv' is no trace format"),
+        "wrong format": (["info", good, "--format", "weka"], "line 1"),
+        "capacity": (["info", good, "--capacity", "10,lots"], "'lots' is no number of blocks"),
+        "negative capacity": (["info", good, "--capacity=-5"], "'-5' is no number of blocks"),
+        "unknown target": (["convert", good, where / "x", "--to", "yaml"], "'yaml' is no format that kvyard writes"),
+        "over itself": (["convert", good, good], "exists"),
+        "no change": (["scale", good, where / "x"], "pass --speedup, or --arrivals"),
+        "too slow": (["scale", good, where / "x", "--speedup", "0"], "above 0"),
+        "nothing in it": (["slice", good, where / "x", "--skip", "10"], "no requests in it"),
+        "no law": (["generate", where / "x", "--requests", "5", "--input", "big"], "'big' is no law"),
+        "no number": (["generate", where / "x", "--requests", "none"], "none"),
+        "unknown option": (["info", good, "--colour"], "--colour"),
+    }
+
+
+def test_wrong_input_gets_a_sentence_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, (argv, why) in bad_files(tmp_path).items():
+        assert run(*argv) == 2, kind
+        err = capsys.readouterr().err
+        assert why in err, (kind, err)
+        assert "Traceback" not in err, kind
+    assert not (tmp_path / "x").exists() and not list(tmp_path.glob("*.part"))
+
+
+def test_help_is_quick_and_reading_needs_no_numpy() -> None:
+    script = (
+        "import sys; from kvyard.replay.traces import open_trace; "
+        f"next(iter(open_trace({str(CONVERSATION)!r}))); print('numpy' in sys.modules, 'plotly' in sys.modules)"
+    )
+    run_ = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run_.stdout.split() == ["False", "False"]

@@ -1,0 +1,25 @@
+"""The examples in the documentation run."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.replay.traces.support import ROOT
+
+PAGE = ROOT / "docs" / "traces.md"
+
+
+def test_examples_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(examples) == 3
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(compile(example, str(PAGE), "exec"), names)
+
+
+def test_every_format_is_on_the_page() -> None:
+    from kvyard.replay.traces import known_formats
+
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)) == set(known_formats())
