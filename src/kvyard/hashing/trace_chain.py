@@ -92,9 +92,17 @@ class _TraceKeys:
         """All of ``start`` to ``stop`` at once."""
         ids, size, step = self.ids, self.id_block_size, self.block_size
         prompt = min(stop, self.num_prompt_tokens // step)
-        found: list[Key] = [
-            ids[at // size] * size + at % size for at in range((start + 1) * step - 1, prompt * step, step)
-        ]
+        found: list[Key] = []
+        if size % step == 0 and prompt > start:
+            # Blocks don't cross ids: each id's keys are evenly spaced.
+            per = size // step
+            first, last = start // per, (prompt - 1) // per
+            for name in ids[first : last + 1]:
+                found += range(name * size + step - 1, (name + 1) * size, step)
+            del found[prompt - first * per :]
+            del found[: start - first * per]
+        else:
+            found += [ids[at // size] * size + at % size for at in range((start + 1) * step - 1, prompt * step, step)]
         found += [self[i] for i in range(max(start, prompt), stop)]
         return found
 

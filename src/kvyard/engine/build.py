@@ -1,0 +1,60 @@
+"""From a config to an engine: the one place where the parts are put together, for the replay and for the live server."""
+
+from __future__ import annotations
+
+from kvyard.blocks import BlockManager
+from kvyard.blocks.spec import ConfigError
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.core import EngineCore, EventBatcher
+from kvyard.engine.policies.registry import SCHEDULERS
+from kvyard.engine.timing import make_timing
+from kvyard.engine.watcher import NOBODY, Watcher
+from kvyard.events.batcher import Batcher
+from kvyard.tiers.offload import Offload
+from kvyard.tiers.timeline import Timeline
+
+
+def make_core(
+    config: EngineConfig,
+    *,
+    name: str = "",
+    watcher: Watcher = NOBODY,
+    batcher: EventBatcher | None = None,
+    events: bool = False,
+    with_tokens: bool = False,
+    plans: bool = True,
+    timeline: Timeline | None = None,
+) -> EngineCore:
+    """An engine rank of ``config``.
+
+    ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
+    ``plans=False`` computes one pass at a time. Raises ``ConfigError`` for a config that can't be honoured.
+    """
+    config.check()
+    specs = config.specs
+    if events:
+        batcher = Batcher([spec.meta for spec in specs], stream=name, with_tokens=with_tokens)
+    speculative = config.speculative
+    manager = BlockManager(
+        config.num_gpu_blocks + 1,
+        specs,
+        caching=config.enable_prefix_caching,
+        max_model_len=config.max_model_len or 1 << 30,
+        max_in_flight_tokens=config.max_num_batched_tokens,
+        watermark=config.watermark,
+        retention_interval=config.retention_interval,
+        use_eagle=speculative is not None and speculative.eagle,
+        eviction=config.eviction,
+        sink=batcher,
+    )
+    offload: Offload | None = None
+    if config.tiers is not None:
+        assert config.bytes_per_block is not None
+        offload = Offload(
+            manager, config.tiers, block_bytes=config.bytes_per_block, name=name, sink=batcher, timeline=timeline
+        )
+    elif timeline is not None:
+        raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
+    scheduler = SCHEDULERS[config.backend](manager, config, offload=offload, watcher=watcher)
+    timing = make_timing(config.timing, config.capacity_tokens)
+    return EngineCore(scheduler, timing, batcher=batcher, watcher=watcher, offload=offload, plans=plans, name=name)

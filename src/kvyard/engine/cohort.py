@@ -1,0 +1,107 @@
+"""The cohort: the jobs that decode. All of them take one step in every pass, so one counter of passes serves them all.
+
+Nothing is done per job and pass. Two heaps know when something is to be done: the pass in which a job needs its block manager
+(a block to take, to register or to give up), and the pass after which it has its last token. In between, a pass is one
+addition to the counter and one to the summed context.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from kvyard.engine.job import Job, State
+
+
+class Cohort:
+    """Decoding jobs in lockstep. ``tick`` counts passes; a pass in progress has the number ``tick``."""
+
+    __slots__ = ("_ends", "_touches", "context", "count", "tick")
+
+    def __init__(self) -> None:
+        self.tick = 0
+        self.count = 0
+        self.context = 0
+        """The sum of the jobs' lengths in the pass ``tick``, the token being computed included."""
+        self._touches: list[tuple[int, int, Job]] = []
+        self._ends: list[tuple[int, int, Job]] = []
+
+    def join(self, job: Job) -> None:
+        """``job`` has computed all its known tokens but the last, which it just produced; it takes part from ``tick`` on."""
+        job.state = State.DECODE
+        job.joined = self.tick
+        job.base = job.num_computed_tokens
+        self.count += 1
+        self.context += job.num_computed_tokens + 1
+        job.end = self.tick + job.max_tokens - job.output
+        heappush(self._ends, (job.end, job.serial, job))
+        self.watch(job, self.tick)
+
+    def watch(self, job: Job, earliest: int) -> None:
+        """Work out when ``job`` next needs its block manager: the first pass from ``earliest`` on that isn't quiet
+        (see ``blocks.step``).
+        """
+        at = job.fits_until if job.defers else job.quiet_until
+        tick = job.joined + at - job.base
+        job.touch = touch = int(tick) if tick > earliest else earliest
+        heappush(self._touches, (touch, job.serial, job))
+
+    def leave(self, job: Job) -> None:
+        """``job`` stops decoding, its counts written down as of ``tick``. Heap entries of it are void from now on."""
+        job.catch_up(self.tick)
+        self.count -= 1
+        self.context -= job.num_computed_tokens + 1
+        job.touch = job.end = -1
+        if len(self._ends) > 64 and len(self._ends) > 4 * self.count:
+            self._sweep()
+
+    def due(self) -> list[Job]:
+        """The jobs that need their block manager in the pass ``tick``, in order of admission, caught up. Takes them out."""
+        touches, tick = self._touches, self.tick
+        jobs: list[Job] = []
+        while touches and touches[0][0] <= tick:
+            when, _, job = heappop(touches)
+            if job.touch == when and job.state is State.DECODE:
+                job.catch_up(tick)
+                jobs.append(job)
+        return jobs
+
+    def next_touch(self) -> int | None:
+        """The next pass in which a job needs its block manager."""
+        touches = self._touches
+        while touches:
+            when, _, job = touches[0]
+            if job.touch == when and job.state is State.DECODE:
+                return when
+            heappop(touches)
+        return None
+
+    def next_end(self) -> int | None:
+        """The number of passes after which the next job has all its tokens."""
+        ends = self._ends
+        while ends:
+            when, _, job = ends[0]
+            if job.end == when and job.state is State.DECODE:
+                return when
+            heappop(ends)
+        return None
+
+    def advance(self, passes: int) -> None:
+        """``passes`` passes are over."""
+        self.tick += passes
+        self.context += passes * self.count
+
+    def finished(self) -> list[Job]:
+        """The jobs that have all their tokens now, in order of admission. Takes them out of the cohort."""
+        done: list[Job] = []
+        while self.next_end() == self.tick:
+            job = heappop(self._ends)[2]
+            self.leave(job)
+            done.append(job)
+        return done
+
+    def _sweep(self) -> None:
+        """Drop void entries: preempted and cancelled jobs leave them behind."""
+        self._ends = [e for e in self._ends if e[2].end == e[0] and e[2].state is State.DECODE]
+        self._touches = [e for e in self._touches if e[2].touch == e[0] and e[2].state is State.DECODE]
+        heapify(self._ends)
+        heapify(self._touches)

@@ -1,0 +1,125 @@
+"""What people write to describe an engine. A value: it makes nothing, and ``kvyard.engine.build`` makes an engine of it.
+
+Names follow vLLM where vLLM has one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from kvyard.blocks import GroupSpec
+from kvyard.blocks.spec import ConfigError
+from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings, check_backend
+from kvyard.engine.timing import AnyTiming, PolynomialTiming
+from kvyard.tiers.config import OffloadConfig
+
+DEFAULT_BLOCK_SIZE = {"vllm": 64, "sglang": 1, "trtllm": 32}
+"""Tokens per block by backend, where nobody says: those of the Dynamo mocker."""
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Draft tokens: how many per step, and how likely each is accepted given that those before it were."""
+
+    num_speculative_tokens: int
+    acceptance_rates: tuple[float, ...] = (0.85, 0.3, 0.0, 0.0, 0.0)
+    eagle: bool = True
+    """Whether the drafter needs hidden states, so that the last block of a hit is computed again."""
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` if a value makes no sense."""
+        if self.num_speculative_tokens < 1:
+            raise ConfigError(f"num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}")
+        if len(self.acceptance_rates) < self.num_speculative_tokens:
+            raise ConfigError(
+                f"acceptance_rates has {len(self.acceptance_rates)} entries for {self.num_speculative_tokens} draft tokens"
+            )
+        if any(not 0 <= rate <= 1 for rate in self.acceptance_rates):
+            raise ConfigError(f"acceptance_rates are shares from 0 to 1, got {self.acceptance_rates}")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine rank."""
+
+    backend: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    num_gpu_blocks: int = 16384
+    """Usable blocks; the null block is not counted."""
+    block_size: int | None = None
+    """Tokens per block of a model with one group; ``None`` for the backend's default."""
+    groups: tuple[GroupSpec, ...] = ()
+    """Attention groups of a hybrid model; empty means one group of full attention."""
+    bytes_per_block: int | None = None
+    """Bytes of one block of one group; lower tiers need it."""
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    preemption_mode: Literal["newest", "oldest"] = "newest"
+    scheduler_reserve_full_isl: bool = True
+    """Admit a request only when its whole known sequence fits, not just the first chunk of it."""
+    watermark: float = 0.0
+    retention_interval: int | None = None
+    eviction: str = "lru"
+    speculative: SpeculativeConfig | None = None
+    timing: AnyTiming = PolynomialTiming()
+    tiers: OffloadConfig | None = None
+    sglang: SglangSettings | None = None
+    trtllm: TrtllmSettings | None = None
+    seed: int = 0
+
+    @property
+    def specs(self) -> tuple[GroupSpec, ...]:
+        """The attention groups, the implied one included."""
+        size = self.block_size or DEFAULT_BLOCK_SIZE[self.backend]
+        return self.groups or (GroupSpec(kind="full", block_size=size),)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How many tokens the device holds, by the largest group."""
+        return self.num_gpu_blocks * max(spec.block_size for spec in self.specs)
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
+        for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
+        if self.block_size is not None and self.groups:
+            raise ConfigError("block_size is for models with one group: with groups, each has its own")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len must leave room for a prompt and an answer, got {self.max_model_len}")
+        if self.max_num_batched_tokens < self.max_num_seqs and self.backend != "sglang":
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs a token per pass"
+            )
+        if not self.enable_chunked_prefill and self.long_prefill_token_threshold:
+            raise ConfigError(
+                "long_prefill_token_threshold cuts prompts into chunks: enable_chunked_prefill must be on"
+            )
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError("long_prefill_token_threshold must not be negative; 0 turns it off")
+        if self.speculative is not None:
+            self.speculative.check()
+            if self.backend != "vllm":
+                raise ConfigError(f"speculative tokens are modelled for backend vllm, not for {self.backend}")
+            step = 1 + self.speculative.num_speculative_tokens
+            if self.max_num_batched_tokens < self.max_num_seqs * step:
+                raise ConfigError(
+                    f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least {step} per request of "
+                    f"max_num_seqs ({self.max_num_seqs}) with draft tokens"
+                )
+        if self.tiers is not None:
+            if not self.enable_prefix_caching:
+                raise ConfigError("lower tiers hold cached prefixes: enable_prefix_caching must be on")
+            if self.bytes_per_block is None:
+                raise ConfigError("lower tiers need bytes_per_block, the size of a device block over all layers")
+            if self.backend != "vllm":
+                raise ConfigError(f"offloading to lower tiers is modelled for backend vllm, not for {self.backend}")
+        check_backend(self)
+        self.timing.check()

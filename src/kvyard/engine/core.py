@@ -1,0 +1,285 @@
+"""The core: one engine under any clock. Nothing in here sleeps, spawns, or reads a clock.
+
+``next_decision`` names the instant at which the engine next has something to decide; ``advance`` carries everything out that
+happened by an instant; ``begin`` lets the pass start that is due then. Whoever drives several engines calls them in this
+order at each instant: ``advance`` on all, then hand over arrivals, then ``begin`` on all.
+
+A decode batch that stays the same is a *plan*: the durations of many passes at once. It is carried out up to the instant asked
+for and no further, so an arrival, a cancellation or a landing cuts it at the next pass boundary. Stepping one pass at a time
+(``plans=False``) gives the same records and the same events, and is how the tests know.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvyard.engine.horizon import static_passes
+from kvyard.engine.job import Job, State
+from kvyard.engine.scheduler import Batch, Scheduler
+from kvyard.engine.timing import Durations, TimingModel
+from kvyard.engine.watcher import NOBODY, Watcher
+from kvyard.events.types import EventBatch, Sink
+
+if TYPE_CHECKING:
+    from kvyard.tiers.offload import Offload
+
+LONGEST_PLAN = 1024
+"""Passes computed ahead at most: a plan is often cut, and then the rest was for nothing."""
+
+
+class EventBatcher(Sink, Protocol):
+    """The sink of every tier's map, which gathers what happens in a pass."""
+
+    def end_iteration(self, now: int) -> EventBatch | None:
+        """A pass is over: what it changed, if anybody wants it as a batch."""
+
+
+class EngineCore:
+    """One rank: a scheduler, a timing model, and the plan they made."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        timing: TimingModel,
+        *,
+        batcher: EventBatcher | None = None,
+        watcher: Watcher = NOBODY,
+        offload: Offload | None = None,
+        plans: bool = True,
+        name: str = "",
+    ) -> None:
+        """``batcher`` is the sink of every tier's map, where events are wanted."""
+        self.name = name
+        self.scheduler = scheduler
+        self.timing = timing
+        self.batcher = batcher
+        self.watcher = watcher
+        self.offload = offload
+        self.passes = 0
+        """Passes that have ended."""
+        self._longest = LONGEST_PLAN if plans else 1
+        self._batch: Batch | None = None
+        self._start = 0
+        self._durations: Durations = np.zeros(0, dtype=np.int64)
+        self._ends: list[int] = []
+        self._done = 0
+        """Passes of the plan that are carried out."""
+        self._first = 0
+        """The number of the plan's first pass."""
+        self._cancelled: list[Job] = []
+
+    # -- driving ----------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job, now: int) -> None:
+        """A request arrives at ``now``; it can be in the next pass that starts."""
+        scheduler = self.scheduler
+        was_waiting = len(scheduler.waiting) > 0
+        scheduler.add(job, now)
+        if not (was_waiting and scheduler.waiting.strict):
+            # Behind somebody who couldn't be let in it changes nothing.
+            self.cut(now)
+
+    def cancel(self, job: Job, now: int) -> None:
+        """A request is given up at ``now``. If it is in a pass, it leaves when that ends."""
+        if job.state.ended:
+            return
+        if self._ends and job.state in (State.PREFILL, State.DECODE):
+            self.cut(now)
+            if self._ends:
+                self._cancelled.append(job)
+                return
+        elif self._ends and (
+            job.state is State.LOADING or job is next(iter(self.scheduler.waiting)) or not self.scheduler.waiting.strict
+        ):
+            self.cut(now)  # it may have been in the way of others
+        self.scheduler.drop(job, now)
+
+    def next_decision(self) -> int | None:
+        """When the engine next has something to decide, if nothing comes from outside; ``None`` if it has nothing to do."""
+        if self._ends:
+            return self._ends[-1]
+        if self.offload is not None:
+            return self.offload.earliest_deadline()  # though it be only for others to see
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass is under way."""
+        return bool(self._ends)
+
+    def advance(self, now: int) -> None:
+        """Carry out every pass that has ended by ``now``."""
+        ends = self._ends
+        if ends and ends[self._done] <= now:
+            self._commit(bisect_right(ends, now))
+
+    def begin(self, now: int) -> bool:
+        """Start a pass at ``now`` unless one is under way; returns whether one is, then.
+
+        Transfers that have ended take effect first.
+        """
+        if self._ends:
+            return True
+        durations = self.propose(now)
+        if durations is None:
+            return False
+        self.adopt(durations, now)
+        return True
+
+    def propose(self, now: int) -> Durations | None:
+        """Decide on what runs from ``now`` on, and say how long its passes take; ``None`` where there is nothing to run.
+
+        ``begin`` does this and ``adopt``. Whoever runs several ranks in step asks all of them, and has them adopt what
+        the slowest takes.
+        """
+        if self.scheduler.loads is not None:
+            self.scheduler.loads.land(now)
+        batch = self.scheduler.form(now)
+        if batch is None:
+            self._announce(now)
+            return None
+        self._batch = batch
+        return self._durations_of(batch, now)
+
+    def adopt(self, durations: Durations, now: int) -> None:
+        """Run what was proposed from ``now`` on, in passes of these lengths."""
+        self._start = now
+        self._durations = durations
+        self._ends = (durations.cumsum() + now).tolist()
+        self._done = 0
+        self._first = self.scheduler.cohort.tick
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+
+    def _durations_of(self, batch: Batch, now: int) -> Durations:
+        scheduler = self.scheduler
+        if batch.chunks or batch.bursts:
+            spent = self.timing.pass_ns([(new, past) for _, new, past in batch.chunks], batch.decoding, batch.context)
+            return np.array([spent], dtype=np.int64)
+        passes = static_passes(scheduler, self._longest)
+        durations = self.timing.decode_ns(batch.decoding, batch.context, passes)
+        if self.offload is not None and passes > 1:
+            deadline = self.offload.earliest_deadline()
+            if deadline is not None:
+                # The pass under way when something lands is the last one that is certain.
+                durations = durations[: int(durations.cumsum().searchsorted(deadline - now)) + 1]
+        return durations
+
+    def cut(self, now: int) -> None:
+        """Nothing after the pass that is under way at ``now`` is certain any more."""
+        if not self._ends:
+            return
+        keep = bisect_right(self._ends, now)
+        if keep == 0 or self._ends[keep - 1] != now:
+            keep += 1
+        if keep <= self._done:
+            # It ends right now and is carried out: the next one starts after what comes in now.
+            self._close(keep)
+        else:
+            del self._ends[keep:]
+
+    def next_landing(self) -> int | None:
+        """When a transfer next lands here, if nothing else uses its link."""
+        return self.offload.earliest_deadline() if self.offload is not None else None
+
+    def end_by(self, end: int) -> None:
+        """Plan no pass that ends after ``end``, where another one ends."""
+        del self._ends[bisect_right(self._ends, end) :]
+
+    def trim(self, now: int) -> None:
+        """Somebody used a link that is shared, so a landing may come earlier than was planned with: plan no further."""
+        if self.offload is None or len(self._ends) - self._done < 2:
+            return
+        deadline = self.offload.earliest_deadline()
+        if deadline is None:
+            return
+        if deadline <= now:
+            self.cut(now)
+        else:
+            del self._ends[bisect_left(self._ends, deadline) + 1 :]
+
+    def _commit(self, count: int) -> None:
+        """Carry out the plan's passes up to, not including, number ``count``."""
+        scheduler = self.scheduler
+        cohort, batch, ends = scheduler.cohort, self._batch, self._ends
+        assert batch is not None
+        done = self._done
+        first = self._first
+        at = done
+        while True:
+            if at:
+                self._touch(first + at)
+            if at < count - 1 or count < len(ends):
+                self._announce(ends[at])
+            touch = cohort.next_touch()
+            at += 1
+            if touch is not None and touch - first > at:
+                at = touch - first
+            elif touch is None:
+                at = count
+            if at >= count:
+                break
+        moved = count - done
+        if batch.decoding:
+            cohort.advance(first + count - cohort.tick)
+        self._tell(done, count)
+        self.passes += moved
+        self._done = count
+        if count == len(ends):
+            self._close(count)
+
+    def _touch(self, tick: int) -> None:
+        """The start of a pass inside the plan: decoding jobs that need their block manager in it get it."""
+        cohort, manager = self.scheduler.cohort, self.scheduler.manager
+        cohort.advance(tick - cohort.tick)
+        for job in cohort.due():
+            if manager.allocate(job, 1) is None:
+                raise AssertionError(f"{job} was promised a block and there is none")
+            cohort.watch(job, tick + 1)
+
+    def _close(self, count: int) -> None:
+        """The plan is over after ``count`` passes: whoever ends with it ends now."""
+        end = self._ends[count - 1]
+        batch = self._batch
+        assert batch is not None
+        self._ends = []
+        self._batch = None
+        self.scheduler.complete(batch, end)
+        for job in self._cancelled:
+            self.scheduler.drop(job, end)
+        self._cancelled.clear()
+        self._announce(end)
+
+    def _tell(self, done: int, count: int) -> None:
+        batch = self._batch
+        assert batch is not None
+        start = self._ends[done - 1] if done else self._start
+        if batch.chunks or batch.bursts:
+            self.watcher.passed(start, self._ends[0], batch.chunks, batch.decoding)  # such a plan has one pass
+        else:
+            jobs: Sequence[Job] = ()
+            if self.watcher.wants_tokens:
+                jobs = [job for job in self.scheduler.running.values() if job.state is State.DECODE]
+            self.watcher.decoded(start, self._durations[done:count], batch.decoding, jobs)
+
+    def _announce(self, now: int) -> None:
+        if self.batcher is not None:
+            batch = self.batcher.end_iteration(now)
+            if batch is not None:
+                if self.offload is not None:
+                    batch = self.offload.finish_batch(batch)
+                self.watcher.announced(batch, now)
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless invariants I1 to I3 and I6 to I9 hold here."""
+        self.scheduler.check_integrity()
+        if self.offload is not None:
+            self.offload.check_integrity()
+        if not self.scheduler.idle:
+            assert self.next_decision() is not None, "requests are unfinished and nothing is due to happen (I8)"

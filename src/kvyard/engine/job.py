@@ -1,0 +1,137 @@
+"""A job: one request as the engine runs it, from arrival to its last token.
+
+It is the block manager's ``Request`` plus what scheduling needs. While it decodes, its counts are not kept up token by token:
+``Cohort`` knows how many passes ago it joined, and ``catch_up`` writes the counts down when somebody needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from kvyard.blocks import Request, Retention
+from kvyard.hashing import TokenChain, TraceChain
+
+
+class State(IntEnum):
+    """Where a job is."""
+
+    WAITING = 0
+    """In the queue, or not yet handed over."""
+    LOADING = 1
+    """Its blocks are on the way from a lower tier; it is in no queue."""
+    PREFILL = 2
+    """Running, with known tokens still to compute."""
+    DECODE = 3
+    """Running, one pass per step of output."""
+    FINISHED = 4
+    REJECTED = 5
+    CANCELLED = 6
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self >= State.FINISHED
+
+
+class Job(Request):
+    """One request. ``max_tokens`` is how many it will produce unless the model's length or a cancellation stops it."""
+
+    __slots__ = (
+        "arrival",
+        "base",
+        "cached_tokens",
+        "defers",
+        "emit",
+        "end",
+        "external_tokens",
+        "joined",
+        "loaded",
+        "loaded_storage",
+        "max_tokens",
+        "output",
+        "preemptions",
+        "priority",
+        "serial",
+        "state",
+        "storage_tokens",
+        "touch",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        chain: TokenChain | TraceChain,
+        max_tokens: int,
+        *,
+        arrival: int = 0,
+        priority: int = 0,
+        reads_cache: bool = True,
+        retention: Sequence[Retention] = (),
+        sample: Callable[[int, int], Sequence[int]] | None = None,
+    ) -> None:
+        """``sample`` gives the ids of the output tokens from one index to another; a chain of real tokens needs it.
+
+        Raises ``ValueError`` for a request that asks for nothing.
+        """
+        if max_tokens < 1:
+            raise ValueError(f"request {request_id} asks for {max_tokens} tokens; it must ask for at least one")
+        if chain.num_tokens < 1:
+            raise ValueError(f"request {request_id} has an empty prompt")
+        super().__init__(request_id, chain, reads_cache=reads_cache, retention=retention)
+        self.max_tokens = max_tokens
+        self.arrival = arrival
+        self.priority = priority
+        self.state = State.WAITING
+        self.output = 0
+        """Tokens produced, as of the last ``catch_up``."""
+        self.serial = 0
+        """Its place among the running, in order of admission; anew after a preemption."""
+        self.cached_tokens = -1
+        """Prompt tokens found on the device at its first admission; -1 before that."""
+        self.external_tokens = 0
+        """Prompt tokens loaded from lower tiers before its first admission."""
+        self.preemptions = 0
+        self.storage_tokens = 0
+        """Those of them that shared storage had and the host didn't."""
+        self.loaded = self.loaded_storage = 0
+        """Tokens that came, or are coming, from lower tiers for its next admission."""
+        self.defers = False
+        """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, and
+        nobody can tell, since their names are its own."""
+        # The cohort's own.
+        self.base = 0
+        self.joined = 0
+        self.touch = self.end = -1
+        if isinstance(chain, TraceChain):
+            self.emit: Callable[[int], None] = self._grow
+        else:
+            if sample is None:
+                raise ValueError(f"request {request_id} has real tokens and needs a way to sample more")
+            self.emit = self._sampler(sample)
+
+    def _grow(self, count: int) -> None:
+        self.chain.grow(count)  # type: ignore[union-attr]
+        self.output += count
+
+    def _sampler(self, sample: Callable[[int, int], Sequence[int]]) -> Callable[[int], None]:
+        def emit(count: int) -> None:
+            self.append(sample(self.output, self.output + count))
+            self.output += count
+
+        return emit
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens it has still to produce."""
+        return self.max_tokens - self.output
+
+    def catch_up(self, tick: int) -> None:
+        """Write down what ``tick - joined`` decode passes did: computed tokens, and the tokens they produced."""
+        behind = self.base + tick - self.joined - self.num_computed_tokens
+        if behind:
+            self.num_computed_tokens += behind
+            self.emit(behind)
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r}, {self.state.name}, {self.num_computed_tokens}/{self.num_tokens}, out={self.output})"

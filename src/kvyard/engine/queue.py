@@ -1,0 +1,112 @@
+"""Waiting queues: who is next. ``fcfs`` keeps the order of arrival, ``priority`` goes by (priority, arrival), lower first.
+
+Both let a job go back to the front, which is where preempted and freshly loaded ones belong.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from kvyard.engine.job import Job
+from kvyard.errors import KvyardError
+
+
+class Queue(Protocol):
+    """Jobs that wait, next one first."""
+
+    strict: bool
+    """Whether a job that comes later never overtakes."""
+
+    def push(self, job: Job) -> None:
+        """A job has arrived."""
+
+    def push_front(self, job: Job) -> None:
+        """A job comes back and goes before its equals."""
+
+    def peek(self) -> Job:
+        """The next one. Raises ``IndexError`` when nobody waits."""
+
+    def pop(self) -> Job:
+        """Take the next one out. Raises ``IndexError`` when nobody waits."""
+
+    def remove(self, job: Job) -> None:
+        """Take ``job`` out wherever it stands. Raises ``ValueError`` if it doesn't."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Job]: ...
+
+
+class ArrivalQueue:
+    """First come, first served."""
+
+    strict = True
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self.push = self._jobs.append
+        self.push_front = self._jobs.appendleft
+        self.pop = self._jobs.popleft
+        self.remove = self._jobs.remove
+
+    def peek(self) -> Job:
+        return self._jobs[0]
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+
+class PriorityQueue:
+    """Lower priority value first, earlier arrival first among equals; one that comes back keeps its arrival."""
+
+    strict = False
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[int, int, int, Job]] = []
+        self._serial = 0
+        self._front = 0
+
+    def push(self, job: Job) -> None:
+        self._serial += 1
+        insort(self._jobs, (job.priority, job.arrival, self._serial, job), key=lambda entry: entry[:3])
+
+    def push_front(self, job: Job) -> None:
+        self._front -= 1
+        insort(self._jobs, (job.priority, job.arrival, self._front, job), key=lambda entry: entry[:3])
+
+    def peek(self) -> Job:
+        return self._jobs[0][3]
+
+    def pop(self) -> Job:
+        return self._jobs.pop(0)[3]
+
+    def remove(self, job: Job) -> None:
+        for at, entry in enumerate(self._jobs):
+            if entry[3] is job:
+                del self._jobs[at]
+                return
+        raise ValueError(f"{job} does not wait")
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return (entry[3] for entry in self._jobs)
+
+
+QUEUES: dict[str, type[ArrivalQueue] | type[PriorityQueue]] = {"fcfs": ArrivalQueue, "priority": PriorityQueue}
+"""Waiting queues by the name of the scheduling policy."""
+
+
+def make_queue(policy: str) -> Queue:
+    """The queue of a policy. Raises ``KvyardError`` for an unknown one."""
+    maker = QUEUES.get(policy)
+    if maker is None:
+        raise KvyardError(f"scheduling_policy {policy!r} is unknown; choose one of {', '.join(QUEUES)}")
+    return maker()

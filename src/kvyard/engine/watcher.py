@@ -1,0 +1,54 @@
+"""What an engine tells whoever watches it: the one way results leave the core.
+
+A watcher is told what happened, at which instant, in the middle of it; it must neither raise nor call back. Decode passes
+are told as stretches: many passes of one unchanged batch at once, since that is how they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvyard.engine.job import Job
+from kvyard.events.types import EventBatch
+
+if TYPE_CHECKING:
+    from kvyard.engine.timing import Durations
+
+
+class Watcher:
+    """Ignores everything; override what you want to know."""
+
+    wants_tokens = False
+    """Whether ``decoded`` should name the jobs of each stretch. That costs, so it must be asked for."""
+
+    def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
+        """``job`` begins to run in the pass that starts at ``now``, with ``cached`` tokens found on the device and
+        ``external`` ones loaded before. Also told of every return after a preemption.
+        """
+
+    def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
+        """A pass from ``start`` to ``end`` computed prompt ``chunks`` (job, new, past) and one step of ``decoding`` jobs."""
+
+    def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
+        """Passes from ``start`` on, one after the other, each one step of the same ``decoding`` jobs."""
+
+    def produced(self, job: Job, count: int, end: int) -> None:
+        """``job`` produced ``count`` tokens in a pass that ended at ``end``, its first ones or a burst of accepted drafts.
+        Plain decode steps are told by ``passed`` and ``decoded``.
+        """
+
+    def preempted(self, job: Job, now: int) -> None:
+        """``job`` lost its blocks and waits again."""
+
+    def loading(self, job: Job, now: int, tokens: int) -> None:
+        """``job`` waits for ``tokens`` tokens of its prompt to come from a lower tier."""
+
+    def ended(self, job: Job, now: int, reason: str) -> None:
+        """``job`` is through: ``job.state`` says how, ``reason`` why in words where it isn't simply finished."""
+
+    def announced(self, batch: EventBatch, now: int) -> None:
+        """KV events of a pass that ended at ``now``."""
+
+
+NOBODY = Watcher()
