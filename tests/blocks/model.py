@@ -106,6 +106,10 @@ def announced_keys(keys: tuple[tuple[Any, ...], ...] | None) -> tuple[Any, ...] 
 # -- the pool ---------------------------------------------------------------------------------------------------------
 
 
+class NoneLeft(Exception):
+    """More blocks are taken than are free. vLLM raises here too, half-way through an allocation."""
+
+
 class Pool:
     """All blocks: which are free and in what order, how often each is held, and under which keys each can be found."""
 
@@ -125,7 +129,8 @@ class Pool:
 
     def take(self, count: int) -> list[int]:
         """Hand out the first ``count`` free blocks. They lose their keys."""
-        assert count <= len(self.queue), "more blocks taken than are free"
+        if count > len(self.queue):
+            raise NoneLeft
         taken, self.queue = self.queue[:count], self.queue[count:]
         for block in taken:
             self.evict(block)

@@ -44,6 +44,8 @@ class Family:
     overlap: int = 0
     """Steps that may be scheduled before the output of an earlier one is known."""
     external: float = 0.25
+    loads_states: bool = False
+    """Whether external tokens may come with aligned states, which vLLM's own scheduler never asks for."""
     cold: float = 0.0
     """Share of requests that are never looked up."""
     must_fit: float = 0.5
@@ -271,7 +273,8 @@ class Walker:
         hit = 0 if job.cold else self.do("get_computed", req=job.name)["hit_tokens"]
         left = len(job.tokens) - hit
         external = 0
-        if not self.stops_at_states and left > unit and self.chance(self.family.external):
+        loads = self.family.loads_states or not self.stops_at_states
+        if loads and left > unit and self.chance(self.family.external):
             external = unit * rng.randint(1, (left - 1) // unit)
         later = external > 0 and self.chance(0.5)
         count = min(left - external, unit * (left if self.family.whole_texts else rng.choice([1, 3, 64])))
@@ -423,6 +426,10 @@ FAMILIES: dict[str, Family] = {
     "mamba-spec-tight": Family(
         small(FULL, {**STATE, "spec_blocks": 2}, num_blocks=18), prompt=4, drafts=2, lookahead=2, seeds=(23,)
     ),
+    "mamba-surplus": Family(
+        small(FULL, STATE, num_blocks=14), prompt=3, drafts=12, lookahead=16, reserve=0.3, seeds=(12, 69)
+    ),
+    "mamba-load": Family(small(FULL, STATE, num_blocks=30), prompt=5, external=0.6, loads_states=True, seeds=(67,)),
     "mamba-fine-swa": Family(
         small(COARSE, COARSE_STATE, {"type": "sliding_window", "window": 9, "block_size": 4}, hash_block_size=4),
         prompt=3,

@@ -9,9 +9,10 @@ import pytest
 from tests.blocks.support import XXH3
 
 from kvyard.blocks import Pool
-from kvyard.blocks.cache_map import CacheMap, Node
+from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.integrity import check_pool
+from kvyard.blocks.node import Node
 from kvyard.hashing import Key, TokenChain
 
 

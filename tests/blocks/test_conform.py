@@ -242,7 +242,7 @@ def test_a_file_that_is_no_log(
     assert streams.err.startswith(f"Error: {path}")
     assert message in streams.err
     assert len(streams.err.splitlines()) == 1
-    assert streams.out == ""
+    assert streams.out == "0 of 1 logs identical, 1 can't be replayed, 0 operations\n"
 
 
 def started() -> list[Entry]:
@@ -268,3 +268,22 @@ def test_a_missing_file_and_a_directory(tmp_path: Path, capsys: pytest.CaptureFi
 def test_no_file_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
     assert "missing argument 'files" in capsys.readouterr().err.lower()
+
+
+def test_a_bad_file_does_not_keep_the_others_from_being_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = read(family("full"))[:50]
+    good = write(tmp_path / "good@1.jsonl", entries)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("no log\n")
+    assert run(bad, tmp_path / "absent.jsonl", good) == 2
+    streams = capsys.readouterr()
+    assert streams.out.splitlines() == [
+        "good@1: 50 operations, identical",
+        "1 of 3 logs identical, 2 can't be replayed, 50 operations",
+    ]
+    assert [line.split(": ")[1] for line in streams.err.splitlines()] == [f"{bad}:1", str(tmp_path / "absent.jsonl")]
+    falsify(entries, "allocate", "blocks", [[1, 1]])
+    assert run(bad, write(tmp_path / "false@1.jsonl", entries), good) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 of 3 logs identical, 1 can't be replayed, ")

@@ -8,8 +8,8 @@ import pytest
 from tests.blocks.support import FULL, cache, make, run
 
 from kvyard.blocks import BlockManager, GroupSpec, Request
-from kvyard.blocks.cache_map import Node
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.node import Node
 
 
 class Books:

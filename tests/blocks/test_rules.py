@@ -378,6 +378,19 @@ def test_worth_of_a_window_equals_a_scan(
     assert [at for low, high in spans for at in range(low, high)] == expected
 
 
+@given(st.integers(0, 20), sizes, scales, st.integers(1, 20), st.booleans(), st.data())
+def test_what_keeps_all_is_asked_no_further(
+    first: int, size: int, scale: int, width: int, eagle: bool, data: st.DataObject
+) -> None:
+    """And what doesn't leaves something out, sooner or later."""
+    alignment = size * scale
+    retention = data.draw(st.sampled_from([None, 0, alignment, 3 * alignment]))
+    rule = data.draw(st.sampled_from([window(width, size), chunk(width, size), state(size), FULL]))
+    kept = rule.worth(first, first + 200, alignment, eagle, retention, [])
+    assert (kept is None) == rule.keeps_all(alignment, eagle, retention)
+    assert kept is None or kept != [(first, first + 200)]
+
+
 @given(st.integers(0, 20), st.integers(0, 12), sizes, scales, bounds, st.data())
 def test_worth_of_states_equals_a_scan(
     first: int, count: int, size: int, scale: int, boundaries: list[int], data: st.DataObject
@@ -442,4 +455,4 @@ def test_intersect(left: list[bool], right: list[bool]) -> None:
 def test_each_kind_has_its_rule(kind: str, rule: type[Rule]) -> None:
     made = rule_for(GroupSpec(kind=kind, window=4, chunk=4, block_size=2))
     assert type(made) is rule
-    assert made.keeps_all == (rule in (Rule, ChunkRule))
+    assert made.keeps_all(2, False, 0) == (rule in (Rule, ChunkRule))

@@ -13,40 +13,11 @@ from collections.abc import Iterator
 
 from kvyard.blocks.eviction import EvictionOrder
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.node import Marks, Node
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
 
-
-class Node:
-    """Blocks ``start`` to ``stop`` of a chain, all in the same condition: each copy covers exactly these."""
-
-    __slots__ = ("chain", "copies", "hole", "keys", "kids", "map", "parent", "start", "stop")
-
-    def __init__(self, owner: CacheMap, chain: Chain, start: int, stop: int, parent: Node | None) -> None:
-        self.map = owner
-        self.chain = chain
-        self.keys = chain.keys
-        self.start = start
-        self.stop = stop
-        self.parent = parent
-        self.kids = 0
-        self.hole: Node | None = None
-        """The child that last became a hole: where this node ends, once its last blocks have been evicted."""
-        self.copies: list[Extent] = []
-        """First registered first: a lookup takes the first."""
-
-    def __repr__(self) -> str:
-        return f"Node({self.start}..{self.stop}, copies={len(self.copies)}, kids={self.kids})"
-
-
-class Marks:
-    """The stretches, one hash unit each, that end inside a block and by which it can be found as well."""
-
-    __slots__ = ("map", "runs")
-
-    def __init__(self, owner: CacheMap, runs: list[Run]) -> None:
-        self.map = owner
-        self.runs = runs
+__all__ = ["CacheMap", "Node"]
 
 
 class CacheMap:
@@ -101,7 +72,11 @@ class CacheMap:
         start = extent.start
         stop = start + len(extent.ids)
         known = before.node if before is not None else None
-        nodes, at = self.walk(chain.keys, stop, at=known.stop if known is not None else 0)
+        at = known.stop if known is not None else 0
+        if at == start and chain.keys[at] not in self.starts:
+            # Mostly text that nobody cached, right behind what is.
+            return [self._add_copy(chain, self._grow(chain, start, stop, known), extent)]
+        nodes, at = self.walk(chain.keys, stop, at=at)
         if nodes and nodes[-1].stop > at:
             nodes[-1] = self.split(nodes[-1], at)
         parts: list[Extent] = []
@@ -166,9 +141,9 @@ class CacheMap:
             hole = node.hole
             if node.kids != 1 or hole is None or hole.parent is not node or hole.copies or not hole.chain.reaches(cut):
                 return False
-            del self.starts[hole.keys[stop]]
-            hole.start = cut
-            self.starts[hole.keys[cut]] = hole
+            del self.starts[hole.key]
+            hole.start, hole.key = cut, hole.keys[cut]
+            self.starts[hole.key] = hole
         node.stop = cut
         self.version += 1
         if not (cut - node.start) % 16:
@@ -226,7 +201,7 @@ class CacheMap:
 
     def split(self, node: Node, at: int) -> Node:
         """Split ``node`` and its copies at position ``at``; returns the new earlier part, ``node`` keeps the later."""
-        front = Node(self, node.chain, node.start, at, node.parent)
+        front = Node(self, node.chain, node.key, node.start, at, node.parent)
         front.kids = 1
         count = at - node.start
         for extent in node.copies:
@@ -235,9 +210,9 @@ class CacheMap:
             front.copies.append(part)
             if not part.refs:
                 self.order.insert_after(extent, part)
-        keys = node.keys
-        self.starts[keys[node.start]] = front
-        self.starts[keys[at]] = node
+        self.starts[node.key] = front
+        key = node.key = node.keys[at]
+        self.starts[key] = node
         node.parent = front
         node.start = at
         return front
@@ -276,10 +251,10 @@ class CacheMap:
             yield from (extent for extent in holders if extent.node is None)
 
     def _grow(self, chain: Chain, start: int, stop: int, parent: Node | None) -> Node:
-        node = Node(self, chain, start, stop, parent)
+        key = chain.keys[start]
+        node = self.starts[key] = Node(self, chain, key, start, stop, parent)
         if parent is not None:
             parent.kids += 1
-        self.starts[chain.keys[start]] = node
         return node
 
     def _add_copy(self, chain: Chain, node: Node, extent: Extent) -> Extent:
@@ -287,8 +262,9 @@ class CacheMap:
         if not node.copies:
             # A hole may have let go of its tokens; whoever fills it has them.
             node.chain, node.keys = chain, chain.keys
-        if extent.stop > node.stop:
-            extent = extent.split_front(node.stop - extent.start)
+        count = node.stop - extent.start
+        if len(extent.ids) > count:
+            extent = extent.split_front(count)
         extent.node = node
         node.copies.append(extent)
         if self.sink is not None:
@@ -304,7 +280,7 @@ class CacheMap:
             return
         at: Node | None = node
         while at is not None and not at.kids and not at.copies:
-            del self.starts[at.keys[at.start]]
+            del self.starts[at.key]
             parent, at.parent = at.parent, None
             if parent is not None:
                 parent.kids -= 1
@@ -325,9 +301,9 @@ class CacheMap:
         if parent is None or parent.copies or parent.kids != 1:
             return
         if node.chain.reaches(parent.start):
-            del self.starts[node.keys[node.start]]
-            node.start = parent.start
+            del self.starts[node.key]
+            node.start, node.key = parent.start, parent.key
             node.parent, parent.parent = parent.parent, None
-            self.starts[node.keys[node.start]] = node
+            self.starts[node.key] = node
             if node.parent is not None:
                 node.parent.hole = node

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvyard.blocks.cache_map import Node
 from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
 from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.group import Group
+from kvyard.blocks.node import Node
 from kvyard.blocks.request import Request
 from kvyard.blocks.rules import Match, Spans, intersect
 from kvyard.blocks.spec import Geometry
@@ -110,8 +110,15 @@ class Coordinator:
         self.batches = self._batches()
         self._one_full = len(groups) == 1 and groups[0].spec.is_full and not groups[0].eagle
         for group in groups:
+            group.alignment, group.retention = self.alignment, retention
+            group.keeps_all = group.rule.keeps_all(self.alignment, group.eagle, retention)
             if not group.registers_always:
                 group.register_unit = 1 if len(groups) == 1 or group.eagle or geometry.fine_hits else self.alignment
+        self._unit = 1 if len(groups) == 1 or geometry.fine_hits else geometry.scheduler_block_size
+        """How many tokens at a time all groups together can make use of."""
+        self.estimates = any(group.estimates for group in groups)
+        """Whether ``need`` alone doesn't tell if an allocation will succeed."""
+        self._drafts = margin > 0 or any(group.eagle for group in groups)
 
     def _batches(self) -> list[Batch]:
         """Equal groups together; full attention first, since its answer bounds the others at little cost."""
@@ -204,8 +211,23 @@ class Coordinator:
                 found[group.index] = group_hit
         return Hit(request, tokens, found, longest if longest > tokens else 0, version)
 
+    def fits(self, request: Request, hits: Sequence[GroupHit], demand: Demand, spare: int) -> bool:
+        """Whether ``demand`` can be met while ``spare`` blocks stay free."""
+        free = self.groups[0].pool.free
+        if self.need(request, hits, demand) + spare > free:
+            return False
+        return not self.estimates or self._uses(request, hits, demand) <= free
+
+    def _uses(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
+        """How many free blocks are gone once ``demand`` is met. One group's surplus is no help to another."""
+        if self.has_adopted(request):
+            demand = demand._replace(total=demand.local)  # what is loaded later has no blocks of its own
+        return sum(
+            group.uses(request, table, hit, demand) for group, table, hit in zip(self.groups, request.tables, hits)
+        )
+
     def need(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
-        """How many free blocks all groups together need to meet ``demand``."""
+        """How many free blocks all groups together need to meet ``demand``, by the count that admission goes by."""
         total = 0
         for group, table, hit in zip(self.groups, request.tables, hits):
             total += group.need(request, table, hit, demand)
@@ -234,12 +256,13 @@ class Coordinator:
 
     def register(self, request: Request, tokens: int) -> None:
         """Offer the blocks of the first ``tokens`` tokens to every group's map."""
-        if self._one_full and not self.margin:
-            self.groups[0].register(request, request.tables[0], tokens, self.alignment, self.retention)
+        if self._drafts:
+            for group, table in zip(self.groups, request.tables):
+                group.register(request, table, self.cacheable(tokens, group))
             return
+        full = tokens - tokens % self._unit
         for group, table in zip(self.groups, request.tables):
-            full = self.cacheable(tokens, group)
-            group.register(request, table, full, self.alignment, self.retention)
+            group.register(request, table, full)
 
     def cacheable(self, tokens: int, group: Group) -> int:
         """How many of ``tokens`` can be part of a future hit of ``group``."""
@@ -253,6 +276,4 @@ class Coordinator:
         return min(final, self._align(final) + group.block_size)
 
     def _align(self, tokens: int) -> int:
-        if self.geometry.fine_hits:
-            return tokens
-        return tokens - tokens % self.geometry.scheduler_block_size
+        return tokens - tokens % self._unit

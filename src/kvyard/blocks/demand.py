@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvyard.blocks.cache_map import Node
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.node import Node
 
 
 class GroupHit(NamedTuple):
@@ -40,13 +40,17 @@ class GroupHit(NamedTuple):
 
     def free_blocks(self, skip: int) -> int:
         """How many of its blocks from position ``skip`` on nobody holds, so that pinning them uses up free ones."""
-        low, high = max(self.low, skip), self.blocks - (self.tail is not None)
+        blocks, low, nodes, tail = self
+        if skip > low:
+            low = skip
+        high = blocks if tail is None else blocks - 1
         total = 0
-        for node in self.parts():
-            held = min(node.stop, high) - max(node.start, low)
-            if held > 0 and not node.copies[0].refs:
-                total += held
-        if self.tail is not None and low < self.blocks and not self.tail.refs:
+        for node in nodes if len(nodes) == 1 and not nodes[0].start else self.parts():
+            first = node.start if node.start > low else low
+            last = node.stop if node.stop < high else high
+            if first < last and not node.copies[0].refs:
+                total += last - first
+        if tail is not None and low < blocks and not tail.refs:
             total += 1
         return total
 

@@ -21,6 +21,9 @@ class EvictionOrder(Protocol):
     def push(self, extent: Extent) -> None:
         """The last holder let go of ``extent``: it becomes a candidate, after its equals."""
 
+    def push_front(self, extent: Extent) -> None:
+        """``extent`` was taken from the head and comes back there: it is the next to go among its equals."""
+
     def remove(self, extent: Extent) -> None:
         """``extent`` was hit or is gone: it is no candidate any more."""
 
@@ -54,6 +57,9 @@ class Line:
         extent.before = tail
         extent.after = last
         last.before = extent
+
+    def push_front(self, extent: Extent) -> None:
+        self.insert_after(self._first, extent)
 
     def remove(self, extent: Extent) -> None:
         before, after = extent.before, extent.after
@@ -105,6 +111,12 @@ class PriorityOrder:
     def push(self, extent: Extent) -> None:
         self._expire()  # what expired before is ahead
         self._line(extent.priority).push(extent)
+        if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
+            self._arm(extent, self._now() + extent.expires)
+
+    def push_front(self, extent: Extent) -> None:
+        self._expire()
+        self._line(extent.priority).push_front(extent)
         if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
             self._arm(extent, self._now() + extent.expires)
 

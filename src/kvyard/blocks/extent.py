@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvyard.blocks.cache_map import Marks, Node
+    from kvyard.blocks.node import Marks, Node
 
 DEFAULT_PRIORITY = 35
 """The retention priority of what nobody asked to keep, on TensorRT-LLM's scale of 0 to 100."""
@@ -69,13 +69,14 @@ class Extent:
 
         The caller puts the new extent where it belongs (a node's copies, the eviction order).
         """
-        front = Extent(self.ids[:count], self.start, self.refs, self.priority)
+        ids = self.ids
+        front = Extent(ids[:count], self.start, self.refs, self.priority)
         front.expires = self.expires
-        self.ids = self.ids[count:]
+        del ids[:count]
         self.start += count
-        front.left = self.left
-        if front.left is not None:
-            front.left.right = front
+        left = front.left = self.left
+        if left is not None:
+            left.right = front
         front.right = self
         self.left = front
         return front

@@ -76,9 +76,7 @@ class FineGroup(Group):
         return need + (1 if hit.blocks and demand.local % self.block_size else 0)
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
-        adopt_inside(self, table, hit, local, external)
-        if hit.blocks and local % self.block_size:
-            table.state = table.extents[-1]
+        table.state = adopt_inside(self, table, hit, local, external)
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:
         copied: list[int] = []
@@ -87,8 +85,8 @@ class FineGroup(Group):
             table.state = None
         return copied + super().take_new(table, demand)
 
-    def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
-        super().register(request, table, tokens, alignment, retention)
+    def register(self, request: Request, table: Table, tokens: int) -> None:
+        super().register(request, table, tokens)
         # A resend computes at least its last token anew; with a draft head the drop sees to that.
         unit = self.hash_block_size
         boundary = (request.num_prompt_tokens - (not self.eagle)) // unit * unit
@@ -99,9 +97,15 @@ class FineGroup(Group):
             self.map.mark(block, mark_of(request, boundary, unit))
 
 
-def adopt_inside(group: Group, table: Table, hit: GroupHit, local: int, external: int) -> None:
-    """Adopt a hit that may end inside its last block, as an extent of its own; that block counts as not registered."""
-    inside = hit.blocks if local % group.block_size else 0
+def adopt_inside(group: Group, table: Table, hit: GroupHit, local: int, external: int) -> Extent | None:
+    """Adopt a hit that may end inside its last block, and return that block, an extent of its own, if it does.
+
+    It counts as not registered. A state that lies before what will be loaded is of no use and not adopted.
+    """
+    ends_inside = hit.blocks > 0 and local % group.block_size > 0
+    if not ends_inside or group.rule.stale(local + external) // group.block_size >= hit.blocks:
+        Group.adopt(group, table, hit, local, external)
+        return None
     tail = hit.tail
     whole = hit if tail is None else GroupHit(hit.blocks - 1, hit.low, hit.nodes)
     Group.adopt(group, table, whole, local, external)
@@ -109,10 +113,10 @@ def adopt_inside(group: Group, table: Table, hit: GroupHit, local: int, external
         group.pool.pin(tail)
         tail.start = hit.blocks - 1
         table.append(tail)
-    elif inside:
+    else:
         group._block_at(table, hit.blocks - 1)
-    if inside:
-        table.registered = hit.blocks - 1
+    table.registered = hit.blocks - 1
+    return table.extents[-1]
 
 
 def continue_on_copy(group: Group, table: Table, source: Extent, fresh: list[int]) -> list[int]:

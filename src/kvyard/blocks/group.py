@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvyard.blocks.cache_map import Node
 from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.node import Node
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.registration import register_kept, register_tail, resume_points
 from kvyard.blocks.request import Request
@@ -29,6 +29,8 @@ class Group:
     """Tokens' worth of blocks at the table's end that are not for ordinary tokens."""
     registers_always = False
     """Whether there may be something to register even if no block has been completed."""
+    estimates = False
+    """Whether ``need`` may be less than what it ``uses``."""
 
     def __init__(
         self, index: int, spec: GroupSpec, pool: Pool, *, hash_block_size: int, max_in_flight: int, max_model_len: int
@@ -50,6 +52,12 @@ class Group:
         """The scheduler's block size where any group has a draft head, else 0; the coordinator decides."""
         self.register_unit = 0
         """How many tokens at a time become registrable; 0 if that is hard to say. The coordinator decides."""
+        self.alignment = 0
+        """What hits of all groups together end on; the coordinator decides."""
+        self.retention: int | None = None
+        """How sparsely windows and states are kept; the coordinator is told."""
+        self.keeps_all = True
+        """Whether every full block is worth registering."""
         self.copies: list[tuple[Extent, Extent]] = []
         """Block copies that the engine has yet to run, source and destination."""
         self.watch: Callable[[Request, Group, int, int], None] | None = None
@@ -82,25 +90,34 @@ class Group:
         return -(-demand.slots // self.block_size)
 
     def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
-        """How many free blocks it takes to meet ``demand``."""
+        """How many free blocks it takes to meet ``demand``, by the count that admission goes by."""
         required = self.required(demand)
         if demand.whole and self.cap is not None:
             required = min(required, self.cap)
         if table.registered is not None:
             return max(required - table.length, 0)
-        skipped = self.rule.stale(demand.total) // self.block_size
-        fresh = max(required - max(skipped, hit.blocks + table.length), 0)
+        rule = self.rule
+        skipped = rule.stale(demand.total) // self.block_size if rule.forgets else 0
+        held = table.length + hit.blocks
+        fresh = required - (skipped if skipped > held else held)
+        if fresh < 0:
+            fresh = 0
         if not hit.blocks:
             return fresh
         # A cached block that nobody holds stands in the line of free ones, and pinning takes it out.
         return fresh + hit.free_blocks(max(0, skipped - table.length))
+
+    def uses(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+        """How many free blocks are gone once ``demand`` is met."""
+        return self.need(request, table, hit, demand)
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
         """Pin the hit's blocks that will still be read and put them into the (empty) table; the rest become null.
 
         ``local`` tokens are hit, ``external`` ones will be loaded after them.
         """
-        skipped = self.rule.stale(local + external) // self.block_size
+        rule = self.rule
+        skipped = rule.stale(local + external) // self.block_size if rule.forgets else 0
         low, high = max(hit.low, skipped), hit.blocks
         pool = self.pool
         if low < high:
@@ -135,34 +152,44 @@ class Group:
 
     def drop_stale(self, request: Request, table: Table, processed: int) -> None:
         """Release the blocks that nobody will read again after ``processed`` tokens."""
+        starts = table.starts
         position = min(self.rule.stale(processed) // self.block_size, table.length)
-        if not table.starts or table.starts[0] >= position:
+        if not starts or starts[0] >= position:
+            return
+        first = table.extents[0]
+        count = position - first.start
+        if first.start == starts[0] and count < len(first.ids):
+            # A window moves on by a block: the first extent gives up its front, and the table is otherwise as it was.
+            starts[0] = position
+            self.pool.release_front(first, count)
             return
         extent = table.crossing(position)
         if extent is not None:
             self.pool.split(extent, position - extent.start)
         self.pool.release(table.drop_before(position))
 
-    def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
+    def register(self, request: Request, table: Table, tokens: int) -> None:
         """Offer the full blocks of the first ``tokens`` tokens to the map, as far as they can ever serve a hit."""
         first = table.registered or 0
         last = tokens // self.block_size
         if first >= last:
             return
         table.registered = last
-        chain = self.chain_of(request)
+        chain = request.chain if self._native else request.view(self.block_size)
         if self.watch is not None:
             self.watch(request, self, first, last)
-        if self.rule.keeps_all:
-            kept = None
-        else:
-            boundaries = resume_points(request, self.eagle_unit) if retention is not None else ()
-            kept = self.rule.worth(first, last, alignment, self.eagle, retention, boundaries)
-        if kept is None:
+        if self.keeps_all:
             if register_tail(self.map, chain, request, table, first, last):
                 return
             kept = [(first, last)]
+        else:
+            kept = self._worth(request, first, last)
         register_kept(self.map, chain, request, table, kept)
+
+    def _worth(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
+        boundaries = resume_points(request, self.eagle_unit) if self.retention is not None else ()
+        kept = self.rule.worth(first, last, self.alignment, self.eagle, self.retention, boundaries)
+        return [(first, last)] if kept is None else kept
 
     def _block_at(self, table: Table, position: int) -> Extent | None:
         """The block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""

@@ -32,6 +32,8 @@ def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
     for listed in tables:
         assert len(listed) == len(set(listed)), f"a table lists a block twice: {listed}"
     references.update(pool.pinned)
+    for held in pool.holds:
+        references.update(held)
     check_pool(pool, references)
 
 
@@ -62,7 +64,7 @@ def check_map(cache_map: CacheMap, references: Counter[Extent], line: set[Extent
     starts = cache_map.starts
     kids = Counter(node.parent for node in starts.values() if node.parent is not None)
     for key, node in starts.items():
-        assert node.keys[node.start] == key, f"{node} is filed under another hash"
+        assert node.key == node.keys[node.start] == key, f"{node} is filed under another hash"
         assert node.start < node.stop, f"{node} is empty"
         assert node.kids == kids[node], f"{node} has {kids[node]} children"
         assert node.copies or node.kids, f"{node} is a hole with nothing behind it"

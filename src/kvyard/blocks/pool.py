@@ -14,6 +14,7 @@ from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.eviction import make_order
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.table import Table
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Key, Run
 
@@ -44,7 +45,11 @@ class Pool:
         self.free = num_blocks - 1
         """How many blocks can be taken: unnamed ones and cached ones that nobody holds."""
         self.pinned: Counter[Extent] = Counter()
-        """References that are not from tables: transfers and pending copies."""
+        """References of pending copies."""
+        self.holds: set[Table] = set()
+        """What transfers hold, each as a table, since others may split an extent while it is held."""
+        self.evicted = 0
+        """Cached blocks handed out so far for want of unnamed ones."""
         # Unnamed free blocks, next to be handed out last.
         self._loose = list(range(num_blocks - 1, 0, -1))
 
@@ -77,6 +82,7 @@ class Pool:
             return taken
         loose.reverse()
         taken, self._loose = loose, []
+        self.evicted -= cut
         self._evict(-cut, taken)
         return taken
 
@@ -98,8 +104,10 @@ class Pool:
                 ids = extent.ids
                 size = count
             order.remove(extent)
-            if extent.node is not None or extent.marks is not None:
-                self._unname(extent)
+            if node is not None:
+                node.map.leave(extent)
+            if extent.marks is not None:
+                extent.marks.map.unmark(extent)
             if extent.left is not None or extent.right is not None:
                 extent.forget_neighbours()
             taken += ids[::-1]
@@ -133,6 +141,72 @@ class Pool:
                     extent.forget_neighbours()
         for extent in reversed(later):
             push(extent)
+
+    def release_front(self, extent: Extent, count: int) -> None:
+        """Drop one reference on the first ``count`` blocks of ``extent``, fewer than it has; as ``release`` would."""
+        front = self.split(extent, count)
+        front.refs -= 1
+        if front.refs:
+            return
+        self.free += count
+        if front.node is not None:
+            self.order.push(front)
+        else:
+            self._loose += front.ids
+            front.forget_neighbours()
+
+    def hold(self, extents: Iterable[Extent]) -> Table:
+        """Pin ``extents`` for a transfer, until ``let_go`` or ``put_back``."""
+        held = Table()
+        for extent in extents:
+            self.pin(extent)
+            held.append(extent)
+        self.holds.add(held)
+        return held
+
+    def hold_new(self, count: int, start: int) -> Table:
+        """Take ``count`` blocks for what a transfer will bring to positions from ``start`` on. Raises as ``take`` does."""
+        held = Table()
+        held.append(Extent(self.take(count), start))
+        self.holds.add(held)
+        return held
+
+    def cut(self, extents: Iterable[Extent], low: int, high: int) -> list[Extent]:
+        """Those of ``extents``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
+        found: list[Extent] = []
+        for extent in extents:
+            start = extent.start
+            stop = start + len(extent.ids)
+            if start >= high:
+                break
+            if stop > low:
+                if start < low:
+                    self.split(extent, low - start)
+                found.append(self.split(extent, high - extent.start) if stop > high else extent)
+        return found
+
+    def let_go(self, held: Table) -> None:
+        """A transfer ends: drop its references."""
+        self.holds.remove(held)
+        self.release(held.settle())
+
+    def put_back(self, held: Table) -> None:
+        """A transfer ends that took ``held`` from the head of the line: what nobody else holds goes back there."""
+        self.holds.remove(held)
+        for extent in held.settle():
+            extent.refs -= 1
+            if not extent.refs:
+                self.free += len(extent.ids)
+                if extent.cached:
+                    self.order.push_front(extent)
+                else:
+                    self._loose += extent.ids
+                    extent.forget_neighbours()
+
+    @property
+    def unnamed(self) -> int:
+        """How many free blocks cache nothing."""
+        return len(self._loose)
 
     def evict(self, block_ids: Iterable[int]) -> None:
         """Forget what these blocks cache. Who holds them and their place in the line stay as they are.

@@ -46,7 +46,8 @@ def register_tail(cache_map: CacheMap, chain: Chain, request: Request, table: Ta
     if not whole:
         tail.forget_neighbours()
         parts.append(tail)
-    table.replace(len(extents) - 1, parts)
+    if len(parts) > 1:
+        table.replace(len(extents) - 1, parts)
     return True
 
 

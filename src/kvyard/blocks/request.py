@@ -45,6 +45,7 @@ class Request:
         "num_computed_tokens",
         "num_in_flight_tokens",
         "num_prompt_tokens",
+        "quiet_until",
         "reads_cache",
         "registered_until",
         "retention",
@@ -104,7 +105,8 @@ class Request:
         return chain
 
     def forget_limits(self) -> None:
-        """Nothing is known any more about how far the request can go before a group must act."""
+        """Nothing is known any more about how far the request can go before a group must act (see ``step``)."""
+        self.quiet_until: float = -inf
         self.fits_until: float = -inf
         self.settled_until: float = -inf
         self.registered_until: float = -inf

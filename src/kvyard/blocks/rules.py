@@ -37,8 +37,6 @@ NO_MATCH = Match(0, 0)
 class Rule:
     """Full attention, and what all kinds share: nothing goes stale, a hit is an unbroken prefix, all is worth keeping."""
 
-    keeps_all = True
-    """Whether ``worth`` says all, always."""
     forgets = False
     """Whether anything ever goes stale."""
 
@@ -71,6 +69,10 @@ class Rule:
         """The most blocks a request ever holds at once, where the kind gives blocks back as it goes."""
         return None
 
+    def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:
+        """Whether ``worth`` says all, whatever it is asked about."""
+        return True
+
     def worth(
         self, first: int, last: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
     ) -> list[tuple[int, int]] | None:
@@ -84,7 +86,6 @@ class Rule:
 class WindowRule(Rule):
     """Sliding window: a hit needs the trailing window only, and blocks before it go stale."""
 
-    keeps_all = False
     forgets = True
 
     def __init__(self, spec: GroupSpec) -> None:
@@ -128,19 +129,22 @@ class WindowRule(Rule):
         # One more, since a window need not start at a block's edge.
         return -(-min(self.window - 1 + in_flight, max_tokens) // self.block_size) + 1
 
+    def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:
+        segment = alignment if retention is None else retention
+        # Windows that end so close together overlap or touch.
+        return alignment % self.block_size != 0 or (segment > 0 and segment // self.block_size <= self.needed(eagle))
+
     def worth(
         self, first: int, last: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
     ) -> list[tuple[int, int]] | None:
-        size = self.block_size
-        if alignment % size:
+        if self.keeps_all(alignment, eagle, retention):
             return None
+        size = self.block_size
         need = self.needed(eagle)
         kept: list[tuple[int, int]] = []
         segment = alignment if retention is None else retention
         if segment:
             period = segment // size
-            if need >= period:
-                return None
             # Segment k ends at block (k + 1) * period, one later where the dropped block counts too.
             begin = max(1, (first - eagle) // period + 1) * period + eagle
             kept += [(end - need, end) for end in range(begin, last + need, period)]
@@ -182,7 +186,6 @@ class ChunkRule(Rule):
 class StateRule(Rule):
     """State (Mamba) groups: one state at the boundary is all a hit needs, and all earlier ones are stale."""
 
-    keeps_all = False
     forgets = True
 
     def stale(self, computed: int) -> int:
@@ -203,17 +206,18 @@ class StateRule(Rule):
                 return Match(end * size, end - 1)
         return NO_MATCH
 
+    def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:
+        return retention is None or 0 < retention < 2 * self.block_size
+
     def worth(
         self, first: int, last: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
     ) -> list[tuple[int, int]] | None:
-        if retention is None:
+        if self.keeps_all(alignment, eagle, retention):
             return None
         size = self.block_size
         kept: list[tuple[int, int]] = []
         if retention:
             period = retention // size
-            if period <= 1:
-                return None
             kept += [(end - 1, end) for end in range((first // period + 1) * period, last + 1, period)]
         for boundary in boundaries:
             end = boundary // alignment * alignment // size

@@ -38,9 +38,9 @@ class StateGroup(Group):
             return hit.tail.marks.runs[0][0] in self._this_step
         return bool(hit.blocks) and self.chain_of(request).keys[hit.blocks - 1] in self._this_step
 
-    def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
+    def register(self, request: Request, table: Table, tokens: int) -> None:
         first = table.registered or 0
-        super().register(request, table, tokens, alignment, retention)
+        super().register(request, table, tokens)
         last = table.registered or 0
         if first >= last:
             return
@@ -58,13 +58,11 @@ class StateGroup(Group):
 class _Progress:
     """What an aligned state group remembers of a request between steps."""
 
-    __slots__ = ("inside", "last_state", "started")
+    __slots__ = ("inside", "started")
 
     def __init__(self) -> None:
         self.started = False
         """Whether a step has been allocated: speculative blocks come with the first."""
-        self.last_state: int | None = None
-        """The position of the state that the previous step wrote."""
         self.inside: Extent | None = None
         """The state that a prompt ends with inside a block: others may hit it, so it is not to be written again."""
 
@@ -74,6 +72,7 @@ class AlignedStateGroup(StateGroup):
 
     restless = True
     registers_always = True
+    estimates = True
 
     def _progress(self, table: Table) -> _Progress:
         if table.state is None:
@@ -86,22 +85,37 @@ class AlignedStateGroup(StateGroup):
         return -(-demand.main // self.block_size) + self.spec.spec_blocks
 
     def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+        """As vLLM predicts it: below nothing where drafts that were taken back left more than enough, and without the
+        block of a state to be loaded.
+        """
         if self._written_this_step(request, hit):
             return self.pool.num_blocks + 1
-        progress = self._progress(table)
-        inside = progress.inside is not None or bool(hit.blocks and demand.local % self.block_size)
+        inside = self._ends_inside(table, hit, demand)
         fresh = self.required(demand) - hit.blocks - table.length
         if inside:
             fresh = max(fresh, 0) + 1
-        if fresh > 0:
-            fresh = min(fresh, 1 + inside + (0 if progress.started else self.spec.spec_blocks))
-        else:
-            # More than enough, after drafts were taken back: that is no help to other groups.
-            fresh = 0
+        return min(fresh, self._most(table) + inside) + (hit.free_blocks(0) if hit.blocks else 0)
+
+    def uses(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+        length = table.length + hit.blocks
+        loaded = skipped = 0
         if demand.total > demand.local:
-            # A state that is loaded needs a block of its own besides the running one.
-            fresh += 1
-        return fresh + (hit.free_blocks(0) if hit.blocks else 0)
+            # A state that is loaded has a block of its own besides the running one.
+            skipped = self.rule.stale(demand.total) // self.block_size
+            loaded = max(0, -(-demand.total // self.block_size) - max(length, skipped))
+            length = max(length, skipped) + loaded
+        fresh = min(max(self.required(demand) - length, 0), self._most(table))
+        if not hit.blocks > skipped:
+            return loaded + fresh + (self._progress(table).inside is not None)
+        return loaded + fresh + self._ends_inside(table, hit, demand) + hit.free_blocks(skipped)
+
+    def _most(self, table: Table) -> int:
+        """The most blocks that a step takes: one to write its state to, and speculative ones if it is the first."""
+        return 1 if self._progress(table).started else 1 + self.spec.spec_blocks
+
+    def _ends_inside(self, table: Table, hit: GroupHit, demand: Demand) -> bool:
+        """Whether the step begins inside a block that others may hit, so that one more is needed for a copy."""
+        return self._progress(table).inside is not None or bool(hit.blocks and demand.local % self.block_size)
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:
         progress = self._progress(table)
@@ -112,10 +126,6 @@ class AlignedStateGroup(StateGroup):
         if required <= before and inside is None:
             progress.started = True
             return []
-        if progress.started:
-            progress.last_state = before - 1 - spec
-        elif before:
-            progress.last_state = before - 1
         running = required - spec - 1
         if before < running:
             table.length = running
@@ -149,12 +159,10 @@ class AlignedStateGroup(StateGroup):
             self._this_step.add(copy.marks.runs[0][0])
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
-        adopt_inside(self, table, hit, local, external)
-        if hit.blocks and local % self.block_size:
-            self._progress(table).inside = table.extents[-1]
+        self._progress(table).inside = adopt_inside(self, table, hit, local, external)
 
-    def register(self, request: Request, table: Table, tokens: int, alignment: int, retention: int | None) -> None:
-        super().register(request, table, tokens, alignment, retention)
+    def register(self, request: Request, table: Table, tokens: int) -> None:
+        super().register(request, table, tokens)
         unit = self.hash_block_size
         boundary = (request.num_prompt_tokens - (not self.use_eagle)) // unit * unit - (unit if self.use_eagle else 0)
         position = -(-tokens // self.block_size) - 1
@@ -184,15 +192,3 @@ class AlignedStateGroup(StateGroup):
         block.start = table.length
         table.append(block)
         return block.ids
-
-    def drop_stale(self, request: Request, table: Table, processed: int) -> None:
-        super().drop_stale(request, table, processed)
-        last = self._progress(table).last_state
-        if last is not None and last < -(-processed // self.block_size) - 1:
-            for index, extent in enumerate(table):
-                if extent.start <= last < extent.stop:
-                    block = self.pool.isolate(extent, last - extent.start)
-                    index = table.settle().index(block)
-                    table.replace(index, [])
-                    self.pool.release([block])
-                    break

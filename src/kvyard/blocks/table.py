@@ -42,11 +42,18 @@ class Table:
         if extents:
             last = extents[-1]
             # Only a table's own unnamed blocks may grow: named ones are a copy of something.
-            if not last.cached and last.refs == 1 and last.start + len(last.ids) == self.length:
+            if (
+                last.node is None
+                and last.marks is None
+                and last.refs == 1
+                and last.start + len(last.ids) == self.length
+            ):
                 last.ids += ids
                 self.length += len(ids)
                 return
-        self.append(Extent(ids, self.length))
+        extents.append(Extent(ids, self.length))
+        self.starts.append(self.length)
+        self.length += len(ids)
 
     def settle(self) -> list[Extent]:
         """List the parts of extents that were split since; returns the extents in order of position."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvyard.blocks.conform import Difference, Verdict
+from kvyard.blocks.conform import Difference, LogError, Verdict
 from kvyard.blocks.conform import conform as compare
 
 SHOWN = 400
@@ -23,20 +23,28 @@ def conform(
     """Replay operation logs of a real vLLM block manager and compare every result.
 
     Compared are hits, block ids, failures, hashes, reference counts, the order of free blocks, and events. Exit code 0: all
-    are identical. 1: the first difference of each log is shown. 2: a file can't be read.
+    are identical. 1: some differ; the first difference of each is shown. 2: none differs, but some can't be replayed.
     """
     verdicts = []
     for path in files:
-        verdict = compare(path)
+        try:
+            verdict = compare(path)
+        except LogError as bad:
+            typer.echo(f"Error: {bad}", err=True)
+            continue
         verdicts.append(verdict)
         typer.echo(_line(verdict))
         if verdict.difference is not None:
             _show(verdict.difference)
     identical = sum(verdict.difference is None for verdict in verdicts)
     operations = sum(verdict.operations for verdict in verdicts)
-    typer.echo(f"{identical} of {len(verdicts)} logs identical, {operations} operations")
+    unread = len(files) - len(verdicts)
+    left_out = f", {unread} can't be replayed" if unread else ""
+    typer.echo(f"{identical} of {len(files)} logs identical{left_out}, {operations} operations")
     if identical < len(verdicts):
         raise typer.Exit(1)
+    if unread:
+        raise typer.Exit(2)
 
 
 def _line(verdict: Verdict) -> str:

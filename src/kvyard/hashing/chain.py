@@ -73,6 +73,12 @@ class Chain:
             raise ValueError(f"block size {block_size} is not a multiple of the hash block size {self.block_size}")
         return CoarseChain(self, block_size // self.block_size)
 
+    def finer(self, block_size: int) -> Chain:
+        """A chain made by ``coarser``, seen at a size between its original's and its own. Raises ``ValueError`` otherwise."""
+        if block_size != self.block_size:
+            raise ValueError(f"a chain of blocks of {self.block_size} tokens has no blocks of {block_size}")
+        return self
+
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
         """A chain that need only answer for ``start`` to ``stop``: what outlives a request lets go of the rest of it.
 
@@ -181,6 +187,9 @@ class CoarseChain(Chain):
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         return self._fine.tokens_of(start * self.factor, stop * self.factor)
+
+    def finer(self, block_size: int) -> Chain:
+        return self if block_size == self.block_size else self._fine.coarser(block_size)
 
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
         fine = self._fine.cut(start * self.factor, stop * self.factor, with_tokens)
