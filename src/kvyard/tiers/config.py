@@ -1,0 +1,146 @@
+"""What lower tiers can be asked for: capacities, links, the offload policy. Checked once, each refusal in one sentence.
+
+Values only: whether a block manager can honour them is checked when the two meet (``kvyard.tiers.offload``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from kvyard.blocks.eviction import ORDERS
+from kvyard.blocks.spec import ConfigError
+from kvyard.tiers.links.config import LinkConfig, parse_link_config
+
+SCOPES = ("private", "shared")
+UNCLEAN = ("wait", "drop")
+LAST_BLOCK = ("skip", "recompute-token", "recompute-block")
+EVENTS = ("self-describing", "legacy")
+
+
+class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tier: how much it holds, and the link that leads to it. Raises ``ConfigError``."""
+
+    num_blocks: int | None = None
+    """Capacity in blocks of the device's size. Give this or ``bytes``."""
+    bytes: int | None = None
+    """Capacity in bytes; what doesn't fill a block is not used."""
+    link: LinkConfig = LinkConfig()
+    scope: str = "private"
+    """``private`` to one worker, or ``shared`` by all that join a ``Timeline``."""
+    eviction: str = "lru"
+
+    def __post_init__(self) -> None:
+        if (self.num_blocks is None) == (self.bytes is None):
+            raise ConfigError("a tier's capacity is num_blocks or bytes: give one of the two")
+        for key, value in (("num_blocks", self.num_blocks), ("bytes", self.bytes)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{key} of a tier must be a whole number of 1 or more, got {value!r}")
+        _one_of("scope", self.scope, SCOPES)
+        _one_of("eviction", self.eviction, tuple(ORDERS))
+
+    def capacity(self, block_bytes: int) -> int:
+        """How many blocks of ``block_bytes`` fit. Raises ``ConfigError`` if none does."""
+        if self.num_blocks is not None:
+            return self.num_blocks
+        assert self.bytes is not None
+        if self.bytes < block_bytes:
+            raise ConfigError(f"a tier of {self.bytes} bytes doesn't hold a single block of {block_bytes} bytes")
+        return self.bytes // block_bytes
+
+
+class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tiers below the device and how they are used. Raises ``ConfigError`` for what contradicts itself."""
+
+    host: TierConfig
+    """G2."""
+    storage: TierConfig | None = None
+    """G3, behind G2: it is filled from there and read through there."""
+    policy: str = "write_through"
+    """A name of ``kvyard.tiers.policy.POLICIES``."""
+    min_uses: int | None = None
+    """For ``after_hits``: which use of a block stores it; the request that computes it is the first."""
+    offload_ahead: int | None = None
+    """For ``on_eviction``: how many blocks at the head of the free line are kept clean."""
+    on_unclean: str | None = None
+    """For ``on_eviction``, when a block is needed before it has been copied: ``wait`` for the copy (the default) or
+    ``drop`` the content."""
+    blocks_per_chunk: int = 1
+    """Blocks that are stored, named and evicted together."""
+    offload_batch_size: int | None = None
+    """Blocks per transfer of a store; its batches go one after the other. ``None``: all in one."""
+    last_block: str = "skip"
+    """What to do about the last block of a prompt that ends with it, some of which is computed again in any case: leave it out
+    of the load, or load it and go on with ``recompute-token`` (vLLM's connector) or ``recompute-block`` (Dynamo's mocker).
+    Only for models with full attention alone; others skip it."""
+    events: str = "self-describing"
+    """How lower tiers announce what they store: with everything a reader needs, or ``legacy``, hashes only."""
+
+    def __post_init__(self) -> None:
+        from kvyard.tiers.policy import POLICIES  # the registry is the authority on names
+
+        _one_of("policy", self.policy, tuple(POLICIES))
+        _one_of("events", self.events, EVENTS)
+        _one_of("last_block", self.last_block, LAST_BLOCK)
+        _at_least_one("blocks_per_chunk", self.blocks_per_chunk)
+        if self.offload_batch_size is not None:
+            _at_least_one("offload_batch_size", self.offload_batch_size)
+        for key, policy in (
+            ("min_uses", "after_hits"),
+            ("offload_ahead", "on_eviction"),
+            ("on_unclean", "on_eviction"),
+        ):
+            if getattr(self, key) is not None and self.policy != policy:
+                raise ConfigError(f"{key} is for the policy {policy}, not for {self.policy}: leave it out")
+        if self.min_uses is not None and (type(self.min_uses) is not int or self.min_uses < 2):
+            raise ConfigError(f"min_uses must be 2 or more (1 is write_through), got {self.min_uses!r}")
+        if self.offload_ahead is not None:
+            _at_least_one("offload_ahead", self.offload_ahead)
+        if self.on_unclean is not None:
+            _one_of("on_unclean", self.on_unclean, UNCLEAN)
+        if self.policy == "on_eviction" and self.blocks_per_chunk != 1:
+            raise ConfigError(
+                "on_eviction copies single blocks as they near the head of the line: leave out blocks_per_chunk"
+            )
+        if self.offload_batch_size is not None and self.offload_batch_size % self.blocks_per_chunk:
+            raise ConfigError(
+                f"offload_batch_size {self.offload_batch_size} must be a multiple of blocks_per_chunk {self.blocks_per_chunk}"
+            )
+        if self.storage is not None and self.storage.scope == "private" and self.host.scope == "shared":
+            raise ConfigError("a private storage tier can't stand behind a shared host tier: make both shared")
+
+    @property
+    def shared(self) -> bool:
+        """Whether any tier is shared, so that workers need a common ``Timeline``."""
+        return self.host.scope == "shared" or (self.storage is not None and self.storage.scope == "shared")
+
+
+def parse_offload_config(raw: Mapping[str, object]) -> OffloadConfig:
+    """The configuration that a file describes: the keys of ``OffloadConfig``, links as presets or keys of their own.
+
+    Raises ``ConfigError`` for an unknown key or a value that can't be.
+    """
+    keys = dict(raw)
+    for tier in ("host", "storage"):
+        inner = keys.get(tier)
+        if isinstance(inner, Mapping):
+            inner = dict(inner)
+            link = inner.get("link")
+            if isinstance(link, str | Mapping):
+                inner["link"] = msgspec.to_builtins(parse_link_config(link))
+            keys[tier] = inner
+    try:
+        return msgspec.convert(keys, OffloadConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"not an offload configuration: {error}") from None
+
+
+def _one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"unknown {key} {value!r}; choose one of {', '.join(choices)}")
+
+
+def _at_least_one(key: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{key} must be a whole number of 1 or more, got {value!r}")

@@ -1,0 +1,106 @@
+"""How a manager's blocks map onto the pages of lower tiers: sizes, chains, and what a page's blocks are on the device.
+
+A page is ``blocks_per_chunk`` consecutive blocks of one group. All groups share one block size in bytes, as they share the
+device's pool. Positions count pages here, blocks in the manager, and tokens where the two meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from kvyard.blocks import BlockManager, Request
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.rules import Spans
+from kvyard.blocks.spec import ConfigError, GroupSpec
+from kvyard.blocks.table import Table
+from kvyard.hashing import Chain
+from kvyard.tiers.piece import Piece
+from kvyard.tiers.prefix import Agreement
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """What workers that share a tier must have in common."""
+
+    groups: tuple[GroupSpec, ...]
+    hash_block_size: int
+    block_bytes: int
+    blocks_per_chunk: int
+
+
+class Layout:
+    """The geometry between one manager and its lower tiers."""
+
+    def __init__(self, manager: BlockManager, blocks_per_chunk: int, block_bytes: int) -> None:
+        """``block_bytes`` is the size of a device block, all its layers together. Raises ``ConfigError`` for groups that
+        can't be offloaded.
+        """
+        specs = tuple(group.spec for group in manager.groups)
+        if not manager.caching:
+            raise ConfigError("lower tiers hold what the prefix cache names: switch caching on, or leave the tiers out")
+        if type(block_bytes) is not int or block_bytes < 1:
+            raise ConfigError(f"block_bytes must be a whole number of 1 or more, got {block_bytes!r}")
+        if blocks_per_chunk > 1 and any(spec.is_state for spec in specs):
+            raise ConfigError(
+                "states are kept one by one and never fill a chunk: leave out blocks_per_chunk for mamba groups"
+            )
+        self.manager = manager
+        self.pool = manager.pool
+        self.chunk = blocks_per_chunk
+        self.block_sizes = tuple(spec.block_size for spec in specs)
+        self.page_tokens = tuple(size * blocks_per_chunk for size in self.block_sizes)
+        self.block_bytes = block_bytes
+        self.num_groups = len(specs)
+        self.alignment = math.lcm(manager.geometry.scheduler_block_size, *self.page_tokens)
+        if len(specs) == 1:
+            self.alignment = self.page_tokens[0]
+        self.agreement = Agreement(
+            [msgspec.structs.replace(spec, block_size=size) for spec, size in zip(specs, self.page_tokens)],
+            [group.eagle for group in manager.groups],
+            self.alignment,
+        )
+        self.contract = Contract(specs, manager.geometry.hash_block_size, block_bytes, blocks_per_chunk)
+
+    def pages(self, num_blocks: int) -> int:
+        """How many pages fit into ``num_blocks`` blocks. Raises ``ConfigError`` if none does."""
+        if num_blocks < self.chunk:
+            raise ConfigError(f"a tier of {num_blocks} blocks doesn't hold a single chunk of {self.chunk}")
+        return num_blocks // self.chunk
+
+    def chain(self, request: Request, group: int) -> Chain:
+        """The request's chain, a hash per page of ``group``."""
+        return request.view(self.page_tokens[group])
+
+    def named(self, request: Request, group: int, first: int) -> list[Extent]:
+        """The registered extents of the request on the device that reach beyond page ``first``."""
+        extents = request.tables[group].settle()
+        at, before = len(extents), first * self.chunk
+        while at and extents[at - 1].stop > before:
+            at -= 1
+        return [extent for extent in extents[at:] if extent.node is not None]
+
+    def pages_of(self, extents: Iterable[Extent]) -> Spans:
+        """The intervals of pages that ``extents`` cover in whole."""
+        spans: list[tuple[int, int]] = []
+        for extent in extents:
+            start = extent.start
+            stop = start + len(extent.ids)
+            if spans and spans[-1][1] == start:
+                spans[-1] = (spans[-1][0], stop)
+            else:
+                spans.append((start, stop))
+        chunk = self.chunk
+        if chunk == 1:
+            return spans
+        inner = [(-(-low // chunk), high // chunk) for low, high in spans]
+        return [(low, high) for low, high in inner if low < high]
+
+    def hold_blocks(self, extents: Iterable[Extent], piece: Piece) -> Table:
+        """Hold the device blocks behind ``piece``, out of ``extents``, for a transfer that reads them."""
+        return self.pool.hold(self.pool.cut(extents, piece.start * self.chunk, piece.stop * self.chunk))
+
+    def hold_slots(self, request: Request, group: int, low: int, high: int) -> Table:
+        """Hold the request's blocks ``low`` to ``high`` of ``group``, named or not."""
+        return self.pool.hold(self.pool.cut(list(request.tables[group].settle()), low, high))

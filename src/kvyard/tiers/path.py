@@ -1,0 +1,63 @@
+"""The whole chain of a cached block, put together from the tree it hangs in.
+
+What stays cached after its request keeps no more of the chain than its own stretch. The stretches before it are in the tree as
+well, as nodes with or without copies, each with its own hashes; so the way up gives the whole prefix back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from kvyard.blocks.cache_map import Node
+from kvyard.hashing import Chain, Key, Keys
+
+
+def whole_chain(node: Node) -> Chain:
+    """A chain that answers for everything up to the end of ``node``."""
+    return node.chain if node.chain.reaches(0) else PathChain(node)
+
+
+class PathChain(Chain):
+    """The chain from the root of a cache map to one of its nodes, as it was when this was made."""
+
+    __slots__ = ("_chains", "_starts")
+
+    def __init__(self, node: Node) -> None:
+        path = [node]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        path.reverse()
+        self.block_size = node.chain.block_size
+        self.namespace = node.chain.namespace
+        self._starts = [at.start for at in path]
+        self._chains = [at.chain for at in path]
+        self.keys = _PathKeys(self._starts, [at.keys for at in path], node.stop)
+
+    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
+        """The chain of the stretch itself, where one node has it all."""
+        at = bisect_right(self._starts, start) - 1
+        if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
+            return self._chains[at]
+        return self
+
+    def tokens_of(self, start: int, stop: int) -> list[int] | None:
+        at = bisect_right(self._starts, start) - 1
+        if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
+            return self._chains[at].tokens_of(start, stop)
+        return None
+
+
+class _PathKeys:
+    __slots__ = ("keys", "starts", "stop")
+
+    def __init__(self, starts: Sequence[int], keys: Sequence[Keys], stop: int) -> None:
+        self.starts = starts
+        self.keys = keys
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return self.stop
+
+    def __getitem__(self, index: int) -> Key:
+        return self.keys[bisect_right(self.starts, index) - 1][index]

@@ -1,0 +1,67 @@
+"""What is on its way to somewhere: stretches of chains that are not there yet and must not be sent again.
+
+There are few at a time and they never overlap, so they are kept by where they start and compared by hash: equal at a position
+means equal before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvyard.blocks.rules import Spans, clip
+from kvyard.hashing import Key, Keys
+from kvyard.tiers.piece import Piece
+
+
+class Pending:
+    """The stretches of one group that are on their way."""
+
+    __slots__ = ("_starts",)
+
+    def __init__(self) -> None:
+        self._starts: dict[int, dict[Key, Piece]] = {}
+
+    def add(self, piece: Piece) -> None:
+        """``piece`` sets out. No part of it may be on its way already."""
+        here = self._starts.setdefault(piece.start, {})
+        key = piece.chain.keys[piece.start]
+        assert key not in here, f"{piece} is sent twice"
+        here[key] = piece
+
+    def remove(self, piece: Piece) -> None:
+        """``piece`` has arrived, or won't."""
+        here = self._starts[piece.start]
+        del here[piece.chain.keys[piece.start]]
+        if not here:
+            del self._starts[piece.start]
+
+    def spans(self, keys: Keys, limit: int) -> Spans:
+        """The intervals of a chain's first ``limit`` positions that are on their way."""
+        found: list[tuple[int, int]] = []
+        for start, here in self._starts.items():
+            if start < limit:
+                piece = here.get(keys[start])
+                if piece is not None:
+                    found.append((start, _agree(piece.chain.keys, keys, start, min(piece.stop, limit))))
+        return clip(found, 0, limit) if len(found) > 1 else found
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __iter__(self) -> Iterator[Piece]:
+        for here in self._starts.values():
+            yield from here.values()
+
+
+def _agree(left: Keys, right: Keys, start: int, stop: int) -> int:
+    """Up to where two chains that agree at ``start`` do so, at most ``stop``."""
+    if left[stop - 1] == right[stop - 1]:
+        return stop
+    low, high = start + 1, stop - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[middle - 1] == right[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,108 @@
+"""Offload policies: which blocks go to the host, and when.
+
+A policy is asked at the end of a pass, for the blocks a request has computed and the host doesn't have. ``POLICIES`` is the
+registry. A policy knows neither links nor room: it only says what is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kvyard.blocks import Request
+from kvyard.blocks.rules import Spans, clip
+from kvyard.events.types import Tier
+from kvyard.hashing import Chain
+from kvyard.tiers.config import OffloadConfig
+from kvyard.tiers.piece import Piece
+from kvyard.tiers.store import TierStore
+
+
+class WriteThrough:
+    """Every full block of the prompt, as soon as it is computed. The default, and what vLLM's connector does."""
+
+    ahead = False
+    """Whether it copies from the head of the free line instead of at the end of a pass."""
+
+    def reach(self, request: Request) -> int:
+        """How many of the request's tokens are wanted, as far as they are computed."""
+        return min(request.num_computed_tokens, request.num_prompt_tokens)
+
+    def limit(self, request: Request) -> int | None:
+        """How many tokens ``reach`` can ever say for this request; ``None`` where there is no end."""
+        return request.num_prompt_tokens
+
+    def used(self, group: int, chain: Chain, first: int, last: int) -> None:
+        """A request has used pages ``first`` to ``last``: told once per request and page, before ``choose``."""
+
+    def choose(self, group: int, chain: Chain, missing: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Which of the ``missing`` intervals to store now."""
+        return missing
+
+
+class WriteThroughGenerated(WriteThrough):
+    """Generated blocks too."""
+
+    def reach(self, request: Request) -> int:
+        return min(request.num_computed_tokens, request.num_tokens)
+
+    def limit(self, request: Request) -> int | None:
+        return None
+
+
+class AfterHits(WriteThrough):
+    """Blocks of the prompt once they have been used ``min_uses`` times, by as many requests.
+
+    Uses are remembered for as many pages as four stores hold, the least recently used forgotten first.
+    """
+
+    def __init__(self, config: OffloadConfig, num_pages: int, num_groups: int) -> None:
+        self.min_uses = config.min_uses or 2
+        self._seen = TierStore(Tier.G2, 4 * num_pages, num_groups)
+        """Every use of a page is a copy of it in here."""
+
+    def used(self, group: int, chain: Chain, first: int, last: int) -> None:
+        seen = self._seen
+        for low, high in self._with_uses(group, chain, first, last, self.min_uses - 1, fewer=True):
+            seen.put(Piece(group, chain, low, high))
+
+    def choose(self, group: int, chain: Chain, missing: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        chosen: list[tuple[int, int]] = []
+        for low, high in missing:
+            chosen += self._with_uses(group, chain, low, high, self.min_uses, fewer=False)
+        return chosen
+
+    def _with_uses(self, group: int, chain: Chain, first: int, last: int, uses: int, fewer: bool) -> Spans:
+        """The intervals of pages ``first`` to ``last`` with at least, or at most, ``uses`` uses."""
+        nodes, at = self._seen.pool.maps[group].walk(chain.keys, last)
+        found = [
+            (node.start, min(node.stop, at))
+            for node in nodes
+            if (len(node.copies) <= uses if fewer else len(node.copies) >= uses)
+        ]
+        if fewer:
+            found.append((at, last))
+        return clip(found, first, last)
+
+
+class OnEviction(WriteThrough):
+    """Nothing at the end of a pass: blocks are copied when they come near the head of the free line (``ahead.py``)."""
+
+    ahead = True
+
+    def reach(self, request: Request) -> int:
+        return 0
+
+    def limit(self, request: Request) -> int | None:
+        return 0
+
+
+Maker: TypeAlias = Callable[[OffloadConfig, int, int], WriteThrough]
+
+POLICIES: dict[str, Maker] = {
+    "write_through": lambda config, pages, groups: WriteThrough(),
+    "write_through_generated": lambda config, pages, groups: WriteThroughGenerated(),
+    "after_hits": AfterHits,
+    "on_eviction": lambda config, pages, groups: OnEviction(),
+}
+"""Offload policies by name. A maker takes the configuration, the pages of the host tier and the number of groups."""

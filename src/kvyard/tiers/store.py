@@ -1,0 +1,207 @@
+"""A tier's store: which stretches of which chains it holds, for whom they are kept, and what is on its way in.
+
+Built from the block manager's own parts: a pool of pages and, per group, a map of copies. A page is ``blocks_per_chunk``
+blocks; a chunk is named by the hash of its last block, so the chains here are the request's chains seen at that size. An
+entry is *pending* from the moment a transfer towards it is planned until it lands: nobody finds it, but nobody stores or
+fetches it again either. Then it is *resident*, is announced, and may be evicted whenever no transfer reads it.
+
+All work is per run. A store knows no links, no requests and no time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from kvyard.blocks.cache_map import CacheMap
+from kvyard.blocks.integrity import check_pool
+from kvyard.blocks.pool import Pool
+from kvyard.blocks.rules import Spans
+from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.table import Table
+from kvyard.events.types import Sink, Tier
+from kvyard.hashing import Keys, Run
+from kvyard.tiers.pending import Pending
+from kvyard.tiers.piece import Piece, total_pages
+from kvyard.tiers.prefix import overlaps, without
+
+
+class TierStore:
+    """``num_pages`` pages for ``num_groups`` groups."""
+
+    def __init__(
+        self, tier: Tier, num_pages: int, num_groups: int, *, eviction: str = "lru", sink: Sink | None = None
+    ) -> None:
+        """``sink`` is told what becomes resident and what leaves. Raises ``ConfigError`` for a store without a page."""
+        if num_pages < 1:
+            raise ConfigError(f"a {tier.name} store needs room for at least one page, got {num_pages}")
+        self.tier = tier
+        self.num_pages = num_pages
+        self.pool = Pool(num_pages + 1, num_groups, eviction=eviction, sink=sink, tier=tier)
+        self.pending = [Pending() for _ in range(num_groups)]
+        """What is on its way in, findable by nobody but this store."""
+        self.reserved: dict[Table, Piece] = {}
+        """The pages that wait for it."""
+        self.arrivals = 0
+        """Counts what became resident: whoever waits for something asks again when it has changed."""
+        self.evicted = 0
+        """Pages given up to make room."""
+
+    # -- asking: nothing changes, recency neither ---------------------------------------------------------------------
+
+    def resident(self, group: int, keys: Keys, limit: int) -> Spans:
+        """The intervals of a chain's first ``limit`` pages that are here and whole."""
+        return spans_of(self.pool.maps[group], keys, limit)
+
+    def on_the_way(self, group: int, keys: Keys, limit: int) -> Spans:
+        """The intervals of a chain's first ``limit`` pages that a transfer is bringing."""
+        pending = self.pending[group]
+        return pending.spans(keys, min(limit, len(keys))) if pending else ()
+
+    def missing(self, group: int, keys: Keys, first: int, last: int) -> list[tuple[int, int]]:
+        """The intervals of pages ``first`` to ``last`` that are neither here nor on the way."""
+        left = without(first, last, self.resident(group, keys, last))
+        pending = self.on_the_way(group, keys, last) if left else ()
+        if not pending:
+            return left
+        return [span for low, high in left for span in without(low, high, pending)]
+
+    # -- using --------------------------------------------------------------------------------------------------------
+
+    def touch(self, group: int, keys: Keys, limit: int) -> int:
+        """A request matched these pages: what is here of the first ``limit`` becomes the most recently used, its head last.
+
+        Returns how many pages that nobody holds there are among them.
+        """
+        cache_map = self.pool.maps[group]
+        nodes, at = cache_map.walk(keys, limit)
+        if not nodes:
+            return 0
+        if nodes[-1].stop > at:
+            nodes[-1] = cache_map.split(nodes[-1], at)
+        order = self.pool.order
+        free = 0
+        for node in reversed(nodes):
+            if node.copies:
+                extent = node.copies[0]
+                if not extent.refs:
+                    order.remove(extent)
+                    order.push(extent)
+                    free += len(extent.ids)
+        return free
+
+    def hold(self, group: int, keys: Keys, start: int, stop: int) -> Table:
+        """Keep resident pages ``start`` to ``stop`` for a transfer that reads them, until ``let_go``."""
+        cache_map = self.pool.maps[group]
+        nodes, at = cache_map.walk(keys, stop)
+        if at < stop:
+            raise LookupError(f"{self.tier.name} has {at} pages of this chain, not {stop}")
+        extents = []
+        for node in nodes:
+            if node.stop <= start:
+                continue
+            if node.start < start:
+                cache_map.split(node, start)
+            if not node.copies:
+                raise LookupError(f"{self.tier.name} has a hole at page {max(start, node.start)} of this chain")
+            part = cache_map.split(node, stop) if node.stop > stop else node
+            extents.append(part.copies[0])
+        return self.pool.hold(extents)
+
+    def let_go(self, held: Table) -> None:
+        """A transfer has read what it held: the pages may be evicted again, as the most recently used."""
+        self.pool.let_go(held)
+
+    def reserve(self, pieces: Sequence[Piece]) -> list[Table] | None:
+        """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they
+        can't be had now.
+
+        Neither what transfers hold nor what is here of the same chains is evicted for it.
+        """
+        count = total_pages(pieces)
+        pool = self.pool
+        spare = pool.free
+        last: Piece | None = None
+        for piece in reversed(pieces):
+            if last is not None and piece.chain is last.chain and piece.group == last.group:
+                continue  # part of what the later piece has touched
+            last = piece
+            # To the end of the line. As long as something else is left to evict, it is safe there.
+            spare -= self.touch(piece.group, piece.chain.keys, piece.stop)
+        if count > spare:
+            return None
+        self.evicted += max(0, count - pool.unnamed)
+        tables: list[Table] = []
+        for piece in pieces:
+            self.pending[piece.group].add(piece)
+            held = pool.hold_new(piece.stop - piece.start, piece.start)
+            self.reserved[held] = piece
+            tables.append(held)
+        return tables
+
+    def land(self, piece: Piece, held: Table, keep: bool = False) -> None:
+        """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``."""
+        self.pending[piece.group].remove(piece)
+        del self.reserved[held]
+        self._enter(piece, held)
+        self.arrivals += 1
+        if not keep:
+            self.let_go(held)
+
+    def put(self, piece: Piece) -> bool:
+        """Have ``piece`` here at once, one more copy if it is here already; returns whether there was room."""
+        count = piece.stop - piece.start
+        if count > self.pool.free:
+            return False
+        held = self.pool.hold_new(count, piece.start)
+        self._enter(piece, held)
+        self.pool.let_go(held)
+        return True
+
+    def _enter(self, piece: Piece, held: Table) -> None:
+        chain = piece.chain
+        resident = self.pool.maps[piece.group]
+        for extent in held.settle():
+            for part in resident.enter(chain, extent):
+                node = part.node
+                if node is not None and node.chain is chain:
+                    # What outlives the request lets go of the rest of its chain.
+                    resident.detach(node, chain)
+
+    # -- reporting ----------------------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Pages that hold something, or are reserved for it."""
+        return self.num_pages - self.pool.unnamed
+
+    def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
+        """Everything resident, per group: what a late listener must be told."""
+        return self.pool.snapshot()
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless pages are conserved (I2), counts are true (I1) and pending is what holds say."""
+        references = Counter(extent for held in self.pool.holds for extent in held)
+        check_pool(self.pool, references)
+        assert self.reserved.keys() <= self.pool.holds, "a page is reserved and not held"
+        assert set(self.reserved.values()) == {piece for some in self.pending for piece in some}, (
+            "pending, without a page"
+        )
+        for held, piece in self.reserved.items():
+            assert sum(len(extent.ids) for extent in held) == piece.stop - piece.start, f"{piece} has lost pages"
+            present = self.resident(piece.group, piece.chain.keys, piece.stop)
+            assert not overlaps(piece.start, piece.stop, present), f"{piece} is pending and here"
+
+
+def spans_of(cache_map: CacheMap, keys: Keys, limit: int) -> Spans:
+    """The intervals of a chain's first ``limit`` pages that ``cache_map`` has copies of."""
+    nodes, at = cache_map.walk(keys, min(limit, len(keys)))
+    spans: list[tuple[int, int]] = []
+    for node in nodes:
+        if node.copies:
+            stop = node.stop if node.stop < at else at
+            if spans and spans[-1][1] == node.start:
+                spans[-1] = (spans[-1][0], stop)
+            else:
+                spans.append((node.start, stop))
+    return spans

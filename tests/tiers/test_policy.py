@@ -1,0 +1,174 @@
+"""Policies that wait: for the second use, or for the last moment."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tiers.support import Worker, tiers
+
+from kvyard.blocks import Request
+from kvyard.events.types import Tier
+from kvyard.tiers import Step
+
+# -- after hits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uses", [2, 3])
+def test_a_block_is_stored_by_its_nth_user(uses: int) -> None:
+    worker = Worker(tiers(policy="after_hits", min_uses=uses))
+    for user in range(1, uses + 1):
+        # Twenty tokens in common, the rest each one's own.
+        worker.finish(worker.run(f"r{user}", [*range(20), *[user] * 21], now=1_000 * user), 1_000 * user)
+        worker.settle()
+        assert worker.held(Tier.G2) == (5 if user == uses else 0)
+
+
+def test_a_use_counts_once_however_many_passes_it_takes() -> None:
+    worker = Worker(tiers(policy="after_hits"))
+    request = worker.make("a", range(41))
+    for now in range(4):
+        worker.compute(request, now, 10)
+    worker.settle()
+    assert worker.held(Tier.G2) == 0
+
+
+def test_old_uses_are_forgotten() -> None:
+    worker = Worker(tiers(host=3, policy="after_hits"))  # remembers the uses of twelve blocks
+    worker.finish(worker.run("a", range(9), now=0), 0)
+    worker.finish(worker.run("b", range(100, 149), now=1), 1)  # twelve others
+    worker.evict_all()
+    worker.finish(worker.run("c", range(9), now=2), 2)
+    assert worker.offload.earliest_deadline() is None
+    worker.finish(worker.run("d", range(9), now=3), 3)
+    worker.settle()
+    assert worker.held(Tier.G2) == 2
+
+
+# -- on eviction ------------------------------------------------------------------------------------------------------
+
+
+def idle(ahead: int, *, on_unclean: str | None = None, host: int = 100) -> tuple[Worker, Request]:
+    """Fifteen blocks, ten of them cached and free, and a request that wants nine."""
+    worker = Worker(tiers(host, policy="on_eviction", offload_ahead=ahead, on_unclean=on_unclean), num_blocks=16)
+    worker.finish(worker.run("a", range(41), now=0), 0)
+    return worker, worker.make("b", range(100, 136))
+
+
+def line(worker: Worker) -> list[int]:
+    return list(worker.manager.pool.line())
+
+
+def test_nothing_is_copied_before_it_nears_the_head() -> None:
+    worker, _ = idle(5)
+    worker.tick(1)  # five unnamed blocks stand in front: the first five of the line are clean
+    assert worker.offload.earliest_deadline() is None and worker.offload.counters.stores.submitted == 0
+
+
+def test_the_head_is_copied_ahead_and_goes_back_to_the_head() -> None:
+    worker, _ = idle(8)
+    before = line(worker)
+    worker.tick(1)
+    assert worker.offload.counters.stores.submitted == 1 and worker.manager.pool.free == 12  # three are out of the line
+    assert line(worker) == before[:5] + before[8:]
+    worker.tick(3_000)
+    assert worker.manager.pool.free == 12
+    worker.tick(3_001)
+    assert line(worker) == before and worker.held(Tier.G2) == 3
+    again = worker.make("again", range(41))
+    assert worker.manager.lookup(again).tokens == 40  # all of it can still be hit
+    assert worker.offload.make_clean(8, 4_000) is None
+    assert worker.offload.counters.dropped_blocks == 0
+
+
+def test_who_reaches_an_uncopied_head_waits_for_it() -> None:
+    worker, request = idle(1)
+    deadline = worker.offload.make_clean(9, 1_000)
+    assert deadline == 1_000 + 5_000  # four that are needed, and one ahead
+    assert worker.offload.counters.unclean_waits == 1
+    worker.check()
+    assert worker.offload.make_clean(9, 2_000) == deadline or worker.manager.pool.free < 9
+    worker.tick(6_000)
+    assert worker.offload.make_clean(9, 6_000) is None
+    worker.compute(request, 6_000)
+    assert worker.offload.counters.dropped_blocks == 0 and worker.held(Tier.G2) >= 4
+    again = worker.make("again", range(41))
+    assert worker.manager.lookup(again).tokens == 24
+    assert worker.offload.host.resident(0, again.chain.keys, 10)[-1][1] == 10  # what was given up is in the host
+
+
+def test_or_drops_it() -> None:
+    worker, request = idle(1, on_unclean="drop")
+    assert worker.offload.make_clean(9, 1_000) is None
+    assert worker.offload.counters.dropped_blocks == 4
+    worker.compute(request, 1_000)
+    worker.settle()
+    assert worker.held(Tier.G2) == 1  # the one ahead of it
+
+
+def test_a_host_that_is_too_small_lets_blocks_go() -> None:
+    worker, request = idle(1, host=2)
+    assert worker.offload.make_clean(9, 1_000) is None
+    assert worker.offload.counters.dropped_blocks == 4
+    worker.compute(request, 1_000)
+
+
+def test_cleaning_one_block_does_not_soil_another() -> None:
+    """The host has room for all that is needed, but only if it doesn't give up what is clean already."""
+    worker = Worker(tiers(12, policy="on_eviction", offload_ahead=1), num_blocks=31)
+    for text in range(3):
+        worker.finish(worker.run(f"r{text}", range(100 * text, 100 * text + 40), now=text), text)
+    now = 10
+    for needed in (6, 12):
+        waits = 0
+        while (wait := worker.offload.make_clean(needed, now)) is not None:
+            now, waits = wait, waits + 1
+            worker.tick(now)
+            assert waits < 4, "no end to copying"
+    assert worker.offload.counters.dropped_blocks == 0 and worker.held(Tier.G2) == 12
+
+
+def test_a_copied_block_that_is_hit_stays_where_it_is_used() -> None:
+    worker, _ = idle(15)
+    worker.tick(1)
+    again = worker.run("again", range(41), now=2)  # hit while all ten are being copied
+    worker.settle()
+    worker.finish(again, 50_000)
+    assert worker.held(Tier.G2) == 10 and worker.manager.pool.free == 15
+
+
+def test_an_allocation_that_needs_what_is_being_copied_waits_for_it() -> None:
+    worker, _ = idle(15)
+    worker.tick(1)
+    assert worker.manager.pool.free == 5
+    assert worker.offload.make_clean(9, 2) == 10_001
+    assert worker.offload.make_clean(16, 2) is None  # more than there is: that allocation fails by itself
+
+
+def test_two_copies_of_a_block_are_copied_once() -> None:
+    worker = Worker(tiers(policy="on_eviction", offload_ahead=30), num_blocks=31)
+    one, two = worker.make("one", range(17)), worker.make("two", range(17))
+    for request in (one, two):  # both compute it, side by side
+        assert worker.manager.allocate(request, 17) is not None
+        request.num_computed_tokens, request.running = 17, True
+    for request in (one, two):
+        worker.finish(request, 1)
+    worker.tick(2)
+    worker.settle()
+    assert worker.offload.counters.stores.blocks == 4 and worker.manager.pool.free == 30
+
+
+def test_the_prefix_of_a_block_is_known_though_its_request_has_gone() -> None:
+    """What stays cached keeps only its own stretch of a long chain. Its way to the root gives the rest back."""
+    worker = Worker(tiers(400, policy="on_eviction", offload_ahead=300), num_blocks=301)
+    text = list(range(1000))
+    worker.finish(worker.run("long", text, now=0), 0)
+    for name, common in (("x", 900), ("y", 904), ("z", 996)):
+        worker.finish(worker.run(name, [*text[:common], *[ord(name)] * 30], now=1), 1)
+    chains = [node.chain for node in worker.manager.pool.maps[0].nodes()]
+    assert not all(chain.reaches(0) for chain in chains), "no chain was cut: the test tests nothing"
+    worker.tick(2)
+    worker.settle()
+    assert worker.held(Tier.G2) == worker.held(Tier.G1)
+    worker.evict_all()
+    again = worker.make("again", [*text[:904], *[ord("y")] * 30])
+    outcome = worker.onboard(again, 10**9)
+    assert (outcome.step, outcome.tokens) == (Step.STARTED, 932)
