@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from tests.engine.driving import Log, Row, drive, replay
 
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.spec import ConfigError
@@ -13,7 +14,6 @@ from kvyard.engine.job import Job
 from kvyard.engine.timing import FixedTiming
 from kvyard.hashing import TokenChain, TraceChain, algorithm
 from kvyard.tiers import OffloadConfig, TierConfig
-from tests.engine.driving import Log, Row, drive, replay
 
 MS = 1_000_000
 SMALL = EngineConfig(block_size=16, num_gpu_blocks=64, timing=FixedTiming(prefill_ms=10, decode_ms=1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.engine.driving import Log, Row, drive
 
 from kvyard.blocks import GroupSpec
 from kvyard.engine.build import make_core
@@ -16,7 +17,6 @@ from kvyard.events import Mirror
 from kvyard.events.types import Tier
 from kvyard.tiers import OffloadConfig, TierConfig
 from kvyard.tiers.links import LaneConfig, LinkConfig
-from tests.engine.driving import Log, Row, drive
 
 LANE = LaneConfig(bandwidth=2_000_000_000, first_byte_ns=20_000)
 LINK = LinkConfig(outward=LANE, inward=LANE, duplex_bandwidth=3_000_000_000)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.engine.driving import Row, replay
 from tests.engine.test_plans import configs, same, workloads
 
+from kvyard.engine.config import EngineConfig
 from kvyard.tiers import OffloadConfig, TierConfig
 from kvyard.tiers.links import LaneConfig, LinkConfig
 
@@ -28,7 +31,28 @@ POLICIES = [
     {"policy": "on_eviction", "offload_ahead": 4, "on_unclean": "drop"},
     {"blocks_per_chunk": 2},
     {"offload_batch_size": 4},
+    {"last_block": "recompute-block"},
+    {"last_block": "recompute-token"},
 ]
+
+
+@pytest.mark.parametrize("plans", [True, False], ids=["plans", "single steps"])
+def test_the_third_request_finds_four_blocks_on_the_device_and_the_rest_on_the_host(plans):
+    """The sixth micro-scenario: 12 blocks of 8 MiB over 32 GB/s, then a prefill of 64 tokens."""
+    tiers = OffloadConfig(
+        host=TierConfig(num_blocks=1000, link=link(32, "fifo")),
+        last_block="recompute-block",  # as the peer does
+    )
+    config = EngineConfig(num_gpu_blocks=20, block_size=64, bytes_per_block=8 << 20, tiers=tiers)
+    start = 2_000_000_000
+    rows = [Row(0, 1024, 1, (1, 2)), Row(10**9, 1024, 1, (1000, 1001)), Row(start, 1024, 1, (1, 2))]
+    log = replay(config, rows, plans=plans)
+    assert log.of("admitted")[2] == ("r2", start + 3_145_728, 256, 704)
+    assert log.of("produced")[2] == ("r2", 1, start + 20_620_613)
+    vllm = replay(replace(config, tiers=replace(tiers, last_block="recompute-token")), rows, plans=plans)
+    assert vllm.of("admitted")[2] == ("r2", start + 3_145_728, 256, 767)
+    skipped = replay(replace(config, tiers=replace(tiers, last_block="skip")), rows, plans=plans)
+    assert skipped.of("admitted")[2] == ("r2", start + 11 * (8 << 20) * 10**9 // (32 * 10**9), 256, 704)
 
 
 @st.composite

@@ -23,12 +23,13 @@ def make_core(
     events: bool = False,
     with_tokens: bool = False,
     plans: bool = True,
+    bulk: bool = False,
     timeline: Timeline | None = None,
 ) -> EngineCore:
     """An engine rank of ``config``.
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
-    ``plans=False`` computes one pass at a time. Raises ``ConfigError`` for a config that can't be honoured.
+    ``bulk`` lets events of several passes come out together (see ``Growth``). ``plans=False`` computes one pass at a time. Raises ``ConfigError`` for a config that can't be honoured.
     """
     config.check()
     specs = config.specs
@@ -57,4 +58,6 @@ def make_core(
         raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
     scheduler = SCHEDULERS[config.backend](manager, config, offload=offload, watcher=watcher)
     timing = make_timing(config.timing, config.capacity_tokens)
-    return EngineCore(scheduler, timing, batcher=batcher, watcher=watcher, offload=offload, plans=plans, name=name)
+    return EngineCore(
+        scheduler, timing, batcher=batcher, watcher=watcher, offload=offload, plans=plans, bulk=bulk, name=name
+    )

@@ -7,7 +7,7 @@ addition to the counter and one to the summed context.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from kvyard.engine.job import Job, State
 
@@ -15,13 +15,17 @@ from kvyard.engine.job import Job, State
 class Cohort:
     """Decoding jobs in lockstep. ``tick`` counts passes; a pass in progress has the number ``tick``."""
 
-    __slots__ = ("_ends", "_touches", "context", "count", "tick")
+    __slots__ = ("_ends", "_touches", "context", "count", "ends", "exact", "tick")
 
     def __init__(self) -> None:
         self.tick = 0
         self.count = 0
+        self.exact = 0
+        """How many of them have blocks that others may ask for, so that every pass counts."""
         self.context = 0
         """The sum of the jobs' lengths in the pass ``tick``, the token being computed included."""
+        self.ends = 0
+        """The sum of the passes after which the jobs have their last tokens."""
         self._touches: list[tuple[int, int, Job]] = []
         self._ends: list[tuple[int, int, Job]] = []
 
@@ -31,8 +35,10 @@ class Cohort:
         job.joined = self.tick
         job.base = job.num_computed_tokens
         self.count += 1
+        self.exact += not job.defers
         self.context += job.num_computed_tokens + 1
         job.end = self.tick + job.max_tokens - job.output
+        self.ends += job.end
         heappush(self._ends, (job.end, job.serial, job))
         self.watch(job, self.tick)
 
@@ -49,7 +55,9 @@ class Cohort:
         """``job`` stops decoding, its counts written down as of ``tick``. Heap entries of it are void from now on."""
         job.catch_up(self.tick)
         self.count -= 1
+        self.exact -= not job.defers
         self.context -= job.num_computed_tokens + 1
+        self.ends -= job.end
         job.touch = job.end = -1
         if len(self._ends) > 64 and len(self._ends) > 4 * self.count:
             self._sweep()
@@ -63,6 +71,20 @@ class Cohort:
             if job.touch == when and job.state is State.DECODE:
                 job.catch_up(tick)
                 jobs.append(job)
+        return jobs
+
+    def grow(self, tick: int, size: int) -> list[Job]:
+        """The jobs that need a block in passes before ``tick``, in order, as often as they do; a block lasts ``size`` passes."""
+        touches = self._touches
+        jobs: list[Job] = []
+        while touches and touches[0][0] < tick:
+            when, serial, job = touches[0]
+            if job.touch == when and job.state is State.DECODE:
+                jobs.append(job)
+                job.touch = when + size
+                heapreplace(touches, (when + size, serial, job))
+            else:
+                heappop(touches)
         return jobs
 
     def next_touch(self) -> int | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from kvyard.engine.growth import Growth
 from kvyard.engine.horizon import static_passes
 from kvyard.engine.job import Job, State
 from kvyard.engine.scheduler import Batch, Scheduler
@@ -50,9 +51,12 @@ class EngineCore:
         watcher: Watcher = NOBODY,
         offload: Offload | None = None,
         plans: bool = True,
+        bulk: bool = False,
         name: str = "",
     ) -> None:
-        """``batcher`` is the sink of every tier's map, where events are wanted."""
+        """``batcher`` is the sink of every tier's map, where events are wanted. ``bulk`` lets the events of several passes
+        come out together where nobody can have looked in between, which is faster.
+        """
         self.name = name
         self.scheduler = scheduler
         self.timing = timing
@@ -61,6 +65,8 @@ class EngineCore:
         self.offload = offload
         self.passes = 0
         """Passes that have ended."""
+        if bulk and plans and Growth.fits(scheduler.manager) and not scheduler.exacting:
+            scheduler.growth = Growth(scheduler.manager, scheduler.cohort)
         self._longest = LONGEST_PLAN if plans else 1
         self._batch: Batch | None = None
         self._start = 0
@@ -209,6 +215,13 @@ class EngineCore:
         assert batch is not None
         done = self._done
         first = self._first
+        if scheduler.growth is not None and not cohort.exact:
+            if batch.decoding:
+                scheduler.growth.through(first + count)
+            if count < len(ends):
+                self._announce(ends[count - 1])
+            self._settle(done, count)
+            return
         at = done
         while True:
             if at:
@@ -223,13 +236,18 @@ class EngineCore:
                 at = count
             if at >= count:
                 break
-        moved = count - done
+        self._settle(done, count)
+
+    def _settle(self, done: int, count: int) -> None:
+        """The plan's passes from ``done`` to ``count`` have been."""
+        cohort, batch = self.scheduler.cohort, self._batch
+        assert batch is not None
         if batch.decoding:
-            cohort.advance(first + count - cohort.tick)
+            cohort.advance(self._first + count - cohort.tick)
         self._tell(done, count)
-        self.passes += moved
+        self.passes += count - done
         self._done = count
-        if count == len(ends):
+        if count == len(self._ends):
             self._close(count)
 
     def _touch(self, tick: int) -> None:
@@ -240,6 +258,17 @@ class EngineCore:
             if manager.allocate(job, 1) is None:
                 raise AssertionError(f"{job} was promised a block and there is none")
             cohort.watch(job, tick + 1)
+
+    def occupy(self) -> None:
+        """Give the pass under way its blocks now, which it has had since it started: those of a plan get theirs late, when
+        they are carried out. For whoever looks at what is held after ``advance``.
+        """
+        if self._ends and self._done:
+            scheduler = self.scheduler
+            if scheduler.growth is not None and not scheduler.cohort.exact:
+                scheduler.growth.through(self._first + self._done + 1)
+            else:
+                self._touch(self._first + self._done)
 
     def _close(self, count: int) -> None:
         """The plan is over after ``count`` passes: whoever ends with it ends now."""

@@ -38,6 +38,7 @@ class Job(Request):
     """One request. ``max_tokens`` is how many it will produce unless the model's length or a cancellation stops it."""
 
     __slots__ = (
+        "ahead",
         "arrival",
         "base",
         "cached_tokens",
@@ -99,6 +100,8 @@ class Job(Request):
         self.defers = False
         """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, and
         nobody can tell, since their names are its own."""
+        self.ahead: list[int] = []
+        """Blocks taken for it that its table doesn't have yet (``Growth``)."""
         # The cohort's own.
         self.base = 0
         self.joined = 0

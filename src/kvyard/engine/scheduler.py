@@ -18,6 +18,7 @@ from kvyard.engine.bursts import Bursts
 from kvyard.engine.cohort import Cohort
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.drafts import Drafts
+from kvyard.engine.growth import Growth
 from kvyard.engine.job import Job, State
 from kvyard.engine.loads import Loads
 from kvyard.engine.queue import make_queue
@@ -74,6 +75,8 @@ class Scheduler:
         self.prefilling: dict[int, Job] = {}
         """Those of them that still compute known tokens."""
         self.loads = Loads(self, offload) if offload is not None else None
+        self.growth: Growth | None = None
+        """Where blocks may be taken for many passes at once."""
         self.bursts: Bursts | None = None
         if config.speculative is not None:
             self.bursts = Bursts(self, Drafts(config.speculative, config.seed))
@@ -99,6 +102,11 @@ class Scheduler:
         """Whether somebody was pushed out while the last pass was formed."""
         self.took_blocks = False
         """Whether the last pass saw to the blocks of decoding jobs."""
+
+    @property
+    def exacting(self) -> bool:
+        """Whether every pass of a decode batch has to do with lower tiers."""
+        return self.loads is not None and (self.loads.cleans or self.loads.stores_output)
 
     # -- in and out -------------------------------------------------------------------------------------------------
 
@@ -162,6 +170,8 @@ class Scheduler:
                 budget -= sum(map(bursting.tokens, bursting.jobs.values()))
             due.sort(key=_serial)
         bursts: list[tuple[Job, int]] = []
+        if self.growth is not None:
+            self.growth.settle_all(due)
         for job in due:
             state = job.state
             if state is State.PREFILL:
@@ -338,7 +348,7 @@ class Scheduler:
         self.watcher.ended(job, now, reason)
 
     def shut_passes(self, passes: int) -> int:
-        """How many of the next ``passes`` decode passes let nobody in, where only a policy's own rules can tell; one or more."""
+        """How many of the next ``passes`` decode passes let nobody in, where a policy has its own reasons; one or more."""
         return passes
 
     # -- the end of a pass ------------------------------------------------------------------------------------------
@@ -373,7 +383,9 @@ class Scheduler:
                 self.cohort.join(job)
 
     def _register_rest(self, job: Job) -> None:
-        """Register what was put off, before the blocks are given back."""
+        """Write down what was put off, before the blocks are given back."""
+        if self.growth is not None:
+            self.growth.settle(job)
         if job.defers and job.state is State.DECODE and job.num_computed_tokens > job.registered_until:
             self.manager.cache(job, job.num_computed_tokens)
 
@@ -403,6 +415,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless every job is in one place and the blocks add up."""
+        if self.growth is not None:
+            self.growth.settle_all(self.running.values())
         self.manager.check_integrity()
         parked = self.loads.parked.values() if self.loads is not None else ()
         places = [*self.waiting, *parked, *self.running.values()]

@@ -1,0 +1,96 @@
+"""Settings that one backend has and the others don't. Values only; what they do is in the policies.
+
+A setting that a backend can't honour is refused by name: a figure that silently changed nothing would be believed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from kvyard.blocks.spec import ConfigError
+
+if TYPE_CHECKING:
+    from kvyard.engine.config import EngineConfig
+
+
+class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the ``sglang`` backend admits requests. Names and defaults are SGLang's."""
+
+    schedule_policy: Literal["fifo", "lpm"] = "fifo"
+    """Who is next: the first to come, or the one with the longest cached prefix."""
+    max_prefill_tokens: int = 16384
+    """Prompt tokens in a pass, all requests together."""
+    chunked_prefill_size: int = 8192
+    """Prompt tokens in a pass that requests can be cut at."""
+    clip_max_new_tokens: int = 4096
+    """Room is set aside for at most this many output tokens per request, however many it may produce."""
+    schedule_conservativeness: float = 1.0
+    """Above 1, more room is set aside for the output of running requests; below, less."""
+    books_sampled: bool = False
+    """Whether a token has its page booked as soon as it is sampled, a pass before it is computed. SGLang doesn't; the Dynamo
+    mocker does, and its results are met to the millisecond with it.
+    """
+
+    def check(self, block_size: int) -> None:
+        """Raise ``ConfigError`` if a value makes no sense for pages of ``block_size`` tokens."""
+        for name in ("max_prefill_tokens", "chunked_prefill_size", "clip_max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"sglang.{name} must be at least 1, got {getattr(self, name)}")
+        if self.schedule_conservativeness < 0:
+            raise ConfigError(
+                f"sglang.schedule_conservativeness must not be negative, got {self.schedule_conservativeness}"
+            )
+        if self.chunked_prefill_size % block_size:
+            raise ConfigError(
+                f"sglang.chunked_prefill_size ({self.chunked_prefill_size}) must be a multiple of the page size "
+                f"({block_size}), or prompts would never end"
+            )
+        if self.max_prefill_tokens < self.chunked_prefill_size:
+            raise ConfigError(
+                f"sglang.max_prefill_tokens ({self.max_prefill_tokens}) must be at least chunked_prefill_size "
+                f"({self.chunked_prefill_size}), or a whole chunk would never get in"
+            )
+
+
+class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the ``trtllm`` backend admits requests."""
+
+    capacity_scheduler_policy: Literal["guaranteed_no_evict"] = "guaranteed_no_evict"
+    """Only what can run to its end without anybody's blocks is admitted."""
+
+
+_NOT_SGLANG = {
+    "max_num_batched_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
+    "long_prefill_token_threshold": "it has sglang.chunked_prefill_size",
+    "enable_chunked_prefill": "its prompts are always cut at sglang.chunked_prefill_size",
+    "scheduling_policy": "it has sglang.schedule_policy",
+    "preemption_mode": "it retracts the request with the least output",
+    "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
+    "watermark": "it admits by a budget of free tokens",
+}
+_NOT_TRTLLM = {
+    "preemption_mode": "it never preempts",
+    "scheduler_reserve_full_isl": "it always reserves a request to its end",
+    "watermark": "it always reserves a request to its end",
+}
+
+
+def check_backend(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for settings that ``config.backend`` can't honour."""
+    backend = config.backend
+    for name in ("sglang", "trtllm"):
+        if getattr(config, name) is not None and backend != name:
+            raise ConfigError(f"{name} settings are for backend {name}, not for {backend}")
+    if backend == "vllm":
+        return
+    groups = config.specs
+    if len(groups) > 1 or not groups[0].is_full:
+        raise ConfigError(f"backend {backend} is modelled for one group of full attention; hybrid models need vllm")
+    plain = {field.name: field.default for field in msgspec.structs.fields(type(config))}
+    for name, why in (_NOT_SGLANG if backend == "sglang" else _NOT_TRTLLM).items():
+        if getattr(config, name) != plain[name]:
+            raise ConfigError(f"{name} is not a setting of backend {backend}: {why}")
+    if backend == "sglang":
+        (config.sglang or SglangSettings()).check(groups[0].block_size)

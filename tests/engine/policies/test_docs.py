@@ -1,0 +1,27 @@
+"""The example of docs/engine.md runs, and its table of settings names every setting."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
+
+PAGE = (Path(__file__).parents[3] / "docs" / "engine.md").read_text()
+
+
+def test_the_example_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    scope: dict = {}
+    exec(compile(example, "docs/engine.md", "exec"), scope)
+    assert scope["core"].passes == 100
+
+
+def test_every_setting_is_in_the_table():
+    table = PAGE[PAGE.index("## Settings") : PAGE.index("## What it costs")]
+    named = set(re.findall(r"`([a-z_.]+)`", table))
+    wanted = set(EngineConfig.__struct_fields__) - {"sglang", "trtllm"}
+    wanted |= {f"sglang.{name}" for name in SglangSettings.__struct_fields__}
+    wanted |= {f"trtllm.{name}" for name in TrtllmSettings.__struct_fields__}
+    assert wanted <= named, wanted - named

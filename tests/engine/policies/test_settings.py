@@ -1,0 +1,62 @@
+"""Settings that a backend can't honour are refused by name, never ignored."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvyard.blocks import GroupSpec
+from kvyard.blocks.spec import ConfigError
+from kvyard.engine.build import make_core
+from kvyard.engine.config import EngineConfig, SpeculativeConfig
+from kvyard.engine.policies.registry import SCHEDULERS
+from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
+
+
+@pytest.mark.parametrize("backend", SCHEDULERS)
+def test_each_backend_has_its_scheduler_and_block_size(backend):
+    core = make_core(EngineConfig(backend=backend))
+    assert type(core.scheduler) is SCHEDULERS[backend]
+    assert core.scheduler.manager.groups[0].block_size == {"vllm": 64, "sglang": 1, "trtllm": 32}[backend]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sglang": SglangSettings()}, "sglang settings are for backend sglang, not for vllm"),
+        ({"backend": "trtllm", "sglang": SglangSettings()}, "sglang settings are for backend sglang, not for trtllm"),
+        ({"backend": "sglang", "trtllm": TrtllmSettings()}, "trtllm settings are for backend trtllm, not for sglang"),
+        (
+            {"backend": "sglang", "max_num_batched_tokens": 4096},
+            "max_num_batched_tokens is not a setting of backend sglang",
+        ),
+        ({"backend": "sglang", "scheduling_policy": "priority"}, "sglang.schedule_policy"),
+        ({"backend": "sglang", "enable_chunked_prefill": False}, "enable_chunked_prefill"),
+        ({"backend": "sglang", "preemption_mode": "oldest"}, "least output"),
+        ({"backend": "sglang", "watermark": 0.1}, "watermark"),
+        ({"backend": "trtllm", "preemption_mode": "oldest"}, "it never preempts"),
+        ({"backend": "trtllm", "scheduler_reserve_full_isl": False}, "always reserves"),
+        ({"backend": "trtllm", "groups": (GroupSpec(), GroupSpec(kind="sliding_window", window=64))}, "full attention"),
+        ({"backend": "sglang", "groups": (GroupSpec(kind="sliding_window", window=64),)}, "full attention"),
+        ({"backend": "sglang", "speculative": SpeculativeConfig(num_speculative_tokens=2)}, "speculative"),
+        ({"backend": "sglang", "sglang": SglangSettings(chunked_prefill_size=0)}, "at least 1"),
+        (
+            {"backend": "sglang", "block_size": 64, "sglang": SglangSettings(chunked_prefill_size=100)},
+            "multiple of the page",
+        ),
+        ({"backend": "sglang", "sglang": SglangSettings(max_prefill_tokens=100)}, "at least chunked_prefill_size"),
+        ({"backend": "sglang", "sglang": SglangSettings(schedule_conservativeness=-1)}, "not be negative"),
+    ],
+)
+def test_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig(**options).check()
+
+
+def test_read_from_json():
+    config = msgspec.json.decode(
+        b'{"backend": "sglang", "sglang": {"schedule_policy": "lpm", "clip_max_new_tokens": 64}}', type=EngineConfig
+    )
+    assert config.sglang == SglangSettings(schedule_policy="lpm", clip_max_new_tokens=64)
+    with pytest.raises(msgspec.ValidationError, match="schedule_polici"):
+        msgspec.json.decode(b'{"backend": "sglang", "sglang": {"schedule_polici": "lpm"}}', type=EngineConfig)

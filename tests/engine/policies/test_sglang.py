@@ -1,0 +1,128 @@
+"""The SGLang policy: prompts first, a budget of tokens, retraction."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.engine.driving import Row, drive, replay
+
+from kvyard.engine.build import make_core
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.policies import sglang as policy
+from kvyard.engine.policies.ratio import NewTokenRatio
+from kvyard.engine.policies.settings import SglangSettings
+
+CONFIG = EngineConfig(backend="sglang", block_size=16, num_gpu_blocks=100)
+
+
+def with_settings(config, **options):
+    return replace(config, sglang=SglangSettings(**options))
+
+
+def order(log):
+    return [name for name, *_ in log.of("admitted")]
+
+
+def test_a_pass_has_prompts_or_decode_steps():
+    rows = [Row(at * 9_000_000, 150, 40, (at,)) for at in range(6)]
+    log = replay(CONFIG, rows)
+    mixed = replay(EngineConfig(block_size=16, num_gpu_blocks=100), rows)
+    assert all(
+        not chunks or not decoding for _, _, chunks, decoding in log.passes if chunks and isinstance(chunks[0], tuple)
+    )
+    assert any(
+        chunks and decoding for _, _, chunks, decoding in mixed.passes if chunks and isinstance(chunks[0], tuple)
+    )
+
+
+def test_decoding_waits_while_prompts_come():
+    rows = [Row(0, 100, 2, (1,)), *(Row(1_000_000, 1000, 1, (10 + at, 30 + at)) for at in range(4))]
+    log = replay(with_settings(replace(CONFIG, num_gpu_blocks=400), chunked_prefill_size=512), rows)
+    ends = {name: now for name, now, *_ in log.of("ended")}
+    assert ends["r0"] > max(ends[f"r{at}"] for at in range(1, 5))
+
+
+def test_room_is_set_aside_for_the_output_of_others():
+    rows = [Row(0, 100, 1000, (1,)), Row(20_000_000, 800, 10, (2, 3))]
+    early = replay(with_settings(CONFIG, schedule_conservativeness=0.1), rows)
+    late = replay(with_settings(CONFIG, schedule_conservativeness=1.0), rows)
+    entered = [next(now for name, now, *_ in log.of("admitted") if name == "r1") for log in (early, late)]
+    assert entered[0] < entered[1]
+
+
+def test_the_ratio_falls_with_decode_passes_and_starts_anew_on_retraction():
+    ratio = NewTokenRatio(1.0)
+    assert ratio.at(0) == 0.7
+    assert ratio.at(600) == ratio.at(5000) == pytest.approx(0.7 * 0.14)
+    assert ratio.many(0, 700).tolist() == [ratio.at(tick) for tick in range(1, 701)]
+    ratio.estimate(10, produced=100, wanted=399, requests=5)
+    assert ratio.at(11) == 0.5
+    assert ratio.at(12) == pytest.approx(0.5 - 0.7 * 0.86 / 600)
+    ratio.estimate(20, produced=100, wanted=100, requests=5)
+    assert ratio.at(21) == 1.0
+
+
+def test_the_one_with_the_least_output_is_retracted_and_queues_up_again():
+    rows = [Row(0, 320, 300, (1,)), Row(500_000_000, 320, 300, (2,)), Row(3_000_000_000, 300, 5, (3,))]
+    config = with_settings(replace(CONFIG, num_gpu_blocks=60), schedule_conservativeness=0.0, clip_max_new_tokens=10)
+    log = replay(config, rows)
+    assert [name for name, *_ in log.of("preempted")] == ["r1"]
+    again = [(name, cached) for name, _, cached, _ in log.of("admitted")]
+    assert [name for name, _ in again] == ["r0", "r1", "r2", "r1"]
+    # What was cached of it stayed, as far as it wasn't needed.
+    assert next(cached for name, cached in reversed(again) if name == "r1") > 0
+
+
+def test_longest_prefix_first():
+    # r1 takes the room until all others have come; of those, r4 is mostly cached.
+    rows = [Row(0, 512, 1, (1,)), Row(100_000_000, 700, 20, (5, 6))]
+    rows += [Row(101_000_000 + at, 600 + at, 5, (20 + at, 30 + at)) for at in range(2)]
+    rows.append(Row(102_000_000, 520, 5, (1, 2)))
+    assert order(replay(CONFIG, rows)) == ["r0", "r1", "r2", "r3", "r4"]
+    assert order(replay(with_settings(CONFIG, schedule_policy="lpm"), rows)) == ["r0", "r1", "r4", "r2", "r3"]
+
+
+def test_many_waiting_come_in_order(monkeypatch):
+    monkeypatch.setattr(policy, "LONGEST_SORTED", 1)
+    rows = [Row(0, 512, 1, (1,)), Row(100_000_000, 700, 20, (5, 6))]
+    rows += [Row(101_000_000 + at, 600 + at, 5, (20 + at, 30 + at)) for at in range(2)]
+    rows.append(Row(102_000_000, 520, 5, (1, 2)))
+    assert order(replay(with_settings(CONFIG, schedule_policy="lpm"), rows)) == ["r0", "r1", "r2", "r3", "r4"]
+
+
+def test_of_those_that_begin_alike_one_goes_first():
+    rows = [Row(0, 700, 20, (5, 6)), Row(1, 500, 5, (7,)), Row(2, 501, 5, (7,)), Row(3, 502, 5, (8,))]
+    config = with_settings(replace(CONFIG, num_gpu_blocks=400), schedule_policy="lpm", chunked_prefill_size=704)
+    log = replay(config, rows)
+    assert order(log) == ["r0", "r1", "r3", "r2"]
+    cached = {name: cached for name, _, cached, _ in log.of("admitted")}
+    assert cached["r2"] == 496  # and the other then finds what it computed
+
+
+def test_a_prompt_under_way_makes_room_for_the_last_one_decoding():
+    # Nothing is set aside, so the long prompt's first chunk takes all that r0 will need.
+    config = with_settings(
+        replace(CONFIG, num_gpu_blocks=40),
+        schedule_conservativeness=0.0,
+        chunked_prefill_size=256,
+        max_prefill_tokens=256,
+    )
+    log = replay(config, [Row(0, 200, 300, (1,)), Row(30_000_000, 600, 20, (2, 3))])
+    assert [name for name, *_ in log.of("preempted")] == ["r1"]
+    assert {name: state for name, _, state, *_ in log.of("ended")} == {"r0": "FINISHED", "r1": "FINISHED"}
+
+
+def test_output_is_cut_to_the_pool():
+    jobs = drive(make_core(replace(CONFIG, num_gpu_blocks=20)), [Row(0, 100, 5000, (1,))])
+    assert jobs[0].output == 19 * 16 - 100
+
+
+def test_a_prompt_without_room_for_an_answer_is_turned_away():
+    log = replay(replace(CONFIG, num_gpu_blocks=20), [Row(0, 304, 1, (1,))])
+    assert log.of("ended")[0][2] == "REJECTED"
+
+
+def test_pages_are_found_when_they_have_been_computed():
+    rows = [Row(0, 500, 1, (1,)), Row(0, 501, 1, (1,)), Row(10**9, 502, 1, (1,))]
+    cached = {name: cached for name, _, cached, _ in replay(CONFIG, rows).of("admitted")}
+    assert cached == {"r0": 0, "r1": 0, "r2": 496}
