@@ -1,0 +1,164 @@
+"""A roster: workers in a caller's order, so that what the index knows of them comes as lists of numbers.
+
+For whoever asks about the same workers time and again and adds figures of his own: a router. The answers are those of
+``Scorer.score``; what is left out is all that costs time to write down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kvyard.events.types import Tier
+from kvyard.index.places import Holder
+from kvyard.index.scorer import Scorer
+from kvyard.index.views import View, Views
+
+Member: TypeAlias = tuple[int, tuple[int, ...]]
+"""A plain worker: its position, and per group the places that count."""
+
+
+class Roster:
+    """Answers of one scorer about ``workers``, by position. Ask through ``Indexer.reaches``, which keeps trust up to date."""
+
+    def __init__(self, scorer: Scorer, workers: Sequence[Holder]) -> None:
+        self.workers = tuple(workers)
+        self.tiers: list[Tier] = []
+        """What the levels of an answer stand for, closest first."""
+        self.alignments: list[int] = []
+        """Per worker the tokens that a prefix comes in steps of; 0 where attention groups have rules of their own."""
+        self.confidence: list[float] | None = None
+        """Per worker; ``None`` while all that is counted is trusted in full."""
+        self._scorer = scorer
+        self._views: Views | None = None
+        self._standings: object = None
+        self._folds: list[_Fold] = []
+        """Per level."""
+        self._plain = 0
+        """The plain workers, as bits by position."""
+        self._coarse: list[tuple[int, int]] = []
+        self._hybrid: list[tuple[int, View]] = []
+
+    def reaches(self, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
+        """Per tier of ``tiers`` and worker: blocks of the longest usable prefix from that tier and all closer ones.
+
+        Empty where nobody has anything. ``tokens`` is the prompt's length, where known: its last token is always computed.
+        """
+        scorer = self._scorer
+        views = scorer.views
+        if views is not self._views or scorer.standings is not self._standings:
+            self._look(views)
+        rows = scorer.rows(keys, views)
+        if not rows or not views.tiers:
+            return []
+        size = scorer.block_size
+        end = len(keys) * size
+        limit = end if tokens is None else max(0, min(end, tokens - 1))
+        longest = limit // size
+        count = len(self.workers)
+        out: list[list[int]] = []
+        for level, folded in enumerate(self._folds):
+            reach = [0] * count
+            alive = self._plain
+            start = 0
+            for stop, mask in rows:
+                have = folded.get(mask)
+                if have is None:
+                    have = folded.work_out(mask)
+                have &= alive
+                if have != alive:
+                    if start:
+                        for at in positions(alive ^ have):
+                            reach[at] = start
+                    alive = have
+                    if not alive:
+                        break
+                start = stop if stop < longest else longest
+            if alive:
+                for at in positions(alive):
+                    reach[at] = start
+            for at, alignment in self._coarse:
+                reach[at] = reach[at] * size // alignment * alignment // size
+            for at, view in self._hybrid:
+                reach[at] = scorer.reach(view, rows, level, limit, end) // size
+                if out and out[-1][at] > reach[at]:
+                    reach[at] = out[-1][at]
+            out.append(reach)
+        return out
+
+    def _look(self, views: Views) -> None:
+        """Note who is where: something changed."""
+        scorer = self._scorer
+        size = scorer.block_size
+        self._views = views
+        self._standings = scorer.standings
+        self.tiers = views.tiers
+        position = {worker: at for at, worker in enumerate(self.workers)}
+        plain = [view for view in views.plain if view.worker in position]
+        self._plain = sum(1 << position[view.worker] for view in plain)
+        self._folds = [
+            _Fold([(position[view.worker], view.levels[level]) for view in plain]) for level in range(len(views.tiers))
+        ]
+        self._coarse = [(position[view.worker], view.alignment) for view in views.coarse if view.worker in position]
+        self._hybrid = [(position[view.worker], view) for view in views.hybrid if view.worker in position]
+        self.alignments = [size] * len(self.workers)
+        for at, alignment in self._coarse:
+            self.alignments[at] = alignment
+        for at, _ in self._hybrid:
+            self.alignments[at] = 0
+        standings = scorer.standings
+        sure = [standings[worker].confidence if worker in standings else 0.0 for worker in self.workers]
+        # Places of a stream without any trust don't count to begin with: its worker may have others that do.
+        self.confidence = [value or 1.0 for value in sure] if any(0 < value < 1 for value in sure) else None
+
+
+class _Fold(dict[int, int]):
+    """Rows, as sets of places, to the workers that have them in every group, as bits by position.
+
+    With many workers hardly two rows are alike. Where each has one group, as most do, an unknown row is put together from its
+    bytes, which are few and known.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        super().__init__()
+        self._members = members
+        self._pieces: dict[int, int] | None = {} if all(len(groups) == 1 for _, groups in members) else None
+
+    def work_out(self, row: int) -> int:
+        """The same as for any row that is in here already."""
+        if len(self) > 1 << 14:
+            self.clear()
+        pieces = self._pieces
+        if pieces is None:
+            found = self._have(row)
+        else:
+            found = 0
+            for at, byte in enumerate(row.to_bytes((row.bit_length() + 7) // 8, "little")):
+                if byte:
+                    piece = pieces.get(at << 8 | byte)
+                    if piece is None:
+                        piece = pieces[at << 8 | byte] = self._have(byte << at * 8)
+                    found |= piece
+        self[row] = found
+        return found
+
+    def _have(self, row: int) -> int:
+        return sum(1 << at for at, groups in self._members if all(row & wanted for wanted in groups))
+
+
+_BYTES = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
+_LATER: dict[int, tuple[int, ...]] = {}
+
+
+def positions(members: int) -> Sequence[int]:
+    """The numbers of the bits that are set, lowest first, byte by byte."""
+    if members < 256:
+        return _BYTES[members]
+    out: list[int] = []
+    for at, byte in enumerate(members.to_bytes((members.bit_length() + 7) // 8, "little")):
+        if byte:
+            found = _LATER.get(at << 8 | byte)
+            if found is None:
+                found = _LATER[at << 8 | byte] = tuple(at * 8 + bit for bit in _BYTES[byte])
+            out += found
+    return out

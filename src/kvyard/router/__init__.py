@@ -1,0 +1,26 @@
+"""The router: which worker gets a request, by load and by what each already has of the prompt.
+
+``Router`` joins the parts; ``docs/routing.md`` says why they are what they are.
+"""
+
+from kvyard.router.active import Load
+from kvyard.router.config import RouterConfig, parse_router_config
+from kvyard.router.policies import POLICIES, Policy
+from kvyard.router.request import Candidate, Decision, RouteRequest
+from kvyard.router.router import Router
+from kvyard.router.situation import Choice, Overlaps, Situation
+
+__all__ = [
+    "POLICIES",
+    "Candidate",
+    "Choice",
+    "Decision",
+    "Load",
+    "Overlaps",
+    "Policy",
+    "RouteRequest",
+    "Router",
+    "RouterConfig",
+    "Situation",
+    "parse_router_config",
+]

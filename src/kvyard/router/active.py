@@ -1,0 +1,150 @@
+"""What is under way: per worker the prefill still to do, the blocks that active prompts hold, the requests.
+
+The router's own bookkeeping, from routing to finish; no engine is asked. Blocks that several active requests of a worker
+share count once. Tokens of a prefill count net of what the worker was credited with, until the caller says it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.router.tree import Path, PrefixTree, Stretch
+
+
+class Load(msgspec.Struct, frozen=True):
+    """One worker's, at some moment."""
+
+    prefill_tokens: int
+    """Of requests whose prefill isn't done, net of their overlap."""
+    blocks: int
+    """Held by active requests, each block once."""
+    requests: int
+
+
+class Active:
+    """One request under way."""
+
+    __slots__ = ("blocks", "num_tokens", "output_blocks", "prefill_tokens", "since", "slot", "tail")
+
+    def __init__(self, slot: int, tail: Stretch | None, num_tokens: int, blocks: int, prefill: int, since: int) -> None:
+        self.slot = slot
+        self.tail = tail
+        self.num_tokens = num_tokens
+        self.blocks = blocks
+        self.prefill_tokens = prefill
+        """Still to do; 0 once it is done."""
+        self.output_blocks = 0
+        self.since = since
+
+
+class Loads:
+    """All workers, by slot."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.tree = PrefixTree()
+        self.prefill: list[int] = []
+        self.blocks: list[int] = []
+        self.requests: list[int] = []
+        self.active: dict[object, Active] = {}
+        """By request id, oldest first."""
+
+    def grow(self, slots: int) -> None:
+        """Keep figures for ``slots`` workers from now on."""
+        missing = slots - len(self.prefill)
+        for figures in (self.prefill, self.blocks, self.requests):
+            figures += [0] * missing
+
+    def begin(
+        self,
+        id_: object,
+        slot: int,
+        keys: Sequence[int],
+        found: Path,
+        num_tokens: int,
+        prefill: int,
+        reserved: int,
+        now: int,
+    ) -> None:
+        """Book a request on ``slot``. ``found`` is its way in ``tree``; ``reserved`` blocks are held for its output."""
+        tree = self.tree
+        tail = None
+        path = tree.extend(keys, found)
+        if path:
+            fresh = 0
+            for node in path:
+                held = node.held
+                count = held.get(slot, 0)
+                held[slot] = count + 1
+                if not count:
+                    node.mask |= 1 << slot
+                    fresh += node.stop - node.start
+            tree.size += fresh
+            self.blocks[slot] += fresh
+            tail = path[-1]
+        entry = self.active[id_] = Active(slot, tail, num_tokens, len(keys), prefill, now)
+        self.prefill[slot] += prefill
+        self.requests[slot] += 1
+        if reserved:
+            entry.output_blocks = reserved
+            self.blocks[slot] += reserved
+
+    def prefill_done(self, entry: Active) -> None:
+        """Its prompt is computed."""
+        self.prefill[entry.slot] -= entry.prefill_tokens
+        entry.prefill_tokens = 0
+
+    def grown(self, entry: Active, output_tokens: int) -> None:
+        """It has generated ``output_tokens`` by now: count the full blocks that came of it."""
+        blocks = (entry.num_tokens + output_tokens) // self.block_size - entry.blocks
+        if blocks > entry.output_blocks:
+            self.blocks[entry.slot] += blocks - entry.output_blocks
+            entry.output_blocks = blocks
+
+    def end(self, id_: object) -> Active | None:
+        """Forget a request; returns what was known of it."""
+        entry = self.active.pop(id_, None)
+        if entry is None:
+            return None
+        slot, tree = entry.slot, self.tree
+        self.prefill[slot] -= entry.prefill_tokens
+        self.requests[slot] -= 1
+        self.blocks[slot] -= entry.output_blocks
+        node = entry.tail
+        last: Stretch | None = None
+        while node is not None and node is not tree.root:
+            parent = node.parent
+            count = node.held[slot]
+            if count > 1:
+                node.held[slot] = count - 1
+                last = last or node
+            else:
+                self.blocks[slot] -= node.stop - node.start
+                tree.leave(node, slot)
+                if node.held:
+                    last = last or node
+            node = parent
+        if last is not None:
+            tree.settle(last)
+        return entry
+
+    def of(self, slot: int) -> Load:
+        """One worker's load."""
+        return Load(self.prefill[slot], self.blocks[slot], self.requests[slot])
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless all figures can be had from the active requests anew."""
+        self.tree.check_integrity()
+        for slot, prefill in enumerate(self.prefill):
+            mine = [entry for entry in self.active.values() if entry.slot == slot]
+            assert prefill == sum(entry.prefill_tokens for entry in mine), f"slot {slot}: prefill tokens drifted"
+            assert self.requests[slot] == len(mine), f"slot {slot}: requests drifted"
+            held = sum(node.stop - node.start for node in self.tree.walk() if slot in node.held)
+            outputs = sum(entry.output_blocks for entry in mine)
+            assert self.blocks[slot] == held + outputs, f"slot {slot}: blocks drifted"
+        for node in self.tree.walk():
+            below = sum(sum(child.held.values()) for child in node.children.values())
+            ends = sum(1 for entry in self.active.values() if entry.tail is node)
+            assert sum(node.held.values()) == below + ends, "requests and stretches differ"

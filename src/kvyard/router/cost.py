@@ -1,0 +1,76 @@
+"""The cost of a request on each worker, in blocks: what it would compute there, behind what waits, plus what is held.
+
+    credit  = c * device + host_credit * host + disk_credit * disk
+    c       = overlap_credit / (1 + overlap_decay * excess prefill blocks / blocks of this prompt)
+    prefill = max(0, (active prefill tokens + this prompt's) / block size - credit)
+    cost    = prefill_scale * prefill + blocks held there with this request + request_weight * active requests
+
+Every term is in ``docs/routing.md``. Plain functions of a situation; nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from kvyard.router.config import RouterConfig
+from kvyard.router.situation import Choice, Situation, least
+
+
+def costs(config: RouterConfig, at: Situation) -> list[float]:
+    """Per worker that may be chosen."""
+    loads, size = at.loads, at.loads.block_size
+    tokens, count, scale = at.request.num_tokens, at.blocks, config.prefill_scale
+    prefill, held = _of(at, loads.prefill), _of(at, loads.blocks)
+    shared = _of(at, at.shared) if at.shared is not None else [0] * len(prefill)
+    worth = _credits(config, at, prefill) if at.overlaps is not None else [0] * len(prefill)
+    out = [
+        scale * (todo if (todo := (waiting + tokens) / size - credit) > 0 else 0.0) + (blocks + count - ours)
+        for waiting, credit, blocks, ours in zip(prefill, worth, held, shared, strict=True)
+    ]
+    if config.request_weight:
+        weight = config.request_weight
+        out = [cost + weight * requests for cost, requests in zip(out, _of(at, loads.requests), strict=True)]
+    return out
+
+
+def _credits(config: RouterConfig, at: Situation, prefill: list[int]) -> Sequence[float]:
+    overlaps = at.overlaps
+    assert overlaps is not None
+    device, credit = _of(at, overlaps.device), config.overlap_credit
+    if config.overlap_decay:
+        floor, size = min(prefill), at.loads.block_size
+        decay = config.overlap_decay / size / max(1, -(-at.request.num_tokens // size))
+        out = [credit / (1 + decay * (more - floor)) * blocks for more, blocks in zip(prefill, device, strict=True)]
+    elif credit == 1 and overlaps.plain:
+        return device
+    else:
+        out = [credit * blocks for blocks in device]
+    for tier, weight in ((overlaps.host, config.host_credit), (overlaps.disk, config.disk_credit)):
+        if tier is not None:
+            out = [credit + weight * blocks for credit, blocks in zip(out, _of(at, tier), strict=True)]
+    if overlaps.confidence is not None:
+        out = [overlaps.confidence[slot] * credit for slot, credit in zip(at.slots, out, strict=True)]
+    return out
+
+
+def _of(at: Situation, figures: list[int]) -> list[int]:
+    """The figures of those who may be chosen, which mostly are all."""
+    return figures if len(figures) == len(at.slots) else [figures[slot] for slot in at.slots]
+
+
+def cheapest(config: RouterConfig, at: Situation, why: str) -> Choice:
+    """The least cost, or with a temperature a draw that prefers lesser ones."""
+    found = costs(config, at)
+    if config.temperature > 0 and len(found) > 1:
+        return drawn(found, config.temperature, at, why)
+    return least(at.slots, found, at.rng, why)
+
+
+def drawn(found: list[float], temperature: float, at: Situation, why: str) -> Choice:
+    """Softmax over costs scaled to 0 .. 1, the least being the likeliest."""
+    low, high = min(found), max(found)
+    spread = (high - low) * temperature
+    weights = [exp((low - cost) / spread) for cost in found] if spread else [1.0] * len(found)
+    (place,) = at.rng.choices(range(len(found)), weights)
+    return Choice(at.slots[place], found[place], found.count(found[place]), why)

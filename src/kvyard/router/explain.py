@@ -1,0 +1,116 @@
+"""Decisions in words, for people: what was chosen, why, what it cost, and what was left on the table."""
+
+from __future__ import annotations
+
+from kvyard.router.config import RouterConfig
+from kvyard.router.request import Candidate, Decision
+
+REASONS = {
+    "cost": "it costs least",
+    "guard": "loads were too far apart, and it has least to do",
+    "load": "it has least to do",
+    "random": "by chance",
+    "session": "its session is there",
+    "turn": "it was its turn",
+}
+"""What a decision's ``why`` says."""
+
+
+def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:
+    """Two to four sentences, and a table where the decision has everyone's figures."""
+    why = REASONS.get(decision.why, decision.why)
+    if decision.why == "cost" and config.temperature > 0:
+        why = "drawn by cost"
+    lines = [f"{decision.id}: {decision.policy} chose {decision.worker}: {why}{_ties(decision)}."]
+    lines.append(
+        f"Of {decision.num_tokens} tokens ({_blocks(decision.blocks)}) it has {_overlap(decision)}."
+        if decision.overlap
+        else f"It has nothing of the {decision.num_tokens} tokens ({_blocks(decision.blocks)})."
+    )
+    lines.append(
+        f"Before this one it had {_count(decision.active_requests, 'request')} under way, {decision.prefill_tokens} tokens "
+        f"to prefill and {_blocks(decision.active_blocks)} held, {decision.shared_blocks} of them of this prompt."
+    )
+    if decision.why == "cost":
+        lines.append(f"Cost {_figure(decision.cost)} = {_sum(decision, config, block_size)}.")
+    if decision.regret:
+        were = "was" if decision.regret == 1 else "were"
+        lines.append(
+            f"{decision.best_worker} has {decision.best}: {_blocks(decision.regret)} {were} left on the table."
+        )
+    elif decision.best:
+        lines.append("Nobody has more.")
+    if decision.candidates:
+        lines.append("")
+        lines += _table(decision)
+    return "\n".join(lines)
+
+
+def _sum(decision: Decision, config: RouterConfig, size: int) -> str:
+    waiting = f"({decision.prefill_tokens} + {decision.num_tokens}) / {size}"
+    credit = config.overlap_credit * decision.device
+    credit += config.host_credit * decision.host + config.disk_credit * decision.disk
+    parts = f"max(0, {waiting} - {_figure(credit)})" if credit else waiting
+    if config.overlap_decay and decision.device:
+        parts = f"max(0, {waiting} - credit of up to {_figure(credit)})"
+    if config.prefill_scale != 1:
+        parts = f"{_figure(config.prefill_scale)} * {parts}"
+    parts = f"{parts} to prefill + {decision.active_blocks + decision.blocks - decision.shared_blocks} held"
+    if config.request_weight:
+        parts += f" + {_figure(config.request_weight)} * {_count(decision.active_requests, 'request')}"
+    return parts
+
+
+def _overlap(decision: Decision) -> str:
+    parts = []
+    if decision.device:
+        ahead = f", {decision.predicted} of them not announced yet" if decision.predicted else ""
+        parts.append(f"{decision.device} in device memory{ahead}")
+    if decision.host:
+        parts.append(f"{decision.host} more in host memory")
+    if decision.disk:
+        parts.append(f"{decision.disk} more in storage")
+    return ", ".join(parts)
+
+
+def _ties(decision: Decision) -> str:
+    if decision.tied < 2 or decision.why in ("random", "turn"):
+        return ""
+    return f", like {_count(decision.tied - 1, 'other')}, and the seed decided"
+
+
+def _table(decision: Decision) -> list[str]:
+    heads = ("worker", "cost", "device", "host", "disk", "to prefill", "held", "shared", "requests")
+    rows = [heads, *(_row(candidate) for candidate in sorted(decision.candidates, key=lambda c: (c.cost, c.worker)))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    out = []
+    for row, worker in zip(rows, (None, *sorted(decision.candidates, key=lambda c: (c.cost, c.worker))), strict=True):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        chosen = worker is not None and worker.worker == decision.worker
+        out.append(("* " if chosen else "  ") + "  ".join(cells))
+    return out
+
+
+def _row(candidate: Candidate) -> tuple[str, ...]:
+    figures = (
+        candidate.device,
+        candidate.host,
+        candidate.disk,
+        candidate.prefill_tokens,
+        candidate.active_blocks,
+        candidate.shared_blocks,
+        candidate.active_requests,
+    )
+    return (str(candidate.worker), _figure(candidate.cost), *(str(figure) for figure in figures))
+
+
+def _blocks(count: int) -> str:
+    return _count(count, "block")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".")

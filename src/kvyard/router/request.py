@@ -1,0 +1,86 @@
+"""What comes into a router and what comes out of it. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.index import Holder
+
+
+class RouteRequest(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that wants a worker."""
+
+    id: object
+    """A name of the caller's, unique among what is under way. Hashable."""
+    keys: Sequence[int]
+    """The index's names of the prompt's full blocks. Anything with a length and items will do; it must not change."""
+    num_tokens: int
+    session: str | None = None
+    """Whose conversation it belongs to, for ``affinity``."""
+    expected_output: int | None = None
+    """Tokens, for ``reserve_output``."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One worker, as a decision saw it. Blocks, unless it says otherwise."""
+
+    worker: Holder
+    cost: float
+    device: int = 0
+    """Of the prompt's prefix, in the worker's device memory; predictions included."""
+    host: int = 0
+    """Beyond that, in host memory."""
+    disk: int = 0
+    """Beyond that, in storage."""
+    predicted: int = 0
+    """Of ``device``: what no event told of yet."""
+    prefill_tokens: int = 0
+    """Tokens that requests before this one have still to prefill there."""
+    active_blocks: int = 0
+    """Held by requests before this one."""
+    shared_blocks: int = 0
+    """Of this prompt, among those."""
+    active_requests: int = 0
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Who got a request, what it cost, and what was left on the table. Blocks, unless it says otherwise."""
+
+    id: object
+    worker: Holder
+    policy: str
+    why: str
+    """A word of ``kvyard.router.explain.REASONS``."""
+    cost: float
+    """By the policy's own measure; 0 where it has none."""
+    tied: int = 1
+    """How many workers were equally good."""
+    num_tokens: int
+    new_tokens: int = 0
+    """What the worker was booked with: the prompt's tokens less its credit."""
+    blocks: int
+    """Full blocks of the prompt."""
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    predicted: int = 0
+    """The chosen worker's, as in ``Candidate``."""
+    prefill_tokens: int = 0
+    active_blocks: int = 0
+    shared_blocks: int = 0
+    active_requests: int = 0
+    """The chosen worker's load before this request, as in ``Candidate``."""
+    best: int = 0
+    """The longest prefix that anybody has who could have been chosen, from all tiers."""
+    best_worker: Holder | None = None
+    regret: int = 0
+    """How much longer that is than the chosen worker's."""
+    candidates: tuple[Candidate, ...] = ()
+    """Everyone, where the caller asked for it."""
+
+    @property
+    def overlap(self) -> int:
+        """The prefix that the chosen worker has, from all tiers."""
+        return self.device + self.host + self.disk

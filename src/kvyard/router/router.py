@@ -1,0 +1,260 @@
+"""The router: a prompt in, a worker out, and the books that the next decision needs.
+
+It sees the fleet through the index, which others feed with events, and through its own bookkeeping, as a router does in
+life. It has no clock and no sockets: the time comes with each call, in nanoseconds that never go back. The same calls with
+the same seed give the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from random import Random
+
+from kvyard.clock import from_seconds
+from kvyard.errors import KvyardError
+from kvyard.index import Holder, Indexer
+from kvyard.router.active import Load, Loads
+from kvyard.router.config import RouterConfig
+from kvyard.router.explain import explain
+from kvyard.router.memory import RoutedMemory
+from kvyard.router.policies import load_of, policy
+from kvyard.router.record import decision
+from kvyard.router.request import Decision, RouteRequest
+from kvyard.router.sight import Sight
+from kvyard.router.situation import Choice, Overlaps, Situation, least
+from kvyard.router.tree import Path
+
+
+class Router:
+    """One policy over one set of workers. Not for several threads at once."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        workers: Iterable[Holder | str],
+        indexer: Indexer | None = None,
+        seed: int = 0,
+    ) -> None:
+        """A worker is a rank; a bare name is its rank 0. With an ``indexer``, decisions of every policy say what the workers
+        had of the prompt. Raises ``KvyardError`` for a policy that needs an index and has none, and for block sizes that
+        differ.
+        """
+        self.config = config
+        self.policy = policy(config)
+        self.indexer = indexer
+        if indexer is None and self.policy.needs_index:
+            name = config.fallback if config.policy == "affinity" else config.policy
+            raise KvyardError(f"the policy {name} routes by an index: give one, or choose approx")
+        self.block_size = _block_size(config, indexer, self.policy.memory is not None)
+        self.loads = Loads(self.block_size)
+        self.forgotten = 0
+        """Requests given up because nobody reported their end."""
+        self._rng = Random(seed)
+        self._forget_after = from_seconds(config.forget_after_s)
+        predicts = indexer is not None and config.predicted_ttl_s > 0 and self.policy.needs_index
+        predicted = RoutedMemory(from_seconds(config.predicted_ttl_s), config.remembered_blocks) if predicts else None
+        self.sight = Sight(self.block_size, indexer, self.policy.memory, predicted)
+        self._workers: list[Holder | None] = []
+        """By slot; ``None`` where a slot is free."""
+        self._slots: dict[Holder, int] = {}
+        self._draining: set[int] = set()
+        self._open: list[int] = []
+        """Slots that may be chosen, in order."""
+        for worker in workers:
+            self.add_worker(worker)
+
+    # -- who there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> list[Holder]:
+        """Everyone, those that drain included."""
+        return list(self._slots)
+
+    def add_worker(self, worker: Holder | str) -> None:
+        """Choose among this one too, from now on; one that was draining is back. Raises ``KvyardError`` for a pool."""
+        holder = worker if isinstance(worker, Holder) else Holder(worker)
+        if holder.shared:
+            raise KvyardError(f"{holder} can't be routed to: name its workers")
+        slot = self._slots.get(holder)
+        if slot is None:
+            if None in self._workers:
+                slot = self._workers.index(None)
+                self._workers[slot] = holder
+            else:
+                slot = len(self._workers)
+                self._workers.append(holder)
+                self.loads.grow(slot + 1)
+            self._slots[holder] = slot
+        self._draining.discard(slot)
+        self._changed()
+
+    def drain(self, worker: Holder | str) -> None:
+        """Choose it no more; what it has under way goes on. A bare name means all its ranks; unknown ones raise."""
+        for holder in self._named(worker):
+            self._draining.add(self._slots[holder])
+        self._changed()
+
+    def remove_worker(self, worker: Holder | str) -> list[object]:
+        """Forget a worker and all its load. Returns the ids that were under way there. A bare name means all its ranks."""
+        lost: list[object] = []
+        for holder in self._named(worker):
+            slot = self._slots.pop(holder)
+            ids = [id_ for id_, entry in self.loads.active.items() if entry.slot == slot]
+            for id_ in ids:
+                self.loads.end(id_)
+            lost += ids
+            self.sight.gone(slot)
+            self.policy.gone(slot)
+            self._draining.discard(slot)
+            self._workers[slot] = None
+        self._changed()
+        return lost
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def route(
+        self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), detail: bool = False
+    ) -> Decision:
+        """Choose a worker and book the request there. ``exclude`` are workers not to choose this time; with ``detail`` the
+        decision has everyone's figures. Raises ``KvyardError`` where nobody may be chosen, or the id is under way already;
+        nothing is changed then.
+        """
+        loads = self.loads
+        self._refuse_twice(request)
+        slots = self._open
+        if exclude:
+            shut = {self._slots.get(holder) for holder in exclude}
+            slots = [slot for slot in slots if slot not in shut]
+        if not slots:
+            raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
+        self._forget_stale(now)
+        keys = request.keys
+        blocks = len(keys)
+        found = loads.tree.find(keys)
+        shared = loads.tree.depths(found, len(self._workers))
+        overlaps = self.sight.look(request, now)
+        at = Situation(request, blocks, now, slots, loads, shared, overlaps, self._rng)
+        choice = self._guard(at) or self.policy.choose(at)
+        prefill = self._new_tokens(request, choice.slot, overlaps)
+        record = decision(at, choice, prefill, self._workers, self.config, detail)
+        self._begin(request, choice.slot, found, prefill, now)
+        self.sight.sent(choice.slot, keys, now)
+        self.policy.routed(at, choice)
+        return record
+
+    def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
+        """Take in a request that somebody else routed, another gateway say: its load counts here too, and so does what it
+        says of the prefix. ``new_tokens`` is the other decision's. Raises ``KvyardError`` as ``route`` does.
+        """
+        self._refuse_twice(request)
+        slot = self._slots[self._named(worker)[0]]
+        found = self.loads.tree.find(request.keys)
+        prefill = request.num_tokens if new_tokens is None else new_tokens
+        self._begin(request, slot, found, prefill, now)
+        self.sight.heard(slot, request.keys, now)
+
+    def prefill_done(self, id_: object, now: int) -> bool:
+        """A request's prompt is computed: its first token is there. Returns whether the request is known."""
+        entry = self.loads.active.get(id_)
+        if entry is None:
+            return False
+        self.loads.prefill_done(entry)
+        return True
+
+    def progressed(self, id_: object, output_tokens: int, now: int) -> bool:
+        """A request has generated ``output_tokens`` so far. Counts only with ``track_output``. Returns whether it is known."""
+        entry = self.loads.active.get(id_)
+        if entry is None:
+            return False
+        if self.config.track_output:
+            self.loads.grown(entry, output_tokens)
+        return True
+
+    def finished(self, id_: object, now: int) -> bool:
+        """A request is over, whichever way. Returns whether it was known."""
+        return self.loads.end(id_) is not None
+
+    def explain(self, record: Decision) -> str:
+        """A decision in words, and with its details as a table."""
+        return explain(record, self.config, self.block_size)
+
+    def load(self, worker: Holder) -> Load:
+        """What a worker has under way. Raises ``KvyardError`` for one that isn't here."""
+        self._named(worker)
+        return self.loads.of(self._slots[worker])
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless all books agree. For tests and audits."""
+        self.loads.check_integrity()
+        self.sight.check_integrity()
+        assert self._open == sorted(set(self._slots.values()) - self._draining), "who may be chosen is out of date"
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _guard(self, at: Situation) -> Choice | None:
+        """The least loaded, where loads are too far apart for the policy to be followed."""
+        config = self.config
+        if config.guard is None or not self.policy.guarded:
+            return None
+        loads = load_of(config.load, at)
+        high, low = max(loads), min(loads)
+        if high - low <= config.guard or high <= config.guard_ratio * low:
+            return None
+        return least(at.slots, loads, at.rng, "guard")
+
+    def _new_tokens(self, request: RouteRequest, slot: int, overlaps: Overlaps | None) -> int:
+        """What a worker has to compute of a prompt, with what it must fetch counted by its credit."""
+        if overlaps is None:
+            return request.num_tokens
+        config, size = self.config, self.block_size
+        device, host, disk = overlaps.at(slot)
+        cached = device * size
+        if host or disk:
+            cached = round((device + config.host_credit * host + config.disk_credit * disk) * size)
+        return max(0, request.num_tokens - cached)
+
+    def _begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, now: int) -> None:
+        reserved = 0
+        if self.config.reserve_output and request.expected_output:
+            reserved = int(self.config.reserve_output * request.expected_output / self.block_size)
+        self.loads.begin(request.id, slot, request.keys, found, request.num_tokens, prefill, reserved, now)
+
+    def _refuse_twice(self, request: RouteRequest) -> None:
+        if request.id in self.loads.active:
+            raise KvyardError(
+                f"request {request.id!r} is under way already: report it finished before routing it again"
+            )
+
+    def _forget_stale(self, now: int) -> None:
+        active = self.loads.active
+        while active:
+            id_, entry = next(iter(active.items()))
+            if entry.since + self._forget_after > now:
+                break
+            self.loads.end(id_)
+            self.forgotten += 1
+
+    def _named(self, worker: Holder | str) -> Sequence[Holder]:
+        if isinstance(worker, Holder):
+            found = [worker] if worker in self._slots else []
+        else:
+            found = [holder for holder in self._slots if holder.name == worker]
+        if not found:
+            raise KvyardError(f"there is no worker {worker!s} here")
+        return found
+
+    def _changed(self) -> None:
+        self._open = sorted(slot for slot in self._slots.values() if slot not in self._draining)
+        self.sight.changed(self._workers)
+
+
+def _block_size(config: RouterConfig, indexer: Indexer | None, remembers: bool) -> int:
+    ours = config.block_size
+    if indexer is not None:
+        theirs = indexer.identity.block_size
+        if ours is not None and ours != theirs:
+            raise KvyardError(f"the router's block_size {ours} isn't the index's {theirs}: leave it out")
+        return theirs
+    if ours is None and remembers:
+        raise KvyardError("approx routes by blocks and there is no index to take their size from: give block_size")
+    return ours or 16

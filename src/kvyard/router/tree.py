@@ -1,0 +1,196 @@
+"""A compressed tree of prompts, with a number per worker on every stretch.
+
+Two books are kept on it: which prompts are active where (``active``) and which prefixes went where lately (``memory``). A
+chained key names its whole prefix, so a stretch is compared by its last key alone, and where two prompts part is found by
+halving. All work goes by the number of stretches on a prompt's way, none by its blocks, but for the one copy of what is new.
+
+The tree knows keys and small numbers for workers (slots). What the number on a stretch means is the owner's business; that
+a stretch's workers are always among those of the one before it is the owner's promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from kvyard.index.roster import positions
+
+
+class Stretch:
+    """Blocks ``start`` to ``stop`` of some prompt, where nothing branches off."""
+
+    __slots__ = ("base", "children", "held", "keys", "mask", "parent", "start", "stop")
+
+    def __init__(self, parent: Stretch | None, keys: Sequence[int], base: int, start: int, stop: int) -> None:
+        self.parent = parent
+        self.keys = keys
+        """Holds at least this stretch; its first key is that of block ``base``."""
+        self.base = base
+        self.start = start
+        self.stop = stop
+        self.children: dict[int, Stretch] = {}
+        self.held: dict[int, int] = {}
+        """The number per worker."""
+        self.mask = 0
+        """Those workers that count, as bits."""
+
+
+Path: TypeAlias = tuple[list[Stretch], int]
+"""The stretches on a prompt's way, the last perhaps only in part; and how many blocks of the prompt they cover."""
+
+
+class PrefixTree:
+    """Stretches by what comes before them."""
+
+    def __init__(self) -> None:
+        self.root = Stretch(None, (), 0, 0, 0)
+        self.size = 0
+        """Blocks in the tree, each once per worker that has it."""
+
+    def find(self, keys: Sequence[int]) -> Path:
+        """How far a prompt is known, and by which stretches."""
+        path: list[Stretch] = []
+        count = len(keys)
+        children = self.root.children
+        at = 0
+        while at < count:
+            node = children.get(keys[at])
+            if node is None:
+                break
+            path.append(node)
+            stop = node.stop if node.stop < count else count
+            if node.keys[stop - 1 - node.base] != keys[stop - 1]:
+                return path, _parting(node, keys, at, stop)
+            at = stop
+            if stop < node.stop:
+                break
+            children = node.children
+        return path, at
+
+    def extend(self, keys: Sequence[int], found: Path) -> list[Stretch]:
+        """Make the whole prompt a path and return it; ``found`` is what ``find`` said. The new stretch has no workers yet."""
+        path, at = found
+        if path and at < path[-1].stop:
+            path[-1] = self._split(path[-1], at)
+        count = len(keys)
+        if at < count:
+            parent = path[-1] if path else self.root
+            if isinstance(keys, list):
+                node = Stretch(parent, keys[at:], at, at, count)
+            else:
+                node = Stretch(parent, keys, 0, at, count)  # made on demand: nothing to copy, nothing to save
+            parent.children[keys[at]] = node
+            path.append(node)
+        return path
+
+    def leave(self, node: Stretch, slot: int) -> None:
+        """``slot`` has this stretch no longer. The owner goes from the end of a path towards the root."""
+        del node.held[slot]
+        node.mask &= ~(1 << slot)
+        self.size -= node.stop - node.start
+        if not node.held:
+            parent = node.parent
+            assert parent is not None and not node.children, "a stretch outlived the one before it"
+            del parent.children[node.keys[node.start - node.base]]
+            node.parent = None
+
+    def settle(self, node: Stretch) -> None:
+        """Join ``node`` with the one stretch that follows it, if there is just one and the same workers have both alike."""
+        if node.parent is None or len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        if child.held != node.held or child.mask != node.mask:
+            return
+        if child.base > node.start:
+            child.keys = [*_stretch(node, node.start, node.stop), *_stretch(child, child.start, child.stop)]
+            child.base = node.start
+        child.start = node.start
+        child.parent = node.parent
+        node.parent.children[child.keys[child.start - child.base]] = child
+        node.parent = None
+        node.held = {}
+        node.children = {}
+
+    def depths(self, found: Path, count: int) -> list[int] | None:
+        """Per slot (``count`` of them) how many blocks of the prompt it has, from the start; ``None`` for nobody any."""
+        path, at = found
+        if not path:
+            return None
+        out = [0] * count
+        alive = path[0].mask
+        start = 0
+        for node in path:
+            mask = node.mask
+            if mask != alive:
+                _fill(out, alive ^ mask, start)
+                alive = mask
+            start = node.stop
+        _fill(out, alive, at)
+        return out
+
+    def remove(self, slot: int) -> None:
+        """``slot`` has nothing any more. Goes through the whole tree."""
+        for node in reversed([node for node in self.walk() if slot in node.held]):
+            self.leave(node, slot)
+        for node in list(self.walk()):
+            self.settle(node)
+
+    def walk(self) -> Iterator[Stretch]:
+        """Every stretch, each after the one before it."""
+        waiting = list(self.root.children.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.children.values()
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless the tree agrees with itself. For tests and audits."""
+        size = 0
+        for node in self.walk():
+            parent = node.parent
+            assert parent is not None, "a stretch without one before it"
+            assert node.start == parent.stop < node.stop, f"{node.start} to {node.stop} doesn't follow {parent.stop}"
+            assert parent.children.get(node.keys[node.start - node.base]) is node, "a stretch under another's key"
+            assert node.held and not node.mask & ~sum(1 << slot for slot in node.held), "a bit without a number"
+            if parent is not self.root:
+                assert node.held.keys() <= parent.held.keys(), "a worker has an end without its start"
+                assert not node.mask & ~parent.mask, "an end counts without its start"
+            size += (node.stop - node.start) * len(node.held)
+        assert size == self.size, f"{self.size} blocks are counted, {size} are there"
+
+    def _split(self, node: Stretch, at: int) -> Stretch:
+        """Cut a stretch in two; ``node`` stays the latter part, since what ends there ends there still."""
+        parent = node.parent
+        assert parent is not None
+        head = Stretch(parent, node.keys, node.base, node.start, at)
+        parent.children[node.keys[node.start - node.base]] = head
+        head.children[node.keys[at - node.base]] = node
+        head.held = node.held.copy()
+        head.mask = node.mask
+        node.parent = head
+        node.start = at
+        return head
+
+
+def _parting(node: Stretch, keys: Sequence[int], low: int, high: int) -> int:
+    """The first block where ``keys`` differ from a stretch. They agree before ``low`` + 1 and differ at ``high`` - 1."""
+    mine, base = node.keys, node.base
+    while high - low > 1:
+        middle = (low + high) // 2
+        if mine[middle - base] == keys[middle]:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _stretch(node: Stretch, start: int, stop: int) -> Sequence[int]:
+    keys, base = node.keys, node.base
+    if isinstance(keys, list):
+        return keys[start - base : stop - base]
+    return [keys[at - base] for at in range(start, stop)]
+
+
+def _fill(out: list[int], workers: int, value: int) -> None:
+    for slot in positions(workers):
+        out[slot] = value
