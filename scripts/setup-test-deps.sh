@@ -7,11 +7,11 @@
 # To add a program, add a line to NEEDS together with the first test that needs it:
 #
 #     "<command looked for> <Debian package> <pytest marker>"
-#
-# such as "redis-server redis-server redis" or "chromium chromium browser".
 set -uo pipefail
 
 NEEDS=(
+    "redis-server redis-server redis"
+    "chromium chromium browser"
 )
 
 missing=()

@@ -11,6 +11,7 @@ from kvyard.index.indexer import Indexer
 from kvyard.index.match import DEFAULT_WEIGHTS, Scores, TierMatch, Trust, WorkerMatch
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Place, Places
+from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer
 from kvyard.index.stream import Source, Stream, update_of
 
@@ -28,6 +29,7 @@ __all__ = [
     "MemoryIndex",
     "Place",
     "Places",
+    "Roster",
     "Rows",
     "Scorer",
     "Scores",

@@ -81,9 +81,15 @@ class Backend(Protocol):
         ...
 
 
+def _redis(**options: Any) -> Backend:
+    from kvyard.index.redis import RedisIndex
+
+    return RedisIndex(**options)
+
+
 Factory: TypeAlias = Callable[..., Backend]
-BACKENDS: dict[str, Factory] = {}
-"""Every backend by name. A module registers its own on import."""
+BACKENDS: dict[str, Factory] = {"redis": _redis}
+"""Every backend by name. A module registers its own on import; one that needs more than Python is imported when asked for."""
 
 
 def backend(name: str, **options: Any) -> Backend:

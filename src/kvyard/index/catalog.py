@@ -7,7 +7,7 @@ says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -67,6 +67,16 @@ class Catalog:
         spec = self._read(event, known, size)
         if spec != known or event.group not in seen:
             seen[event.group] = spec
+            self._changed(holder)
+
+    def learned(self, holder: Holder) -> dict[int | None, GroupSpec | None]:
+        """What events said of the holder's groups, ``None`` where that wasn't enough."""
+        return dict(self._seen.get(holder, {}))
+
+    def adopt(self, holder: Holder, groups: Mapping[int | None, GroupSpec | None]) -> None:
+        """``holder`` has the groups that somebody else learned of."""
+        if self._seen.get(holder, {}) != groups:
+            self._seen[holder] = dict(groups)
             self._changed(holder)
 
     def group(self, holder: Holder, group: int | None) -> int | None:

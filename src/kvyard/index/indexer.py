@@ -21,6 +21,7 @@ from kvyard.index.identity import Identity
 from kvyard.index.match import Scores, Trust
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
+from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Standing
 from kvyard.index.stream import Source, Stream, update_of
 
@@ -38,12 +39,13 @@ class Indexer:
         trust: Trust | None = None,
         waiting: int = 1 << 16,
         remembered: int = 1 << 16,
+        places: Places | None = None,
     ) -> None:
-        """``waiting`` and ``remembered`` bound each feed, in blocks; see ``Feed``."""
+        """``waiting`` and ``remembered`` bound each feed, in blocks; see ``Feed``. ``places`` where the backend names them."""
         self.identity = identity or Identity()
         self.backend: Backend = MemoryIndex() if backend is None else backend
         self.dedup = dedup or DedupFilter()
-        self.places = Places()
+        self.places = Places() if places is None else places
         self.catalog = Catalog()
         self.scorer = Scorer(self.places, self.catalog, self.backend, self.identity.block_size, weights)
         self.unknown_streams = 0
@@ -166,6 +168,16 @@ class Indexer:
             self._reckon()
         return self.scorer.matches(keys)
 
+    def roster(self, workers: Sequence[Holder]) -> Roster:
+        """Workers in an order of the caller's, to ask ``reaches`` about."""
+        return Roster(self.scorer, workers)
+
+    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
+        """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
+        if self._dirty:
+            self._reckon()
+        return roster.reaches(keys, tokens)
+
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""
         self._look_at_ages()
@@ -185,6 +197,30 @@ class Indexer:
     def feeds(self) -> Iterable[tuple[str, Feed]]:
         """Every feed with the name of its stream."""
         return [(key[0], feed) for key, feeds in self._feeds.items() for feed in feeds.values()]
+
+    def feeds_of(self, stream: str, topic: str) -> list[Feed]:
+        """The feeds of one (stream, topic)."""
+        return list(self._feeds.get((stream, topic), {}).values())
+
+    def adopt(self, stream: str, topic: str) -> Stream:
+        """The (stream, topic) of a registered stream, begun now: for whoever brings what somebody else heard of it."""
+        key = (stream, topic)
+        known = self._streams[key] = Stream(self._sources[stream])
+        self._feeds[key] = {}
+        self._dirty = True
+        return known
+
+    def feed_for(self, stream: str, topic: str, holder: Holder, ranks: Iterable[int | None]) -> Feed:
+        """The feed of one holder, which updates of ``ranks`` go to from now on."""
+        key = (stream, topic)
+        feed = self._feeds[key].get(holder) or self._open(key, holder)
+        self._streams[key].feeds.update(dict.fromkeys(ranks, feed))
+        return feed
+
+    def refresh(self, anew: bool = False) -> None:
+        """Bring up to date who there is and how far each can be trusted; ``anew`` even where nothing seems to have changed."""
+        if anew or self._dirty:
+            self._reckon()
 
     def _feed(self, key: tuple[str, str], stream: Stream, rank: int | None) -> Feed:
         holder = stream.source.holder(rank)

@@ -89,6 +89,10 @@ class Scorer:
         """All rows of a prompt, holes and what comes after them included."""
         return self._backend.lookup(keys, True)
 
+    def rows(self, keys: Sequence[int], views: Views) -> Rows:
+        """The rows of a prompt as far as anybody's answer may depend on them."""
+        return self._backend.lookup(keys, views.through_holes)
+
     def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
         """Only how many blocks of the prompt each worker could use, from any tier; workers that have none are left out.
 
@@ -107,7 +111,7 @@ class Scorer:
                 if not blocks:
                     del found[view.worker]
         for view in views.hybrid:
-            tokens = self._reach(view, rows, len(views.tiers) - 1, len(keys) * size, len(keys) * size)
+            tokens = self.reach(view, rows, len(views.tiers) - 1, len(keys) * size, len(keys) * size)
             if tokens >= size:
                 found[view.worker] = tokens // size
         return found
@@ -137,7 +141,7 @@ class Scorer:
                 reach = [min(walk.get(worker, 0) * size, limit) // align * align for walk in walks]
                 out[worker] = self._match(view, rows, reach, limit, end, standing, now)
             else:
-                reach = [self._reach(view, rows, level, limit, end) for level in range(len(views.tiers))]
+                reach = [self.reach(view, rows, level, limit, end) for level in range(len(views.tiers))]
                 out[worker] = self._match(view, rows, reach, limit, end, standing, now)
         return Scores(blocks=len(keys), tokens=end if tokens is None else tokens, workers=out)
 
@@ -163,7 +167,7 @@ class Scorer:
             found |= dict.fromkeys(names(alive), start)
         return found
 
-    def _reach(self, view: View, rows: Rows, level: int, limit: int, end: int) -> int:
+    def reach(self, view: View, rows: Rows, level: int, limit: int, end: int) -> int:
         """The longest usable prefix of a worker with rules of its own."""
         usable = view.usable
         assert usable is not None

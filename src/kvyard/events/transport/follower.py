@@ -51,6 +51,15 @@ class Follower(Answers):
         if self._source:
             self._lose("nothing is known yet", now)
 
+    def resume(self, topic: bytes, seq: int, digest: int, publisher_epoch: int | None, now: int) -> None:
+        """Go on after batch ``seq``: somebody else applied everything up to there, and what came of it was taken over."""
+        self._inquiry.stop()
+        self._heard = self._probed = now
+        self._voice.topic, self._voice.publisher_epoch = topic, publisher_epoch
+        self.at.move(seq, digest, whole=True)
+        self._voice.become(State.FRESH)
+        self.look(now)
+
     def live(self, frame: Frame, now: int) -> None:
         """A live batch arrived."""
         at, counters = self.at, self._voice.counters
@@ -120,6 +129,9 @@ class Follower(Answers):
         self._broken = True
         if self.at.anchor is None and self.at.applied >= 0:
             self.at.anchor = self.at.applied
+        if not self._source:
+            # Nobody can be asked who it is: numbers that were passed already are another publisher's from now on.
+            self._live = max(self._live, self.at.applied)
         if self._source and self.at.whole and self.at.anchor is not None and self._inquiry.purpose in UNCONCERNED:
             self._verify(now)
         else:

@@ -60,6 +60,22 @@ class Subscription:
         if self._source:
             self._follow(None, now)
 
+    def positions(self) -> dict[bytes, tuple[int, int, int | None]]:
+        """Per topic of a stream that is whole: the last batch applied, the digest of all, and the publisher's epoch."""
+        return {
+            follower.topic: (follower.at.applied, follower.at.digest, follower.status().publisher_epoch)
+            for follower in self._followers.values()
+            if follower.topic is not None and follower.state == State.FRESH
+        }
+
+    def resume(self, topic: bytes, position: tuple[int, int, int | None], now: int) -> None:
+        """Go on with ``topic`` from another subscription's position; see ``Follower.resume``."""
+        follower = self._followers.get(topic)
+        if follower is None:
+            follower = self._find(topic, now)
+        if follower is not None:
+            follower.resume(topic, *position, now)
+
     def message(self, parts: Sequence[bytes], now: int) -> None:
         """A message arrived on the stream's socket."""
         frame = read_live(parts)

@@ -1,0 +1,330 @@
+"""The index on a Redis or Valkey server: rows that many processes read, each written by one.
+
+Every change goes to the mirror first, which answers, and then to the server, many at a time. Lookups ask the server, since only
+there are the rows of all writers. The server is a blackboard and not a memory: what it loses is written again from mirrors,
+so nothing has to be persisted, and a server that is away makes answers empty, never wrong. ``docs/redis-index.md`` says more.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from kvyard.clock import Clock, WallClock, from_seconds
+from kvyard.errors import KvyardError
+from kvyard.index.backend import Rows, Usage, joined
+from kvyard.index.places import Places
+from kvyard.index.redis import scripts
+from kvyard.index.redis.directory import SOLO, Directory
+from kvyard.index.redis.outbox import pack, unpack
+from kvyard.index.redis.server import Server, Unavailable
+from kvyard.index.redis.session import Session
+from kvyard.index.redis.writer import Writer
+
+FLUSH_KEYS = 1024
+"""Keys that may wait before a change makes them go."""
+SLICE = 1 << 14
+"""Keys that one call sends at most: the rest goes with the next calls, so that no caller waits for long."""
+LOOKUP_KEYS = 4096
+SWEEP_KEYS = 2048
+ATTEMPTS = 4
+"""At a prompt of several such parts, during which the directory may change."""
+
+
+class RedisCounters(msgspec.Struct):
+    """What happened, over all time."""
+
+    lookups: int = 0
+    blind_lookups: int = 0
+    """Answered with nothing because the server couldn't be asked, or not without what it says changing."""
+
+
+class RedisIndex:
+    """A ``Backend``. Not for several threads at once.
+
+    By itself it is the only writer of its namespace and knows places by their numbers. With ``places``, which have names, any
+    number of processes share the index, each writing for the owners it has leases of: see ``SharedIndexer``.
+    """
+
+    def __init__(
+        self,
+        url: str = "redis://127.0.0.1:6379/0",
+        *,
+        namespace: str = "default",
+        replica: str | None = None,
+        lease: float = 3.0,
+        timeout: float = 0.5,
+        backoff: float = 2.0,
+        budget: int | None = None,
+        places: Places | None = None,
+        identity: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        """Connect to the server at ``url`` (``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys``).
+
+        ``namespace`` sets indexes on one server apart. ``replica`` names this process and must be unlike any other's. ``lease``
+        seconds after its last sign of life a writer is given up. Each answer of the server is waited for ``timeout`` seconds;
+        after a failure it is left alone for up to ``backoff``. ``budget`` bytes bound the mirror, and with it this process's
+        share of the server. ``identity`` says what keys are made from. Raises ``KvyardError`` where the server can't be
+        reached or used, or the namespace has an index of another identity; from then on such things are ``reason``.
+        """
+        if min(lease, timeout, backoff) <= 0:
+            raise KvyardError("lease, timeout and backoff of a Redis index must be more than 0 seconds")
+        self.clock = clock or WallClock()
+        self.counters = RedisCounters()
+        self.directory = Directory(places)
+        self.writer = Writer(self.directory, budget)
+        self.mirror, self.outbox = self.writer.mirror, self.writer.outbox
+        self._is_solo = places is None
+        self._sweeping = False
+        self.server = Server(url, timeout=timeout, backoff=from_seconds(backoff), clock=self.clock)
+        self.session = Session(
+            self.server,
+            self.directory,
+            namespace=namespace,
+            replica=replica or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+            identity=f"{'one writer' if self._is_solo else 'shared'} {identity}".strip(),
+            lease=from_seconds(lease),
+            clock=self.clock,
+            acquired=self._acquired,
+            lost=self.writer.lost,
+        )
+        self.writer.session = self.session
+        if self._is_solo:
+            self.session.want(SOLO)
+        self.session.ready()
+
+    def close(self) -> None:
+        """Send what waits, give the leases back and disconnect. The next use connects again."""
+        try:
+            if self.server.connected:
+                self.writer.send(None)
+                self.session.release()
+        except Unavailable:
+            pass
+        self.server.close()
+        self.session.lose_all()
+
+    # -- changes ----------------------------------------------------------------------------------------------------
+
+    def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
+        """See ``Backend``."""
+        repeated = self.writer.store(place, keys, parent)
+        self._flush_many()
+        return repeated
+
+    def remove(self, place: int, keys: Sequence[int]) -> int:
+        """See ``Backend``."""
+        removed = self.writer.remove(place, keys)
+        self._flush_many()
+        return removed
+
+    def clear(self, place: int) -> int:
+        """See ``Backend``. On the server it takes effect at once; what its keys take is given back bit by bit."""
+        removed = self.writer.clear(place)
+        self._sweeping = self._sweeping or removed > 0
+        return removed
+
+    def flush(self) -> bool:
+        """Send what waits, up to a limit. Returns whether all is there and ours. Raises nothing."""
+        try:
+            self.session.ready()
+            self.writer.send(SLICE)
+        except Unavailable:
+            return False
+        return not self.outbox and self.session.tokens.keys() >= self.session.wanted.keys()
+
+    def tick(self) -> None:
+        """Do what is due: renew leases, get those that are free, send, look at what others say, tidy up. Raises nothing."""
+        try:
+            self.session.ready()
+            self.writer.send(SLICE)
+            self.session.look()
+            self._sweep(SWEEP_KEYS)
+            self.session.purge()
+        except Unavailable:
+            pass
+
+    def look(self) -> None:
+        """Learn what others say, where that is due. Raises nothing."""
+        try:
+            self.session.ready()
+            self.writer.send(SLICE)
+            self.session.look()
+        except Unavailable:
+            pass
+
+    @property
+    def due(self) -> int:
+        """When ``tick`` has something to do, on ``clock``."""
+        busy = self.server.connected and (self.outbox or self._sweeping)
+        return self.clock.now() if busy else self.session.due
+
+    # -- questions --------------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
+        """See ``Backend``. Finds nothing while the server can't be asked, and nothing of ours while it hasn't been told all."""
+        if not keys:
+            return []
+        self.counters.lookups += 1
+        if self.mirror.budget is not None:
+            self.mirror.lookup(keys)  # recency
+        try:
+            self.session.ready()
+            self.writer.send(SLICE)
+            return self._ask(keys, through_holes)
+        except Unavailable:
+            self.counters.blind_lookups += 1
+            return []
+
+    def holds(self, place: int, key: int) -> bool:
+        """See ``Backend``."""
+        if self.directory.name(place)[0] in self.session.wanted:
+            return self.mirror.holds(place, key)
+        return any(mask >> place & 1 for _, mask in self.lookup([key]))
+
+    def held(self, place: int) -> Iterator[Sequence[int]]:
+        """See ``Backend``. What others write comes key by key, in no order. Raises ``Unavailable``."""
+        if self.directory.name(place)[0] in self.session.wanted:
+            yield from self.mirror.held(place)
+            return
+        self.session.ready()
+        self.session.look(now=True)
+        slot = self.directory.slot(place)
+        seen: set[bytes] = set()
+        cursor = b"0"
+        while slot is not None:
+            cursor, members = self.session.command("SSCAN", f"p{slot}", cursor, "COUNT", 1000)
+            for member in members:
+                if member not in seen:
+                    seen.add(member)
+                    yield [unpack(member)]
+            if cursor == b"0":
+                return
+
+    def usage(self) -> Usage:
+        """See ``Backend``. Blocks are those of all writers, the rest this process's own. Tidies up first."""
+        mine = self.mirror.usage()
+        blocks = 0
+        try:
+            self.session.ready()
+            self.writer.send(SLICE)
+            self._sweep(1 << 16)
+            blocks = int(self.session.command("GET", "rows") or 0)
+        except Unavailable:
+            pass
+        return Usage(blocks=blocks, rows=mine.rows, bytes=mine.bytes, evicted=mine.evicted)
+
+    @property
+    def reason(self) -> str:
+        """Why the index can't be used now; empty where it can."""
+        if not self.server.connected:
+            return f"the index server {self.server.address} can't be used: {self.server.reason}"
+        if self._is_solo and SOLO not in self.session.tokens:
+            other = self.directory.owners.get(SOLO)
+            return f"another process{f' ({other.replica})' if other is not None else ''} writes to this index"
+        return ""
+
+    def export(self) -> dict[str, float]:
+        """Every metric by name."""
+        return {
+            "kvyard_index_redis_up": float(self.server.connected),
+            "kvyard_index_redis_leases": len(self.session.tokens),
+            "kvyard_index_redis_pending_keys": self.outbox.keys,
+            "kvyard_index_redis_round_trips_total": self.server.round_trips,
+            "kvyard_index_redis_connects_total": self.server.connects,
+            "kvyard_index_redis_errors_total": sum(self.server.errors.values()),
+            "kvyard_index_redis_lookups_total": self.counters.lookups,
+            "kvyard_index_redis_blind_lookups_total": self.counters.blind_lookups,
+            "kvyard_index_redis_announcements_total": self.writer.counters.announced,
+            "kvyard_index_redis_unsent_keys_total": self.writer.counters.unsent_keys,
+            "kvyard_index_redis_fenced_total": self.session.counters.fenced,
+            "kvyard_index_redis_epochs_total": self.session.counters.epochs,
+        }
+
+    def check_integrity(self) -> None:
+        """See ``Backend``. Compares every row with every slot's set, and both with the mirror: reads all there is."""
+        from kvyard.index.redis.audit import audit
+
+        self.mirror.check_integrity()
+        audit(self)
+
+    # -- owners -----------------------------------------------------------------------------------------------------
+
+    def disown(self, owner: str) -> None:
+        """Write for ``owner`` no more, and remove what we wrote. Raises nothing."""
+        self.session.wanted.pop(owner, None)
+        token = self.session.tokens.pop(owner, None)
+        self.outbox.drop(owner)
+        if token is not None:
+            self._drop(owner, token)
+
+    def reap(self, owner: str) -> None:
+        """Remove what is left of an owner, if nobody writes for it. Raises nothing."""
+        self._drop(owner, "")
+
+    def say(self, owner: str, name: bytes, text: bytes | None, *, loud: bool = True) -> None:
+        """Let the others know something about ``owner``, after all changes so far; ``None`` takes it back.
+
+        ``loud``: it changes what rows are worth, so that nobody answers without it.
+        """
+        self.writer.say(owner, name, text, loud)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _flush_many(self) -> None:
+        if self.outbox.keys >= FLUSH_KEYS:
+            self.flush()
+
+    def _acquired(self, owner: str) -> None:
+        self._sweeping = True
+        self.writer.acquired(owner)
+
+    def _drop(self, owner: str, token: int | str) -> None:
+        try:
+            self.session.ready()
+            self.session.call(scripts.DROP, owner, token)
+            self._sweeping = True
+        except Unavailable:
+            pass
+
+    def _ask(self, keys: Sequence[int], through_holes: bool) -> Rows:
+        for _ in range(ATTEMPTS):
+            self.session.look()
+            found: list[tuple[int, bytes]] = []
+            for low in range(0, len(keys), LOOKUP_KEYS):
+                part = keys[low : low + LOOKUP_KEYS]
+                asked = self.clock.now()
+                reply = self.session.call(scripts.LOOKUP, self.directory.version, pack(part), int(through_holes))
+                if reply[1]:
+                    self.session.take(reply[1], asked)
+                    if low:
+                        break  # what was found so far may mean something else by now
+                found += [(low + stop, row) for stop, row in zip(reply[2::2], reply[3::2], strict=True)]
+                if not through_holes and (not found or found[-1][0] < low + len(part)):
+                    return self._translated(found, through_holes)
+            else:
+                return self._translated(found, through_holes)
+        self.counters.blind_lookups += 1
+        return []
+
+    def _translated(self, found: list[tuple[int, bytes]], through_holes: bool) -> Rows:
+        if self._is_solo and SOLO not in self.session.tokens:
+            return []  # bare numbers of another process mean nothing here
+        translate = self.directory.translator(self.writer.behind())
+        rows = joined((stop, translate(row)) for stop, row in found)
+        if not through_holes:
+            for at, (_, mask) in enumerate(rows):
+                if not mask:
+                    return rows[:at]
+        return rows
+
+    def _sweep(self, most: int) -> None:
+        """Give back what retired slots take, up to about ``most`` keys."""
+        while self._sweeping and most > 0:
+            self._sweeping = self.session.call(scripts.SWEEP, min(most, SWEEP_KEYS))[1] > 0
+            most -= SWEEP_KEYS

@@ -1,0 +1,344 @@
+"""An indexer that shares its rows: several replicas, one server, and each worker's streams written by one of them.
+
+A replica applies the streams it is given, whoever writes for them: what it learns goes to its own mirror, and to the server as
+well while the lease is its own. Every replica answers for all workers, from the server's rows and from what their writers say
+of their streams. Where nobody vouches for rows, because a lease ran out, a writer has not caught up or the server is away,
+they earn nothing, and the answer says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from kvyard.clock import SECOND, Clock, from_seconds
+from kvyard.events.transport import State, Update
+from kvyard.events.types import Tier
+from kvyard.hashing import PLAIN, Namespace
+from kvyard.index.dedup import DedupFilter
+from kvyard.index.explain import Explanation
+from kvyard.index.identity import Identity
+from kvyard.index.indexer import Indexer
+from kvyard.index.match import Scores, Trust
+from kvyard.index.places import Holder, Places, mask_of
+from kvyard.index.redis.directory import owner_of
+from kvyard.index.redis.records import FeedRecord, StreamRecord, read
+from kvyard.index.redis.rows import RedisIndex
+from kvyard.index.redis.speaker import Speaker
+from kvyard.index.roster import Roster
+from kvyard.index.scorer import Standing
+from kvyard.index.stream import Source, Stream
+
+T = TypeVar("T")
+STEADY = 5
+"""Attempts at an answer during which nothing changes that it depends on."""
+KEEP = 600 * SECOND
+"""How long rows that nobody writes for are kept, in case somebody does again."""
+
+
+class SharedIndexer(Indexer):
+    """An ``Indexer`` on a ``RedisIndex``. Whoever drives it calls ``tick`` when ``due`` has come, each second at least."""
+
+    backend: RedisIndex
+
+    def __init__(
+        self,
+        url: str = "redis://127.0.0.1:6379/0",
+        identity: Identity | None = None,
+        *,
+        namespace: str = "default",
+        replica: str | None = None,
+        lease: float = 3.0,
+        timeout: float = 0.5,
+        backoff: float = 2.0,
+        linger: float = 0.0,
+        budget: int | None = None,
+        clock: Clock | None = None,
+        dedup: DedupFilter | None = None,
+        weights: Mapping[Tier, float] | None = None,
+        trust: Trust | None = None,
+        waiting: int = 1 << 16,
+        remembered: int = 1 << 16,
+    ) -> None:
+        """See ``RedisIndex`` and ``Indexer``. Changes go to the server at the end of each update, or ``linger`` seconds later.
+
+        Raises ``KvyardError`` where the server can't be used, or its namespace has an index with another identity.
+        """
+        identity = identity or Identity()
+        places = Places()
+        example = identity.keys([0] * identity.block_size)[0]
+        backend = RedisIndex(
+            url,
+            namespace=namespace,
+            replica=replica,
+            lease=lease,
+            timeout=timeout,
+            backoff=backoff,
+            budget=budget,
+            places=places,
+            identity=f"blocks of {identity.block_size} tokens by {identity.algorithm.name}, the first zeros {example:016x}",
+            clock=clock,
+        )
+        backend.writer.announce = self._announce
+        self._linger = from_seconds(linger)
+        self._flushed = 0
+        self._reckoned: tuple[int, bool] = (-1, False)
+        self._records: dict[bytes, StreamRecord | None] = {}
+        self._heard: dict[bytes, tuple[int, int]] = {}
+        """Per record, the last sequence and when it was first seen."""
+        self._orphaned: dict[str, int] = {}
+        """Owners that nobody writes for, and since when we know."""
+        self._told: dict[Holder, Source] = {}
+        """Holders whose groups are configured elsewhere only."""
+        super().__init__(
+            identity,
+            backend,
+            dedup=dedup,
+            weights=weights,
+            trust=trust,
+            waiting=waiting,
+            remembered=remembered,
+            places=places,
+        )
+        self._speaker = Speaker(backend, places, self.catalog)
+
+    # -- who there is -----------------------------------------------------------------------------------------------
+
+    def register(self, source: Source) -> None:
+        """See ``Indexer``. The stream is written by this replica as soon as no other has the lease of its worker or pool."""
+        super().register(source)
+        self.backend.session.want(owner_of(source.holder()))
+        if not any(stream == source.stream for stream, _ in self._streams):
+            self._speaker.say_unheard(source)
+        self.backend.flush()
+
+    def unregister(self, stream: str) -> None:
+        """See ``Indexer``. If this replica wrote it, its rows go; other replicas that have it registered may write it then."""
+        source = self._sources.get(stream)
+        if source is None:
+            return
+        owner = owner_of(source.holder())
+        self._speaker.heard(source)
+        for key in self._streams:
+            if key[0] == stream:
+                self._speaker.take_back(key, source)
+        super().unregister(stream)
+        if not any(owner_of(known.holder()) == owner for known in self._sources.values()):
+            self.backend.disown(owner)
+        self.backend.flush()
+
+    def writes(self, stream: str) -> bool:
+        """Whether this replica is the one that writes a registered stream, as far as it knows."""
+        source = self._sources.get(stream)
+        return source is not None and owner_of(source.holder()) in self.backend.session.tokens
+
+    def close(self) -> None:
+        """Send what waits, give the leases back and disconnect."""
+        self.backend.close()
+
+    # -- events in --------------------------------------------------------------------------------------------------
+
+    def apply(self, update: Update, now: int = 0) -> None:
+        """See ``Indexer``. Never raises because of the server."""
+        key = (update.stream, update.topic)
+        known, learned = key in self._streams, self.catalog.version
+        super().apply(update, now)
+        if key in self._streams:
+            source = self._sources[update.stream]
+            if not known:
+                self._speaker.heard(source)
+            # What one stream teaches of a holder, the records of all its streams must say.
+            self._say([key] if learned == self.catalog.version else self._of(owner_of(source.holder())))
+        if not self._linger or self.backend.clock.now() >= self._flushed + self._linger:
+            self._flush()
+
+    def lose(self, stream: str, reason: str) -> None:
+        """See ``Indexer``."""
+        super().lose(stream, reason)
+        self._say([key for key in self._streams if key[0] == stream])
+        self._flush()
+
+    def tick(self, now: int = 0) -> None:
+        """Do what is due: leases, what lingers, what others say. Raises nothing. ``now`` is the caller's, as in ``apply``."""
+        self._say(self._streams, steps=True)
+        self.backend.tick()
+        self._flushed = self.backend.clock.now()
+        for owner in self.backend.directory.owners.values():
+            for name, text in owner.says.items():
+                record = self._record(text)
+                if record is not None and self._heard.get(name, (-2, 0))[0] != record.seq:
+                    self._heard[name] = (record.seq, now)
+                    self._dirty = True
+        self._reap()
+
+    @property
+    def due(self) -> int:
+        """When ``tick`` has something to do, on ``backend.clock``."""
+        if self.backend.server.connected and self.backend.outbox:
+            return self._flushed + self._linger
+        return self.backend.due
+
+    # -- answers out ------------------------------------------------------------------------------------------------
+
+    def score_keys(
+        self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
+    ) -> Scores:
+        """See ``Indexer``."""
+        wanted = None if workers is None else list(workers)
+        return self._steadily(lambda: Indexer.score_keys(self, keys, tokens, wanted, now))
+
+    def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
+        """See ``Indexer``."""
+        return self._steadily(lambda: Indexer.matches(self, keys))
+
+    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
+        """See ``Indexer``."""
+        return self._steadily(lambda: Indexer.reaches(self, roster, keys, tokens))
+
+    def refresh(self, anew: bool = False) -> None:
+        """See ``Indexer``. Asks the server, where that is due."""
+        self.backend.look()
+        if self._standing() != self._reckoned:
+            self._dirty = True
+        super().refresh(anew)
+
+    def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
+        """See ``Indexer``."""
+        return self._steadily(lambda: Indexer.explain(self, tokens, worker, namespace, now))
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self.backend.flush()
+        self._flushed = self.backend.clock.now()
+
+    def _announce(self, owner: str) -> None:
+        """Our rows of ``owner`` were put into the outbox: say of its streams what they are worth, after that."""
+        heard = {stream for stream, _ in self._streams}
+        for source in self._sources.values():
+            if owner_of(source.holder()) == owner and source.stream not in heard:
+                self._speaker.say_unheard(source)
+        self._say(self._of(owner), anew=True)
+
+    def _of(self, owner: str) -> list[tuple[str, str]]:
+        """The streams of an owner."""
+        return [key for key, stream in self._streams.items() if owner_of(stream.source.holder()) == owner]
+
+    def _say(self, keys: Iterable[tuple[str, str]], *, anew: bool = False, steps: bool = False) -> None:
+        for key in keys:
+            self._speaker.say(key, self._streams[key], self._feeds[key], anew=anew, steps=steps)
+
+    def _steadily(self, ask: Callable[[], T]) -> T:
+        """The answer to ``ask``, with nothing it depends on having changed meanwhile."""
+        self.backend.look()
+        for _ in range(STEADY):
+            standing = self._standing()
+            if standing != self._reckoned:
+                self._dirty = True
+            answer = ask()
+            if self._standing() == standing == self._reckoned:
+                return answer
+        self.scorer.trust(self.scorer.standings, -1)
+        self._dirty = False
+        answer = ask()
+        self._dirty = True
+        return answer
+
+    def _standing(self) -> tuple[int, bool]:
+        return self.backend.directory.looks, self.backend.server.connected
+
+    def _reckon(self) -> None:
+        """Work out anew how far each holder can be trusted, from what the writers say."""
+        self._dirty = False
+        standings: dict[Holder, Standing] = {}
+        mentioned = untrusted = 0
+        connected = self.backend.server.connected
+        known = self._said_by_all() if connected else {}
+        for name in [*self._sources, *sorted(known.keys() - self._sources.keys())]:
+            holders: dict[Holder, list[Stream]] = {}
+            for record, stream in known.get(name, ()):
+                for feed in record.feeds:
+                    mask = mask_of(self.places.number(place) for place in feed.places)
+                    mentioned |= mask
+                    if not self._trust.of(stream.state):
+                        untrusted |= mask
+                    self._adopt(record.source, feed)
+                    holders.setdefault(feed.holder, []).append(stream)
+            if not holders:
+                source = self._sources.get(name) or known[name][0][0].source
+                self._adopt(source, FeedRecord(source.holder(), (), ()))
+                holders[source.holder()] = [stream for _, stream in known.get(name, ())]
+            for holder, streams in holders.items():
+                standings[holder] = self._joined(standings.get(holder), streams)
+        if connected:
+            self._retire(standings)
+            for place in self.backend.directory.places:
+                number = self.places.number(place)
+                if not mentioned >> number & 1:
+                    untrusted |= 1 << number
+        else:
+            away = Standing(state=State.STALE, confidence=0.0, reason=self.backend.reason)
+            standings = dict.fromkeys([*standings, *(h for feeds in self._feeds.values() for h in feeds)], away)
+        self.scorer.trust(standings, untrusted if connected else -1)
+        self._reckoned = self._standing()
+
+    def _said_by_all(self) -> dict[str, list[tuple[StreamRecord, Stream]]]:
+        """Every stream of which its writer says something, as what that is worth now."""
+        found: dict[str, list[tuple[StreamRecord, Stream]]] = {}
+        now = self.backend.clock.now()
+        tokens = self.backend.session.tokens
+        for name, owner in self.backend.directory.owners.items():
+            for key, text in sorted(owner.says.items()):
+                record = self._record(text)
+                if record is None or owner_of(record.source.holder()) != name:
+                    continue
+                stream = Stream(record.source)
+                stream.state, stream.reason = record.state, record.reason
+                stream.updated = self._heard.get(key, (0, 0))[1]
+                if name not in tokens and not owner.alive(now):
+                    stream.state, stream.reason = State.STALE, f"the replica that wrote {name} is gone"
+                found.setdefault(record.source.stream, []).append((record, stream))
+        return found
+
+    def _record(self, text: bytes) -> StreamRecord | None:
+        if text not in self._records:
+            if len(self._records) > 1 << 14:
+                self._records.clear()
+            self._records[text] = read(text)
+        return self._records[text]
+
+    def _adopt(self, source: Source, feed: FeedRecord) -> None:
+        """Learn of a holder's groups what its writer knows, unless we know it ourselves."""
+        if any(feed.holder in feeds for feeds in self._feeds.values()) or source.stream in self._sources:
+            if source.stream in self._sources and source.groups is None:
+                self.catalog.adopt(feed.holder, {**dict(feed.groups), **self.catalog.learned(feed.holder)})
+            return
+        if source.groups is not None and self._told.get(feed.holder) != source:
+            self.catalog.configure(feed.holder, source.groups, source.alignment)
+            self._told[feed.holder] = source
+        elif source.groups is None and feed.groups:
+            self.catalog.adopt(feed.holder, dict(feed.groups))
+
+    def _retire(self, mentioned: Iterable[Holder]) -> None:
+        """Forget holders that neither we nor any writer knows of, or ``mentioned``."""
+        known = set(mentioned)
+        known.update(place.holder for place in self.backend.directory.places)
+        known.update(holder for feeds in self._feeds.values() for holder in feeds)
+        registered = {source.holder() for source in self._sources.values()}
+        for holder in [holder for holder in self.places.holders() if holder not in known]:
+            self.places.retire(holder)
+            if holder not in registered:
+                self._told.pop(holder, None)
+                self.catalog.forget(holder)
+
+    def _reap(self) -> None:
+        """Remove what is left of owners that nobody has written for in a long time."""
+        if not self.backend.server.connected:
+            return
+        now = self.backend.clock.now()
+        lost = {name for name, owner in self.backend.directory.owners.items() if not owner.alive(now)}
+        lost -= self.backend.session.tokens.keys()
+        self._orphaned = {name: self._orphaned.get(name, now) for name in lost}
+        for name, since in self._orphaned.items():
+            if now - since > KEEP:
+                self.backend.reap(name)
