@@ -1,0 +1,208 @@
+"""``kvyard index``: the index as a service, and questions to one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kvyard.cli.index_show import explanation_lines, table
+from kvyard.errors import KvyardError
+from kvyard.server import prompt
+from kvyard.server.indexer.config import Config, check_token_text, convert, read, read_token
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Serve an index of KV-cache events, or ask one about a prompt."
+)
+
+TOKEN_VARIABLE = "KVYARD_TOKEN"
+
+TokenFile = Annotated[Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")]
+Tokens = Annotated[str | None, typer.Option(help="Token ids, with commas or spaces between.")]
+TokensFile = Annotated[Path | None, typer.Option(help="A file with token ids: a JSON list, or numbers.")]
+Text = Annotated[str | None, typer.Option(help="The prompt's text, after the chat template.")]
+TextFile = Annotated[Path | None, typer.Option(help="A file with that text.")]
+TokenizerFile = Annotated[Path | None, typer.Option("--tokenizer", help="The model's tokenizer.json.")]
+Special = Annotated[bool, typer.Option(help="Let the tokenizer add its special tokens.")]
+Lora = Annotated[str | None, typer.Option(help="The adapter's name.")]
+Salt = Annotated[str | None, typer.Option(help="The cache salt.")]
+Endpoints = Annotated[
+    list[str] | None, typer.Option("--endpoint", help="Listen here instead of asking a service; may be repeated.")
+]
+Replays = Annotated[
+    list[str] | None, typer.Option("--replay", help="Where that endpoint replays; as often as --endpoint, or never.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="A TOML or JSON file.")] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 for any. [default: 8090]")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per block of the index.")] = None,
+    backend: Annotated[str | None, typer.Option(help="memory or redis. [default: memory]")] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="For the redis backend, such as redis://localhost:6379.")
+    ] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="Another indexer to start from; may be repeated.")] = None,
+    tokenizer: Annotated[
+        list[str] | None, typer.Option(help="MODEL=PATH of a tokenizer.json, for text; may be repeated.")
+    ] = None,
+    token_file: TokenFile = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say more on stderr.")] = False,
+) -> None:
+    """Serve the index over HTTP until interrupted.
+
+    Workers come from the configuration, from a peer, or by POST /register. GET /openapi.json says what else there is. It
+    listens on this machine only, unless told otherwise.
+    """
+    from kvyard.server.indexer.routes import build
+    from kvyard.server.running import Running, is_loopback, listen
+
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    settings = _settings(
+        read(config) if config is not None else Config(),
+        host=host,
+        port=port,
+        block_size=block_size,
+        backend=backend,
+        peers=peer,
+        token_file=None if token_file is None else str(token_file),
+        tokenizers=None if tokenizer is None else dict(map(_pair, tokenizer)),
+        backend_options=None if redis_url is None else {"url": redis_url},
+    )
+    token = read_token(settings.token_file) if settings.token_file is not None else _token(None)
+    bound = listen(settings.host, settings.port)
+    if token is None and not is_loopback(settings.host):
+        typer.echo(
+            f"warning: everybody who reaches {settings.host} can use this: set a token with --token-file", err=True
+        )
+    try:
+        served, service = build(settings, token)
+        Running(served, bound, around=service, ready=lambda url: typer.echo(f"serving at {url}", err=True)).run()
+    finally:
+        bound.close()
+    typer.echo("stopped", err=True)
+
+
+@app.command()
+def query(
+    model: Annotated[str, typer.Option(help="The model's name at the service.")] = "default",
+    url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8090",
+    tenant: Annotated[str | None, typer.Option(help="The group of workers. [default: default]")] = None,
+    tokens: Tokens = None,
+    tokens_file: TokensFile = None,
+    text: Text = None,
+    text_file: TextFile = None,
+    tokenizer: TokenizerFile = None,
+    special: Special = True,
+    lora: Lora = None,
+    salt: Salt = None,
+    endpoint: Endpoints = None,
+    replay: Replays = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to listen to --endpoint at most.")] = 5.0,
+    block_size: Annotated[int, typer.Option(min=1, help="Of the index made from --endpoint.")] = 16,
+    token_file: TokenFile = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why each worker matches no more.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say which workers have how much of a prompt, on which tier, and how sure that is.
+
+    Asks a running service; with --endpoint it listens to engines itself. Exits with 1 if nobody has anything.
+    """
+    given = {
+        name: value
+        for name, value in (("lora_name", lora), ("cache_salt", salt), ("tenant_id", tenant))
+        if value is not None
+    }
+    asked: dict[str, Any] = {"model_name": model, **given}
+    if text is not None and tokenizer is None and not endpoint and tokens is None and tokens_file is None:
+        asked["text"] = text  # the service may have a tokenizer
+    else:
+        asked["token_ids"] = prompt.gather(
+            tokens=tokens,
+            tokens_file=tokens_file,
+            text=text,
+            text_file=text_file,
+            tokenizer_file=tokenizer,
+            special=special,
+        )
+    if endpoint:
+        from kvyard.server.indexer.transient import ask
+
+        found = ask(asked, pairs(endpoint, replay), seconds=seconds, block_size=block_size, explain=explain)
+    else:
+        if replay:
+            raise KvyardError("--replay belongs to --endpoint: give both, or neither to ask a service")
+        token = read_token(str(token_file)) if token_file is not None else _token(None)
+        found = {"score": _post(url, "/score", asked, token)}
+        if explain:
+            found["explain"] = _post(url, "/explain", asked, token)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        table(found["score"])
+        for line in explanation_lines(found.get("explain")):
+            typer.echo(line)
+    if not any(result["best"] for result in found["score"]["results"]):
+        raise typer.Exit(1)
+
+
+def pairs(endpoints: list[str], replays: list[str] | None) -> list[tuple[str, str | None]]:
+    """Endpoints with their replay endpoints. Raises ``KvyardError`` where these don't fit each other."""
+    if not replays:
+        return [(one, None) for one in endpoints]
+    if len(replays) != len(endpoints):
+        raise KvyardError(f"{len(endpoints)} endpoints and {len(replays)} replay endpoints: give one for each, or none")
+    return list(zip(endpoints, replays, strict=True))
+
+
+def _settings(config: Config, **over: Any) -> Config:
+    """The configuration with what the command line says put over it."""
+    found = msgspec.to_builtins(config)
+    for name, value in over.items():
+        if value is not None:
+            found[name] = {**found[name], **value} if isinstance(value, dict) else value
+    return convert(found, "the command line")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    model, equals, path = text.partition("=")
+    if not equals or not model or not path:
+        raise KvyardError(f"--tokenizer {text!r}: write MODEL=PATH")
+    return model, path
+
+
+def _token(default: str | None) -> str | None:
+    found = os.environ.get(TOKEN_VARIABLE)
+    return default if found is None else check_token_text(found, TOKEN_VARIABLE)
+
+
+def _post(url: str, path: str, body: dict[str, Any], token: str | None) -> Any:
+    try:
+        import httpx
+    except ImportError:
+        raise KvyardError("asking a service needs httpx: pip install 'kvyard[server]'") from None
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        reply = httpx.post(f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=60.0, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = str(error) or type(error).__name__
+        raise KvyardError(f"nobody answers at {url}: {why}; is `kvyard index serve` running?") from None
+    try:
+        found = reply.json()
+    except ValueError:
+        raise KvyardError(f"what answers at {url} is no indexer: {path} gave {reply.status_code}") from None
+    if reply.status_code != 200:
+        problem = found if isinstance(found, dict) else {}
+        fix = f"; {problem['fix']}" if problem.get("fix") else ""
+        raise KvyardError(f"{url} refused: {problem.get('error', reply.status_code)}{fix}")
+    return found

@@ -1,0 +1,226 @@
+"""A case: what was seen of one engine's stream, from connections to how much of the prompt it holds. No judgement here.
+
+Every message goes two ways. A ``Checker`` notes what is odd about it. A subscription puts it in order, and its updates go into
+two small indexes of the engine's own block size: one as announced, and one that is blind to adapters, salts and media. Where
+only the blind one finds the prompt, the text was right and the rest wasn't. Both believe everything, even what a gap makes
+doubtful: that is said separately.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.events.check import Checker
+from kvyard.events.transport.frames import read_live
+from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
+from kvyard.events.transport.subscription import Subscription
+from kvyard.events.types import Cleared, Event, Stored
+from kvyard.events.wire import Decoder
+from kvyard.hashing import PLAIN, Key, Namespace
+from kvyard.index import Holder, Identity, Indexer, Source, WorkerMatch
+from kvyard.index.explain import Explanation
+
+MOST_TEXTS = 2000
+"""First blocks of prompts that are remembered, to see where ours parts from them."""
+MOST_SAMPLES = 16
+
+
+class Text(msgspec.Struct, frozen=True):
+    """The beginning of a prompt that was announced."""
+
+    tokens: tuple[int, ...]
+    key: Key
+    """The engine's hash of its first block."""
+    size: int
+    lora: str | None
+    salted: bool
+    media: bool
+
+    @property
+    def plain(self) -> bool:
+        return self.lora is None and not self.salted and not self.media
+
+
+class Case:
+    """One stream, watched."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        replay: str | None,
+        prompt: Sequence[int] | None,
+        namespace: Namespace = PLAIN,
+        topic: str = "",
+        limits: Limits | None = None,
+        live: bool = True,
+    ) -> None:
+        self.name = name
+        self.replay = replay
+        self.prompt = prompt
+        self.namespace = namespace
+        self.topic = topic
+        self.live = live
+        """Whether it is a socket and not a recording."""
+        self.checker = Checker()
+        self.subscription = Subscription(
+            name, source=replay is not None and live, prefix=topic, limits=limits, decoder=Decoder
+        )
+        self.topics: Counter[str] = Counter()
+        self.texts: list[Text] = []
+        self.clears: list[int] = []
+        """When something was cleared."""
+        self.cleared_blocks = 0
+        self.announced: Counter[int | None] = Counter()
+        """Blocks stored per group."""
+        self.most = 0
+        """The longest match at any time, in tokens."""
+        self.replay_answers: bool | None = None
+        """Whether the replay endpoint answered, where it was asked apart from the stream."""
+        self.began = self.ended = 0
+        self._held = 0
+        self._seqs = 0
+        self._named: Indexer | None = None
+        self._blind: Indexer | None = None
+        self._early: list[Update] = []
+
+    # -- taking in --------------------------------------------------------------------------------------------------
+
+    def start(self, now: int) -> None:
+        """Begin."""
+        self.began = self.ended = now
+        self.subscription.start(now)
+
+    def message(self, parts: Sequence[bytes], now: int) -> None:
+        """A message of the stream."""
+        self.ended = now
+        frame = read_live(list(parts))
+        if not isinstance(frame, str):
+            topic = frame.topic.decode("utf-8", "replace")
+            self.topics[topic] += 1
+            if not topic.startswith(self.topic):
+                return
+        self.checker.message(list(parts))
+        if len(parts) > 1:
+            self.subscription.message(list(parts), now)
+        self.settle(now)
+
+    def settle(self, now: int) -> None:
+        """Apply what the subscription has ready."""
+        updates = self.subscription.updates
+        while updates:
+            update = updates.popleft()
+            if update.events:
+                self._look(update, now)
+                self._apply(update)
+        if self.prompt is not None and self._named is not None:
+            self.most = max([self.most, *(match.tokens for match in self.matches())])
+
+    def _look(self, update: Update, now: int) -> None:
+        for event in update.events:
+            if isinstance(event, Stored):
+                self.announced[event.group] += len(event.hashes)
+                self._held += len(event.hashes)
+                if event.parent is None and event.tokens and event.hashes and len(self.texts) < MOST_TEXTS:
+                    self._remember(event)
+            elif isinstance(event, Cleared) and update.origin in (Origin.LIVE, Origin.REPLAY):
+                self.clears.append(now)
+                self.cleared_blocks += self._held
+                self._held = 0
+
+    def _remember(self, event: Stored) -> None:
+        assert event.tokens is not None
+        extras = event.extra_keys[0] if event.extra_keys else None
+        items = [item for item in extras or () if item not in (event.lora_name, event.salt)]
+        self.texts.append(
+            Text(
+                tuple(event.tokens[:1024]),
+                event.hashes[0],
+                event.block_size,
+                event.lora_name,
+                bool(event.salt),
+                bool(items),
+            )
+        )
+
+    def _apply(self, update: Update) -> None:
+        if self._named is None:
+            sizes = [event.block_size for event in update.events if isinstance(event, Stored) and event.block_size]
+            self._early.append(update)
+            if sizes:
+                self._open(min(sizes))
+            return
+        self._carry(update)
+
+    def _open(self, size: int) -> None:
+        source = Source(stream=self.name, worker=self.name, by_rank=True)
+        self._named, self._blind = Indexer(Identity(size)), Indexer(Identity(size))
+        for indexer in (self._named, self._blind):
+            indexer.register(source)
+        early, self._early = self._early, []
+        for update in early:
+            self._carry(update)
+
+    def _carry(self, update: Update) -> None:
+        """Hand an update to both indexes, numbered anew and beyond doubt."""
+        assert self._named is not None and self._blind is not None
+        update = msgspec.structs.replace(update, seq=self._seqs, epoch=0, state=State.FRESH, topic="")
+        self._seqs += 1
+        self._named.apply(update)
+        self._blind.apply(msgspec.structs.replace(update, events=[_bare(event) for event in update.events]))
+
+    # -- what there is to see ---------------------------------------------------------------------------------------
+
+    @property
+    def block_size(self) -> int | None:
+        """The engine's smallest block size, as heard."""
+        return None if self._named is None else self._named.identity.block_size
+
+    def statuses(self) -> list[StreamStatus]:
+        return self.subscription.statuses()
+
+    def matches(self) -> list[WorkerMatch]:
+        """How much of the prompt each rank holds."""
+        if self._named is None or self.prompt is None:
+            return []
+        return list(self._named.score(self.prompt, self.namespace).workers.values())
+
+    def blind_match(self) -> int:
+        """How many tokens would match if adapters, salts and media didn't matter."""
+        if self._blind is None or self.prompt is None:
+            return 0
+        return max((match.tokens for match in self._blind.score(self.prompt).workers.values()), default=0)
+
+    def explanations(self) -> list[tuple[Holder, Explanation]]:
+        """Per rank why it matches no more."""
+        if self._named is None or self.prompt is None:
+            return []
+        self._named.refresh()
+        return [
+            (holder, self._named.explain(self.prompt, holder, self.namespace))
+            for holder in self._named.scorer.standings
+            if not holder.shared
+        ]
+
+    def unknown_groups(self) -> list[str]:
+        """Why ranks can't be scored at all."""
+        if self._named is None:
+            return []
+        self._named.refresh()
+        reasons = {self._named.catalog.why(holder) for holder in self._named.scorer.standings if not holder.shared}
+        return sorted(filter(None, reasons))
+
+    def refused(self) -> list[str]:
+        """Why announced blocks could not be named."""
+        if self._named is None:
+            return []
+        return sorted({feed.counters.last_refusal for _, feed in self._named.feeds() if feed.counters.refused})
+
+
+def _bare(event: Event) -> Event:
+    if isinstance(event, Stored):
+        return msgspec.structs.replace(event, lora_name=None, lora_id=None, salt=None, extra_keys=None)
+    return event

@@ -1,0 +1,66 @@
+"""Diagnosis: what was seen of a case, as findings. Each says what was seen, what it means, and what to do about it.
+
+The links of the chain, in the order in which they break: somebody is there, something is sent, it can be read, it is whole,
+its blocks have the size that is expected, the prompt fills one, its text is what the engine saw, so are its adapter and salt,
+and every attention group agrees. The first broken one usually explains those after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from kvyard.server.doctor import hashes, prompts, streams
+from kvyard.server.doctor.case import Case
+from kvyard.server.doctor.finding import Expected, Finding
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """All cases, judged."""
+
+    findings: list[Finding]
+    matched: dict[str, int]
+    """Per source the longest match of the prompt, in tokens."""
+    tokens: int | None
+    """Of the prompt."""
+
+    @property
+    def healthy(self) -> bool:
+        return not any(finding.broken for finding in self.findings)
+
+
+def diagnose(cases: Sequence[Case], expected: Expected) -> Diagnosis:
+    """What is wrong, and what is good to know. Changes nothing."""
+    findings: list[Finding] = []
+    matched: dict[str, int] = {}
+    prompt = None
+    for case in cases:
+        prompt = case.prompt
+        matched[case.name] = max((match.tokens for match in case.matches()), default=0)
+        if not _heard(case):
+            findings += streams.silence(case)
+            continue
+        for rule in RULES:
+            findings += rule(case, expected)
+    findings += hashes.between(cases)
+    findings.sort(key=lambda finding: not finding.broken)
+    return Diagnosis(findings=findings, matched=matched, tokens=None if prompt is None else len(prompt))
+
+
+def _heard(case: Case) -> bool:
+    facts = case.checker.facts()
+    return facts.messages > 0 or bool(case.announced)
+
+
+RULES: list[Callable[[Case, Expected], Iterator[Finding]]] = [
+    streams.encoding,
+    streams.sequence,
+    streams.clears,
+    prompts.block_size,
+    prompts.namespace,
+    prompts.text,
+    prompts.groups,
+    hashes.hashes,
+]
+"""In the order of the links."""

@@ -1,0 +1,242 @@
+"""HTTP the way every server here speaks it: typed bodies in, typed bodies out, and refusals that say what to change.
+
+A route is an ``Operation``: its types check the body and are published as its schema, so the two can't drift apart. A body
+that is too long, late, no JSON or not of its type is answered with 4xx and a ``Problem`` that names the field and the fix.
+What a request said is never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import hmac
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kvyard.errors import KvyardError
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """Why a request was refused."""
+
+    error: str
+    field: str = ""
+    """Where in the body; empty where it isn't about one field."""
+    fix: str = ""
+
+
+class Refusal(Exception):
+    """A request that can't be answered, with the status to say so."""
+
+    def __init__(self, status: int, error: str, *, field: str = "", fix: str = "", **headers: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.problem = Problem(error=error, field=field, fix=fix)
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class Raw(msgspec.Struct):
+    """An answer that isn't JSON."""
+
+    content: bytes
+    media_type: str
+
+
+Handler = Callable[[Any, Mapping[str, str]], Awaitable[Any]]
+"""Takes the decoded body (``None`` where there is none) and the headers; returns a value to encode, or ``Raw``."""
+
+
+class Operation(msgspec.Struct, kw_only=True, frozen=True):
+    """One route."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    body: Any = None
+    """The type of its body; ``None`` where it has none."""
+    reply: Any = None
+    """The type of its answer; ``None`` where that isn't JSON."""
+    status: int = 200
+    media_types: tuple[str, ...] = (JSON,)
+    refusals: tuple[int, ...] = ()
+    """Statuses of its own refusals, beyond those that every route may answer with."""
+    open: bool = False
+    """Whether it answers without a token."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a single request may take."""
+
+    body_bytes: int = 16 << 20
+    body_seconds: float = 30.0
+    """Until the whole body has to be here."""
+    tokens: int = 2_000_000
+    """Per prompt."""
+    batch: int = 64
+    """Prompts per request."""
+
+
+def application(
+    operations: Sequence[Operation],
+    *,
+    title: str,
+    version: str,
+    bounds: Bounds,
+    token: str | None = None,
+    seen: Callable[[str, int, float], None] | None = None,
+) -> Any:
+    """A Starlette application of ``operations``, with its own description at ``/openapi.json``.
+
+    ``seen`` is told the path, status and seconds of every answered request. Raises ``KvyardError`` where Starlette isn't
+    installed.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.requests import Request
+        from starlette.responses import Response
+        from starlette.routing import Route
+    except ImportError:
+        raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
+    from kvyard.server.openapi import document
+
+    def answer(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
+        if isinstance(value, Raw):
+            return Response(value.content, status, headers=headers, media_type=value.media_type)
+        return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
+
+    def refuse(refusal: Refusal) -> Response:
+        return answer(refusal.problem, refusal.status, refusal.headers)
+
+    def route(operation: Operation) -> Route:
+        async def endpoint(request: Request) -> Response:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            try:
+                if token is not None and not operation.open:
+                    check_token(request.headers.get("authorization", ""), token)
+                body = None
+                if operation.body is not None:
+                    body = decode(operation.body, await _read(request, bounds))
+                found = await operation.handler(body, request.headers)
+                response = answer(found, operation.status)
+            except Refusal as refusal:
+                response = refuse(refusal)
+            except KvyardError as error:
+                response = refuse(Refusal(422, str(error)))
+            except Exception:
+                # Our fault. The traceback goes to the log without the body; the client learns only that.
+                log.exception("%s %s failed", operation.method, operation.path)
+                response = refuse(Refusal(500, "something went wrong here: see the server's log"))
+            if seen is not None:
+                seen(operation.path, response.status_code, loop.time() - began)
+            return response
+
+        return Route(operation.path, endpoint, methods=[operation.method])
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            refusal = Refusal(
+                405, f"{request.method} isn't for {request.url.path}", fix=f"use {allowed}", Allow=allowed
+            )
+        elif error.status_code == 404:
+            paths = ", ".join(operation.path for operation in operations)
+            refusal = Refusal(404, f"there is no {request.url.path[:100]}", fix=f"there are {paths}")
+        else:
+            refusal = Refusal(error.status_code, str(error.detail))
+        return refuse(refusal)
+
+    described = document(operations, title=title, version=version, secured=token is not None)
+
+    async def describe(body: None, headers: Mapping[str, str]) -> Any:
+        return described
+
+    own = Operation(method="GET", path="/openapi.json", summary="This document.", handler=describe, open=True)
+    routes = [route(operation) for operation in (*operations, own)]
+    return Starlette(routes=routes, exception_handlers={HTTPException: refused})
+
+
+def check_token(header: str, token: str) -> None:
+    """Raise ``Refusal`` unless ``header`` brings ``token``. Takes as long for a near miss as for any other."""
+    scheme, _, given = header.partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        raise Refusal(
+            401, "the token is missing or wrong", fix="send Authorization: Bearer TOKEN", WWW_Authenticate="Bearer"
+        )
+
+
+async def _read(request: Any, bounds: Bounds) -> bytes:
+    """The body, up to the bounds."""
+    too_long = Refusal(
+        413,
+        f"the body is longer than {bounds.body_bytes} bytes",
+        fix="send less at once, or raise limits.body_bytes",
+        Connection="close",
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > bounds.body_bytes:
+        raise too_long
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(bounds.body_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > bounds.body_bytes:
+                    raise too_long
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
+    return b"".join(parts)
+
+
+def decode(type_: Any, body: bytes) -> Any:
+    """``body`` as a ``type_``. Raises ``Refusal`` that names the field and the fix."""
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.ValidationError as error:
+        raise Refusal(422, **explained(str(error), type_)) from None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        text = re.sub(r"^JSON is malformed: ", "", str(error))
+        raise Refusal(400, f"the body is not JSON: {text}", fix="send a JSON object in UTF-8") from None
+
+
+_AT = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(.*)`")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+
+
+def explained(message: str, type_: Any) -> dict[str, str]:
+    """What msgspec says of a value that isn't a ``type_``, as error, field and fix."""
+    found = _AT.search(message)
+    where = found[1] if found else ""
+    what = message[: found.start()] if found else message
+    missing, unknown = _MISSING.search(what), _UNKNOWN.search(what)
+    prefix = f"{where}." if where else ""
+    if missing:
+        field = prefix + missing[1]
+        return {"error": f"{field} is missing", "field": field, "fix": f"add {missing[1]}"}
+    if unknown:
+        field = prefix + unknown[1]
+        known = [] if where else [one.encode_name for one in msgspec.structs.fields(type_)]
+        near = difflib.get_close_matches(unknown[1], known, 1)
+        if near:
+            fix = f"did you mean {near[0]}?"
+        else:
+            fix = f"leave it out; there are {', '.join(known)}" if known else "leave it out"
+        return {"error": f"{field[:200]} is no field of this request", "field": field[:200], "fix": fix}
+    wanted = what.removeprefix("Expected ").partition(", got")[0].replace("`", "")
+    fix = f"send {wanted}" if what.startswith("Expected ") else "send another value"
+    what = what[:1].lower() + what[1:]
+    return {"error": f"{where or 'the body'}: {what}", "field": where, "fix": fix}

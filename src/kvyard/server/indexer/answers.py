@@ -1,0 +1,144 @@
+"""Answers: what the index found, in the words of the service's clients. Pure functions."""
+
+from __future__ import annotations
+
+import math
+
+from kvyard.clock import MS
+from kvyard.index import Scores, WorkerMatch
+from kvyard.index.explain import Explanation
+from kvyard.server.indexer.config import TIER_NAMES, TIERS
+from kvyard.server.indexer.schemas import (
+    Explained,
+    GroupReason,
+    InstanceMatch,
+    Matches,
+    ModelRows,
+    PlaceRows,
+    Scored,
+    TierTokens,
+    Worker,
+    WorkerInfo,
+)
+from kvyard.server.indexer.service import Model
+
+
+def matches(scores: Scores) -> Matches:
+    """Dynamo's answer: tokens per instance and tier, cumulative; an instance reaches as far as its best rank."""
+    found: dict[str, InstanceMatch] = {}
+    for holder, match in scores.workers.items():
+        reach = cumulative(match)
+        if not any(reach):
+            continue
+        gpu, cpu, disk = reach
+        one = found.setdefault(holder.name, InstanceMatch(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0))
+        one.dp[str(holder.rank)] = gpu
+        one.gpu, one.cpu, one.disk = max(one.gpu, gpu), max(one.cpu, cpu), max(one.disk, disk)
+        one.longest_matched = max(one.longest_matched, disk)
+    return Matches(scores={name: dict(one.dp) for name, one in found.items()}, frequencies=[], instances=found)
+
+
+def cumulative(match: WorkerMatch) -> tuple[int, int, int]:
+    """How far a worker reaches from the device alone, with host memory, and with everything."""
+    reach: list[int] = []
+    for tier in TIERS.values():
+        own = match.tiers.get(tier)
+        reach.append(max(own.reach if own is not None else 0, reach[-1] if reach else 0))
+    return reach[0], reach[1], reach[2]
+
+
+def worker(model: Model, match: WorkerMatch) -> Worker:
+    """One rank's answer."""
+    holder = match.worker
+    return Worker(
+        instance_id=model.ids.get(holder.name, holder.name),
+        dp_rank=holder.rank,
+        tokens=match.tokens,
+        blocks=match.blocks,
+        score=match.score if math.isfinite(match.score) else 0.0,
+        tiers={
+            TIER_NAMES[tier]: TierTokens(tokens=one.tokens, blocks=one.blocks, reach=one.reach)
+            for tier, one in match.tiers.items()
+        },
+        limited_by=match.limited_by,
+        state=match.state.value,
+        confidence=match.confidence,
+        age_ms=match.age / MS,
+        reason=match.reason,
+    )
+
+
+def scored(model: Model, scores: Scores) -> Scored:
+    """One prompt's answer, the best worker first."""
+    best = scores.best()
+    found = [match for holder, match in scores.workers.items() if not holder.shared]
+    found.sort(key=lambda match: (-match.score, match.worker))
+    return Scored(
+        tokens=scores.tokens,
+        blocks=scores.blocks,
+        workers=[worker(model, match) for match in found],
+        best=worker(model, best) if best is not None else None,
+    )
+
+
+def explained(model: Model, explanation: Explanation) -> Explained:
+    """One worker's reasons."""
+    return Explained(
+        worker=worker(model, explanation.match),
+        summary=explanation.summary,
+        groups=[
+            GroupReason(group=one.group, kind=one.kind, tokens=one.tokens, why=one.why) for one in explanation.groups
+        ],
+    )
+
+
+def workers(model: Model) -> list[WorkerInfo]:
+    """Who is registered for a model."""
+    found: dict[tuple[str, str], WorkerInfo] = {}
+    for listener in model.listeners.values():
+        told = listener.told
+        key = ("pool", told.pool) if told.pool is not None else ("worker", str(told.instance_id))
+        info = found.get(key)
+        if info is None:
+            info = found[key] = WorkerInfo(
+                instance_id=told.instance_id,
+                pool=told.pool,
+                status="active",
+                model_name=model.name,
+                tenant_id=model.tenant,
+                routing_group=model.tenant,
+                block_size=told.block_size,
+                endpoints={},
+                listeners={},
+            )
+        rank = str(told.dp_rank or 0)
+        about = listener.info()
+        info.endpoints.setdefault(rank, listener.endpoint)
+        info.listeners[rank if rank not in info.listeners else f"{rank}/{about.name}"] = about
+        info.block_size = info.block_size or told.block_size
+        info.status = max(info.status, about.status, key=("active", "pending", "failed").index)
+    return list(found.values())
+
+
+def rows(model: Model) -> ModelRows:
+    """What everybody holds, readable."""
+    from kvyard.index.dump import names_of
+
+    indexer = model.indexer
+    places: list[PlaceRows] = []
+    for holder in list(indexer.places.holders()):
+        for number in indexer.places.of(holder):
+            place = indexer.places[number]
+            runs = [list(run) for run in indexer.backend.held(number)]
+            if runs:
+                places.append(
+                    PlaceRows(
+                        instance_id=None if holder.shared else model.ids.get(holder.name, holder.name),
+                        pool=holder.name if holder.shared else None,
+                        dp_rank=holder.rank,
+                        tier=TIER_NAMES[place.tier],
+                        group=place.group,
+                        runs=runs,
+                    )
+                )
+    return ModelRows(block_size=indexer.identity.block_size, names=names_of(indexer.identity), places=places)

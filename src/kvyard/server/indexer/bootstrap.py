@@ -1,0 +1,159 @@
+"""Starting from a peer: what another indexer knows, taken over, and its streams gone on with where it was.
+
+Sockets are opened first and read last: whatever is published while the dump travels waits in them. A batch that the dump
+covers is dropped, the next is applied, and where one is missing the stream asks for it or is stale. So a peer can be out of
+date without harm; it can't be wrong about what it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.index.dump import IndexDump, dump, load
+from kvyard.server.http import Refusal
+from kvyard.server.indexer.listener import Listener
+from kvyard.server.indexer.registration import stream_name
+from kvyard.server.indexer.schemas import Register
+
+if TYPE_CHECKING:
+    from kvyard.server.indexer.service import Model, Service
+
+log = logging.getLogger(__name__)
+
+MSGPACK = "application/msgpack"
+CONNECT_SECONDS = 2.0
+"""How long publishers are waited for before the dump is fetched: what they send before that is a gap, not an error."""
+FETCH_SECONDS = 60.0
+
+
+class ModelDump(msgspec.Struct, kw_only=True):
+    """One model, whole."""
+
+    model_name: str
+    tenant_id: str
+    block_size: int
+    registrations: list[Register]
+    """One per rank."""
+    positions: dict[str, dict[bytes, tuple[int, int, int | None]]]
+    """Per stream and topic."""
+    index: IndexDump
+
+
+class PeerDump(msgspec.Struct, kw_only=True):
+    """Everything a peer knows, for a peer."""
+
+    models: list[ModelDump]
+
+
+async def dump_all(service: Service) -> PeerDump:
+    """What ``service`` knows; each model at one moment, and others have their turn in between."""
+    models: list[ModelDump] = []
+    for model in list(service.models.values()):
+        models.append(dump_model(model))
+        await asyncio.sleep(0)
+    return PeerDump(models=models)
+
+
+def dump_model(model: Model) -> ModelDump:
+    """One model now: what was read of its streams is applied first, so that positions and rows agree."""
+    for listener in model.listeners.values():
+        listener.drain()
+    return ModelDump(
+        model_name=model.name,
+        tenant_id=model.tenant,
+        block_size=model.indexer.identity.block_size,
+        registrations=[listener.told for listener in model.listeners.values()],
+        positions={name: listener.subscriber.subscription.positions() for name, listener in model.listeners.items()},
+        index=dump(model.indexer),
+    )
+
+
+async def bootstrap(service: Service, opened: list[Listener]) -> list[Listener]:
+    """Learn from the first peer that answers; returns the listeners of its workers that weren't configured here.
+
+    No peer that answers is no error: the service starts with what its streams say. Raises ``KvyardError`` for a peer that
+    names blocks otherwise.
+    """
+    for url in service.config.peers:
+        try:
+            told = await fetch(url, service.token)
+        except KvyardError as error:
+            log.warning("%s", error)
+            continue
+        more = await _adopt(service, told)
+        connected = await asyncio.gather(*(one.connected(CONNECT_SECONDS) for one in (*opened, *more)))
+        missing = connected.count(False)
+        if missing:
+            log.warning(
+                "%d of %d streams aren't connected yet: what they send now may be missed", missing, len(connected)
+            )
+        # Once more, now that nothing falls between it and the sockets.
+        told = await fetch(url, service.token)
+        names = [name for model in told.models for name in _take_over(service, model)]
+        log.info("took over %d streams from %s", len(names), url)
+        return more
+    return []
+
+
+async def fetch(url: str, token: str | None) -> PeerDump:
+    """The dump of the indexer at ``url``. Raises ``KvyardError`` where there is none to be had."""
+    import httpx
+
+    headers = {"Accept": MSGPACK} | ({"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        async with httpx.AsyncClient(timeout=FETCH_SECONDS, trust_env=False) as client:
+            reply = await client.get(f"{url.rstrip('/')}/dump", headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise KvyardError(f"peer {url} doesn't answer: {type(error).__name__} {error}") from None
+    if reply.status_code != 200:
+        raise KvyardError(f"peer {url} answers {reply.status_code} to /dump")
+    try:
+        return msgspec.msgpack.decode(reply.content, type=PeerDump)
+    except msgspec.MsgspecError as error:
+        raise KvyardError(f"what peer {url} sends is no dump of this version of kvyard: {error}") from None
+
+
+async def _adopt(service: Service, told: PeerDump) -> list[Listener]:
+    """Open the peer's streams that weren't configured here."""
+    more: list[Listener] = []
+    for model in told.models:
+        for one in model.registrations:
+            mine = service.models.get((one.model_name, one.tenant))
+            if mine is not None and stream_name(one, one.dp_rank or 0) in mine.listeners:
+                continue
+            try:
+                more += await service.open(one, model.block_size)
+            except (KvyardError, Refusal) as error:
+                log.warning("can't listen to %s as the peer does: %s", one.endpoint, error)
+    return more
+
+
+def _take_over(service: Service, told: ModelDump) -> list[str]:
+    mine = service.models.get((told.model_name, told.tenant_id))
+    if mine is None:
+        return []
+    now = service.clock.now()
+    # Only what the peer's sockets are sure of; the same stream elsewhere may be another one.
+    same = {
+        name
+        for name, listener in mine.listeners.items()
+        if told.positions.get(name) and any(_same(listener.told, one) for one in told.registrations)
+    }
+    taken = load(mine.indexer, told.index, same, now)
+    for one in taken:
+        listener = mine.listeners[one.stream]
+        position = told.positions[one.stream].get(one.topic.encode())
+        if position is not None and position[0] == one.seq:
+            listener.subscriber.subscription.resume(one.topic.encode(), position, now)
+        else:
+            mine.indexer.lose(one.stream, "the peer's position is unclear")
+    return [one.stream for one in taken]
+
+
+def _same(mine: Register, theirs: Register) -> bool:
+    return msgspec.structs.replace(mine, members=[]) == msgspec.structs.replace(theirs, members=[])

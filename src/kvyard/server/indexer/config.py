@@ -1,0 +1,151 @@
+"""The service's configuration: a TOML or JSON file, and what the command line puts over it.
+
+A key that isn't known is refused by name. What is left out has the default written here, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kvyard.clock import MS
+from kvyard.errors import KvyardError
+from kvyard.events.transport import Limits
+from kvyard.events.types import Tier
+from kvyard.hashing import algorithm
+from kvyard.index import DEFAULT_WEIGHTS, Identity, Trust
+from kvyard.server.http import Bounds, explained
+from kvyard.server.indexer.names import LocalNames
+from kvyard.server.indexer.schemas import Register, Size, TierName
+
+TIERS: dict[TierName, Tier] = {"gpu": Tier.G1, "cpu": Tier.G2, "disk": Tier.G3}
+"""Dynamo's words for tiers."""
+TIER_NAMES: dict[Tier, TierName] = {tier: name for name, tier in TIERS.items()}
+
+Milliseconds = Annotated[int, Meta(ge=0, le=3_600_000)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Weight = Annotated[float, Meta(ge=0.0)]
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How streams are followed; see ``kvyard.events.transport.Limits``."""
+
+    patience_ms: Milliseconds = 100
+    reply_ms: Milliseconds = 2000
+    cooldown_ms: Milliseconds = 30_000
+    probe_ms: Milliseconds = 2000
+    probe_most_ms: Milliseconds = 30_000
+    held_batches: Annotated[int, Meta(ge=1)] = 10_000
+    queue: Annotated[int, Meta(ge=1)] = 100_000
+    """Batches that ZeroMQ may hold while the service is busy. Beyond it some are lost, noticed, and asked for."""
+
+    def limits(self) -> Limits:
+        """As the transport wants it."""
+        return Limits(
+            patience=self.patience_ms * MS,
+            reply=self.reply_ms * MS,
+            cooldown=self.cooldown_ms * MS,
+            probe=self.probe_ms * MS,
+            probe_most=self.probe_most_ms * MS,
+            held_batches=self.held_batches,
+        )
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Direct mode: the engines' hashes can be computed, with this algorithm and seed."""
+
+    algorithm: str
+    seed: str | None = None
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a service."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8090
+    token_file: str | None = None
+    block_size: Size | None = None
+    """The index's. Left out, a model's first stream that says one decides, else 16."""
+    direct: Names | None = None
+    backend: Literal["memory", "redis"] = "memory"
+    backend_options: dict[str, Any] = {}
+    """For a backend: ``budget`` bytes for memory; ``url`` and others for Redis."""
+    tier_weights: dict[TierName, Weight] = msgspec.field(
+        default_factory=lambda: {TIER_NAMES[tier]: weight for tier, weight in DEFAULT_WEIGHTS.items()}
+    )
+    """What a block on each tier is worth. A tier that is left out earns nothing."""
+    catching_up: Share = 0.0
+    """What the word of a stream that is catching up is worth."""
+    tokenizers: dict[str, str] = {}
+    """Per model the path of its tokenizer.json."""
+    limits: Bounds = Bounds()
+    streams: Patience = Patience()
+    models: list[str] = []
+    """``model`` or ``model:tenant`` to answer for although no worker is registered here, only at other replicas on Redis."""
+    peers: list[str] = []
+    """Other indexers to learn from at the start; the first that answers is used."""
+    subscriptions: list[Register] = []
+
+    def identity(self, block_size: int) -> Identity:
+        """How blocks are named. Raises ``KvyardError`` for an unknown algorithm."""
+        if self.direct is None:
+            return Identity(block_size, LocalNames())
+        return Identity(block_size, algorithm(self.direct.algorithm, self.direct.seed), direct=True)
+
+    @property
+    def weights(self) -> dict[Tier, float]:
+        """By tier."""
+        return {TIERS[name]: weight for name, weight in self.tier_weights.items()}
+
+    @property
+    def trust(self) -> Trust:
+        return Trust(catching_up=self.catching_up)
+
+
+def read(path: Path) -> Config:
+    """The configuration in a file that ends in .toml or .json. Raises ``KvyardError``, naming the key that is wrong."""
+    try:
+        raw = path.read_bytes()
+        found = tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
+    except OSError as error:
+        raise KvyardError(f"can't read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise KvyardError(f"{path} is not {kind}: {error}") from None
+    return convert(found, str(path))
+
+
+def convert(found: Any, where: str) -> Config:
+    """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    try:
+        config = msgspec.convert(found, Config)
+    except msgspec.ValidationError as error:
+        why = explained(str(error), Config)
+        text = why["error"].replace("no field of this request", "no setting").replace("the body", "it")
+        raise KvyardError(f"{where}: {text}; {why['fix']}") from None
+    if not config.tier_weights:
+        raise KvyardError(f"{where}: tier_weights is empty, so nothing would earn anything; name at least one tier")
+    config.identity(config.block_size or 16)
+    return config
+
+
+def read_token(path: str) -> str:
+    """The bearer token in a file. Raises ``KvyardError`` for a file that can't be read, or an empty or long one."""
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise KvyardError(
+            f"can't read the token in {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        ) from None
+    return check_token_text(token, path)
+
+
+def check_token_text(token: str, where: str) -> str:
+    """``token`` itself. Raises ``KvyardError`` where it can't be one."""
+    if not token or len(token) > 4096 or not token.isascii() or not token.isprintable() or " " in token:
+        raise KvyardError(f"{where} holds no token: write one line of printable characters without spaces")
+    return token

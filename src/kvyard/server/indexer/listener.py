@@ -1,0 +1,175 @@
+"""A listener: one stream's subscriber, and the task that carries its updates into the index.
+
+All listeners share the event loop with the requests that ask, so none may keep it for long: after a few milliseconds of
+updates others get their turn. What arrives meanwhile waits in ZeroMQ's queue, which is bounded; what doesn't fit is lost,
+seen as a gap, and asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Literal
+
+import msgspec
+
+from kvyard.clock import MS, Clock
+from kvyard.events.transport import AsyncSubscriber, Limits, Origin, State, Update
+from kvyard.events.types import Cleared, Stored, Tier
+from kvyard.index import Indexer, Source
+from kvyard.server.indexer.schemas import ListenerInfo, Register
+
+log = logging.getLogger(__name__)
+
+TURN = 5 * MS
+"""How long updates are applied before others have their turn."""
+
+
+class Listener:
+    """Follows one stream for one index."""
+
+    def __init__(
+        self,
+        source: Source,
+        told: Register,
+        indexer: Indexer,
+        *,
+        endpoint: str,
+        replay: str | None,
+        tier: Tier | None,
+        limits: Limits,
+        queue: int,
+        clock: Clock,
+    ) -> None:
+        """Nothing is opened yet. Raises ``KvyardError`` for what isn't an endpoint."""
+        self.source = source
+        self.told = told
+        """The registration as it was given, for one rank."""
+        self.endpoint = endpoint
+        self.replay = replay
+        self.applied = 0
+        self.error = ""
+        self.block_sizes: set[int] = set()
+        """As events say."""
+        self._indexer = indexer
+        self._tier = tier
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self.subscriber = AsyncSubscriber(
+            endpoint,
+            replay=replay,
+            topic=told.topic,
+            dialect=told.dialect,
+            limits=limits,
+            hwm=queue,
+            stream=source.stream,
+            clock=clock,
+        )
+
+    def open(self) -> None:
+        """Subscribe; what is published from now on waits. Raises ``KvyardError`` where that can't be done."""
+        self.subscriber.open()
+
+    def start(self) -> None:
+        """Begin to apply."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"listener {self.source.stream}")
+
+    async def stop(self) -> None:
+        """Apply nothing more and close the sockets. Twice does no harm."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                pass
+        self.subscriber.close()
+
+    async def connected(self, seconds: float) -> bool:
+        """Whether a publisher is there, waiting up to ``seconds`` for it. To be asked before ``start``."""
+        import zmq
+        import zmq.asyncio
+
+        poller = zmq.asyncio.Poller()
+        poller.register(self.subscriber._wiring.monitor, zmq.POLLIN)
+        return bool(await poller.poll(round(seconds * 1000)))
+
+    async def _run(self) -> None:
+        turn = self._clock.now() + TURN
+        try:
+            while True:
+                update = await self.subscriber.receive()
+                if update is None:
+                    continue
+                self._apply(update)
+                if self._clock.now() >= turn:
+                    await asyncio.sleep(0)
+                    turn = self._clock.now() + TURN
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"[:300]
+            log.exception("listening to %s ended", self.source.stream)
+            self._indexer.lose(self.source.stream, f"listening ended: {self.error}")
+
+    def drain(self) -> None:
+        """Apply what was read and waits for its turn."""
+        updates = self.subscriber.subscription.updates
+        while updates:
+            self._apply(updates.popleft())
+
+    def _apply(self, update: Update) -> None:
+        nameless = not update.topic and update.seq < 0 and not update.epoch
+        if nameless and update.origin is Origin.STATE and (update.stream, "") not in self._indexer.streams:
+            # Nothing was heard yet, not even the topic. The index knows as much by itself, and under the right name later.
+            return
+        for event in update.events:
+            if isinstance(event, Stored) and event.block_size:
+                self.block_sizes.add(event.block_size)
+        if self._tier is not None and update.events:
+            events: list[Any] = [
+                event if isinstance(event, Cleared) else msgspec.structs.replace(event, tier=self._tier)
+                for event in update.events
+            ]
+            update = msgspec.structs.replace(update, events=events)
+        self._indexer.apply(update, self._clock.now())
+        self.applied += 1
+
+    # -- what there is to see ---------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Literal["pending", "active", "failed"]:
+        """In Dynamo's words."""
+        if self.error:
+            return "failed"
+        counters = self.subscriber.counters
+        return "active" if counters.connections > counters.disconnections else "pending"
+
+    @property
+    def waiting(self) -> int:
+        """Batches that were read and can't be applied yet."""
+        return len(self.subscriber.subscription.updates) + sum(one.held for one in self.subscriber.statuses())
+
+    def info(self) -> ListenerInfo:
+        """For whoever lists the workers."""
+        known = [stream for (name, _), stream in self._indexer.streams.items() if name == self.source.stream]
+        worst = max(known, key=lambda stream: _ORDER.index(stream.state), default=None)
+        if worst is not None:
+            state, reason = worst.state, worst.reason
+        else:
+            heard = next(iter(self.subscriber.statuses()), None)
+            state, reason = State.STALE, "nothing heard yet" if heard is None else heard.reason
+        told = self.told.block_size
+        return ListenerInfo(
+            name=self.told.stream,
+            endpoint=self.endpoint,
+            replay_endpoint=self.replay,
+            status=self.status,
+            state=state.value,
+            reason=self.error or reason,
+            sequence=max((stream.seq for stream in known), default=-1),
+            batches=self.applied,
+            block_sizes=[] if told is None else sorted(size for size in self.block_sizes if size != told),
+        )
+
+
+_ORDER = (State.FRESH, State.CATCHING_UP, State.STALE)

@@ -1,0 +1,99 @@
+"""How the service names blocks: from the hashes that clients of Dynamo's indexer already compute.
+
+Those clients may send, instead of tokens, one *local* hash per block: XXH3-64 of its token ids as little-endian 32-bit
+words, seed 1337, without its past. So the service's request keys are chained from local hashes, and a prompt and its
+local hashes lead to the same keys. Extra keys (adapter, salt, media) join a block's key and not its local hash.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import cbor2
+import xxhash
+
+from kvyard.hashing import ExtraKeys, HashingError, Key, Namespace
+from kvyard.index.identity import Identity
+
+LOCAL_SEED = 1337
+"""Dynamo's."""
+_U64 = (1 << 64) - 1
+
+
+class LocalNames:
+    """An ``Algorithm``: keys chained from local hashes."""
+
+    name = "local"
+
+    def __init__(self, seed: str = "kvyard-index-local") -> None:
+        self.seed = seed
+        self.root: int = xxhash.xxh3_64_intdigest(seed.encode())
+
+    def hash_blocks(
+        self,
+        parent: Key | None,
+        tokens: Sequence[int],
+        block_size: int,
+        extras: Sequence[ExtraKeys | None] | None = None,
+    ) -> list[Key]:
+        """See ``Algorithm``. Raises ``HashingError`` for token ids of more than 32 bits."""
+        if block_size < 1:
+            raise HashingError(f"block size must be at least 1, got {block_size}")
+        try:
+            words = memoryview(array("I", tokens)).cast("B")
+        except (OverflowError, TypeError):
+            raise HashingError("token ids must be whole numbers from 0 to 4294967295") from None
+        step = 4 * block_size
+        digest = xxhash.xxh3_64_digest
+        local = [digest(words[at : at + step], LOCAL_SEED) for at in range(0, len(words) - step + 1, step)]
+        return self.chain(parent, local, extras)
+
+    def chain(
+        self, parent: Key | None, local: Sequence[bytes], extras: Sequence[ExtraKeys | None] | None = None
+    ) -> list[Key]:
+        """The keys of blocks with these local hashes, as eight bytes each, after ``parent``."""
+        if parent is None:
+            parent = self.root
+        if not isinstance(parent, int):
+            raise HashingError("a parent for local names is an integer")
+        key, digest = parent & _U64, xxhash.xxh3_64_intdigest
+        if extras is None:
+            return [key := digest(one, key) for one in local]
+        if len(extras) != len(local):
+            raise HashingError(f"{len(extras)} extra keys for {len(local)} blocks")
+        return [
+            key := digest(one if extra is None else one + cbor2.dumps(extra, canonical=True), key)
+            for one, extra in zip(local, extras, strict=True)
+        ]
+
+
+class _OfLocal:
+    """The same chain, for whoever has local hashes in place of tokens: each is a block of one."""
+
+    name = "of-local"
+
+    def __init__(self, names: LocalNames) -> None:
+        self._names = names
+        self.seed, self.root = names.seed, names.root
+
+    def hash_blocks(
+        self,
+        parent: Key | None,
+        tokens: Sequence[int],
+        block_size: int,
+        extras: Sequence[ExtraKeys | None] | None = None,
+    ) -> list[Key]:
+        return self._names.chain(parent, [(one & _U64).to_bytes(8, "big") for one in tokens], extras)
+
+
+def keys_of_hashes(identity: Identity, hashes: Sequence[int], namespace: Namespace) -> list[int]:
+    """The request keys of blocks with these hashes: local ones, or in direct mode the engine's own.
+
+    Raises ``IdentityError`` in direct mode for a namespace, which is part of the engine's hashes already.
+    """
+    if identity.direct:
+        return [one & _U64 for one in hashes]
+    names = identity.algorithm
+    assert isinstance(names, LocalNames)
+    return Identity(1, _OfLocal(names)).keys(hashes, namespace)

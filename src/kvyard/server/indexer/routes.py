@@ -1,0 +1,289 @@
+"""The routes of the indexer: requests in, answers of the service out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kvyard import __version__
+from kvyard.index import Holder
+from kvyard.server import prompt
+from kvyard.server.http import JSON, Operation, Raw, Refusal, application
+from kvyard.server.indexer import answers, schemas
+from kvyard.server.indexer.bootstrap import MSGPACK, dump_all
+from kvyard.server.indexer.config import Config
+from kvyard.server.indexer.measures import Measures
+from kvyard.server.indexer.names import keys_of_hashes
+from kvyard.server.indexer.registration import holder_name
+from kvyard.server.indexer.service import Model, Service
+
+PROMETHEUS = "text/plain"
+
+
+class Routes:
+    """What is done for each request."""
+
+    def __init__(self, service: Service, measures: Measures | None = None) -> None:
+        """Without ``measures`` there is no /metrics to be asked."""
+        self.service = service
+        self.measures = measures
+        self._bounds = service.config.limits
+
+    def operations(self) -> list[Operation]:
+        """Every route."""
+        return [
+            Operation(
+                method="POST",
+                path="/register",
+                summary="Listen to the events of a worker, one of its ranks, or a shared pool.",
+                handler=self.register,
+                body=schemas.Register,
+                reply=schemas.Done,
+                status=201,
+                refusals=(409,),
+            ),
+            Operation(
+                method="POST",
+                path="/unregister",
+                summary="Stop listening, and forget all that was announced.",
+                handler=self.unregister,
+                body=schemas.Unregister,
+                reply=schemas.Done,
+                refusals=(404,),
+            ),
+            Operation(
+                method="POST",
+                path="/query",
+                summary="How many tokens of a prompt each instance has, per tier and rank, cumulative.",
+                handler=self.query,
+                body=schemas.Query,
+                reply=schemas.Matches,
+                refusals=(404,),
+            ),
+            Operation(
+                method="POST",
+                path="/query_by_hash",
+                summary="The same for a prompt's block hashes.",
+                handler=self.query_by_hash,
+                body=schemas.QueryByHash,
+                reply=schemas.Matches,
+                refusals=(404,),
+            ),
+            Operation(
+                method="POST",
+                path="/score",
+                summary="Per rank what it could skip of a prompt, as its engine would, and how sure that is.",
+                handler=self.score,
+                body=schemas.Score,
+                reply=schemas.Scoring,
+                refusals=(404,),
+            ),
+            Operation(
+                method="POST",
+                path="/explain",
+                summary="Why each rank matches as much of a prompt as it does.",
+                handler=self.explain,
+                body=schemas.Explain,
+                reply=schemas.Explanations,
+                refusals=(404,),
+            ),
+            Operation(
+                method="GET",
+                path="/workers",
+                summary="Who is registered, and how their streams are.",
+                handler=self.workers,
+                reply=list[schemas.WorkerInfo],
+            ),
+            Operation(
+                method="GET",
+                path="/dump",
+                summary="What everybody holds. As msgpack: all that another indexer needs to go on from here.",
+                handler=self.dump,
+                reply=schemas.Rows,
+                media_types=(JSON, MSGPACK),
+            ),
+            Operation(
+                method="GET",
+                path="/health",
+                summary="Whether requests are answered, and how streams are.",
+                handler=self.health,
+                reply=schemas.Health,
+                open=True,
+            ),
+            Operation(
+                method="GET",
+                path="/metrics",
+                summary="Every figure, for Prometheus.",
+                handler=self.metrics,
+                media_types=(PROMETHEUS,),
+            ),
+        ]
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    async def register(self, body: schemas.Register, headers: Mapping[str, str]) -> schemas.Done:
+        return schemas.Done(streams=await self.service.register(body))
+
+    async def unregister(self, body: schemas.Unregister, headers: Mapping[str, str]) -> schemas.Done:
+        return schemas.Done(streams=await self.service.unregister(body))
+
+    async def workers(self, body: None, headers: Mapping[str, str]) -> list[schemas.WorkerInfo]:
+        return [info for model in self.service.models.values() for info in answers.workers(model)]
+
+    # -- prompts ----------------------------------------------------------------------------------------------------
+
+    async def query(self, body: schemas.Query, headers: Mapping[str, str]) -> schemas.Matches:
+        self._check_length(body.token_ids, "token_ids")
+        model = self.service.model(body)
+        keys = model.indexer.keys(body.token_ids, body.namespace(body.media))
+        scores = model.indexer.score_keys(keys, None, model.holders(body.workers), self.service.clock.now())
+        return answers.matches(scores)
+
+    async def query_by_hash(self, body: schemas.QueryByHash, headers: Mapping[str, str]) -> schemas.Matches:
+        self._check_length(body.block_hashes, "block_hashes")
+        model = self.service.model(body)
+        keys = keys_of_hashes(model.indexer.identity, body.block_hashes, body.namespace())
+        scores = model.indexer.score_keys(keys, None, model.holders(body.workers), self.service.clock.now())
+        return answers.matches(scores)
+
+    async def score(self, body: schemas.Score, headers: Mapping[str, str]) -> schemas.Scoring:
+        if body.batch is None:
+            prompts = [schemas.Prompt(token_ids=body.token_ids, text=body.text, media=body.media)]
+        elif body.token_ids is not None or body.text is not None or body.media:
+            raise Refusal(422, "a batch stands alone", field="batch", fix="move token_ids, text and media into it")
+        elif len(body.batch) > self._bounds.batch:
+            raise Refusal(
+                413,
+                f"{len(body.batch)} prompts at once; at most {self._bounds.batch}",
+                field="batch",
+                fix="send several requests, or raise limits.batch",
+            )
+        else:
+            prompts = body.batch
+        model = self.service.model(body)
+        results: list[schemas.Scored] = []
+        for at, one in enumerate(prompts):
+            where = "" if body.batch is None else f"batch[{at}]."
+            tokens = await self._tokens(model, one.token_ids, one.text, where)
+            if at:
+                await asyncio.sleep(0)
+            model = self.service.model(body)  # it may be gone by now
+            holders = model.holders(body.workers)
+            scores = model.indexer.score(tokens, body.namespace(one.media), holders, self.service.clock.now())
+            results.append(answers.scored(model, scores))
+        return schemas.Scoring(
+            model_name=model.name,
+            tenant_id=model.tenant,
+            block_size=model.indexer.identity.block_size,
+            results=results,
+        )
+
+    async def explain(self, body: schemas.Explain, headers: Mapping[str, str]) -> schemas.Explanations:
+        tokens = await self._tokens(self.service.model(body), body.token_ids, body.text, "")
+        model = self.service.model(body)
+        namespace = body.namespace(body.media)
+        now = self.service.clock.now()
+        found = [
+            answers.explained(model, model.indexer.explain(tokens, holder, namespace, now))
+            for holder in self._asked_about(model, body)
+        ]
+        return schemas.Explanations(
+            model_name=model.name,
+            tenant_id=model.tenant,
+            block_size=model.indexer.identity.block_size,
+            tokens=len(tokens),
+            explanations=found,
+        )
+
+    def _asked_about(self, model: Model, body: schemas.Explain) -> Sequence[Holder]:
+        if body.instance_id is None:
+            if body.dp_rank is not None:
+                raise Refusal(422, "a rank of which instance?", field="dp_rank", fix="add instance_id, or leave it out")
+            wanted = model.holders(body.workers)
+            model.indexer.refresh()
+            known = [holder for holder in model.indexer.scorer.standings if not holder.shared]
+            return known if wanted is None else wanted
+        found = [
+            holder
+            for holder in model.holders([body.instance_id]) or []
+            if body.dp_rank is None or holder.rank == body.dp_rank
+        ]
+        if not found:
+            rank = "" if body.dp_rank is None else f" rank {body.dp_rank}"
+            raise Refusal(
+                404,
+                f"instance {holder_name(body.instance_id)}{rank} is not registered for this model",
+                field="instance_id",
+                fix="see /workers",
+            )
+        return found
+
+    async def _tokens(self, model: Model, token_ids: list[int] | None, text: str | None, where: str) -> list[int]:
+        """A prompt's token ids; the text of one is tokenized beside the loop."""
+        if (token_ids is None) == (text is None):
+            fix = "send one of them" if token_ids is not None else "add token_ids"
+            raise Refusal(422, f"{where}token_ids or text: one of them", field=f"{where}token_ids", fix=fix)
+        if token_ids is None:
+            path = self.service.config.tokenizers.get(model.name)
+            if path is None:
+                raise Refusal(
+                    422,
+                    f"no tokenizer is configured for model {model.name!r}",
+                    field=f"{where}text",
+                    fix="send token_ids, or start the service with --tokenizer",
+                )
+            assert text is not None
+            token_ids = await asyncio.to_thread(prompt.encode, path, text)
+        self._check_length(token_ids, f"{where}token_ids")
+        return token_ids
+
+    def _check_length(self, items: Sequence[int], field: str) -> None:
+        if len(items) > self._bounds.tokens:
+            raise Refusal(
+                413,
+                f"{len(items)} in {field}; at most {self._bounds.tokens}",
+                field=field,
+                fix="send less, or raise limits.tokens",
+            )
+
+    # -- the service itself -----------------------------------------------------------------------------------------
+
+    async def dump(self, body: None, headers: Mapping[str, str]) -> Raw | schemas.Rows:
+        if MSGPACK in headers.get("accept", ""):
+            return Raw(msgspec.msgpack.encode(await dump_all(self.service)), MSGPACK)
+        found: schemas.Rows = {}
+        for model in list(self.service.models.values()):
+            found[model.label] = answers.rows(model)
+            await asyncio.sleep(0)
+        return found
+
+    async def health(self, body: None, headers: Mapping[str, str]) -> schemas.Health:
+        states: Counter[str] = Counter(
+            listener.info().state for model in self.service.models.values() for listener in model.listeners.values()
+        )
+        return schemas.Health(
+            status="ok" if self.service.ready else "starting", models=len(self.service.models), streams=dict(states)
+        )
+
+    async def metrics(self, body: None, headers: Mapping[str, str]) -> Raw:
+        assert self.measures is not None
+        return Raw(*self.measures.text())
+
+
+def build(config: Config, token: str | None = None) -> tuple[Any, Service]:
+    """The application, and the service to be entered around serving it. Raises ``KvyardError``."""
+    service = Service(config, token)
+    measures = Measures(service)
+    app = application(
+        Routes(service, measures).operations(),
+        title="kvyard indexer",
+        version=__version__,
+        bounds=config.limits,
+        token=token,
+        seen=measures.seen,
+    )
+    return app, service

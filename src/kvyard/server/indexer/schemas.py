@@ -1,0 +1,334 @@
+"""What the indexer's clients send and get. The types check requests, write answers and make the OpenAPI document.
+
+Names are those of Dynamo's standalone indexer where it has them; ``routing_group`` and ``tenant_id`` are one thing under the
+names of two of its versions. Everything counts in tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kvyard.blocks.spec import GroupSpec
+from kvyard.hashing import Media, Namespace
+from kvyard.server.http import Refusal
+
+InstanceId = Annotated[int, Meta(ge=0)] | Annotated[str, Meta(min_length=1, max_length=200)]
+"""Dynamo's are 64-bit numbers, Mooncake's are names."""
+Name = Annotated[str, Meta(min_length=1, max_length=400)]
+Rank = Annotated[int, Meta(ge=0, le=4095)]
+Token = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Hash = int
+"""Signed or not: 64 bits of it count."""
+Size = Annotated[int, Meta(ge=1, le=1 << 20)]
+TierName = Literal["gpu", "cpu", "disk"]
+
+
+class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request names: a model, and which of its groups of workers."""
+
+    model_name: Name
+    tenant_id: Name | None = None
+    routing_group: Name | None = None
+
+    @property
+    def tenant(self) -> str:
+        """The group of workers that is meant. Raises ``Refusal`` where it has two names."""
+        if self.tenant_id is not None and self.routing_group not in (None, self.tenant_id):
+            raise Refusal(
+                422,
+                "tenant_id and routing_group differ, and mean the same",
+                field="routing_group",
+                fix="send one of them",
+            )
+        return self.tenant_id or self.routing_group or "default"
+
+
+class Member(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """A worker that shares a pool."""
+
+    instance_id: InstanceId
+    dp_rank: Rank = 0
+
+
+class Group(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """An attention group of the model, where it shouldn't be learned from events."""
+
+    kind: Literal["full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba"] = "full"
+    block_size: Size = 16
+    window: Size | None = None
+    chunk: Size | None = None
+    mode: Literal["none", "all", "align"] = "align"
+    eagle: bool = False
+
+    def spec(self, where: str) -> GroupSpec:
+        """As the block manager knows it. Raises ``ConfigError``, naming ``where``."""
+        spec = GroupSpec(
+            kind=self.kind,
+            block_size=self.block_size,
+            window=self.window,
+            chunk=self.chunk,
+            mode=self.mode,
+            eagle=self.eagle,
+        )
+        spec.check(where)
+        return spec
+
+
+class Register(Asked, kw_only=True, forbid_unknown_fields=True):
+    """A stream to listen to: a worker's, one of its ranks', or a shared pool's."""
+
+    endpoint: Name
+    instance_id: InstanceId | None = None
+    pool: Name | None = None
+    """Instead of a worker: a store that several share."""
+    members: list[Member] = []
+    """Who shares the pool."""
+    block_size: Size | None = None
+    """The engine's. It need not be the index's; what events say is compared with it."""
+    dp_rank: Rank | None = None
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Register so many ranks, each one port further than the one before."""
+    rank_from_events: bool = False
+    """One stream speaks for several ranks, and its batches say which."""
+    replay_endpoint: Name | None = None
+    stream: Name = "engine"
+    """Tells several streams of one worker apart, such as an engine's and its offload connector's."""
+    topic: str = ""
+    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
+    clear_scope: Literal["device", "all"] = "device"
+    tier: TierName | None = None
+    """Where everything it announces is, where its events don't say."""
+    groups: Annotated[list[Group], Meta(min_length=1, max_length=64)] | None = None
+    alignment: Size | None = None
+    additional_salt: str | None = None
+    """Known to Dynamo and to nobody's hashes: only an empty one is accepted."""
+
+
+class Unregister(Asked, kw_only=True, forbid_unknown_fields=True):
+    """The streams to forget: all that match."""
+
+    instance_id: InstanceId | None = None
+    pool: Name | None = None
+    dp_rank: Rank | None = None
+    stream: Name | None = None
+
+
+class MediaItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An image or the like, and the tokens it fills."""
+
+    hash: Name
+    offset: Annotated[int, Meta(ge=0)]
+    length: Annotated[int, Meta(ge=1)]
+
+
+class Wanted(Asked, kw_only=True, forbid_unknown_fields=True):
+    """What sets a prompt apart besides its tokens, and whom to ask about."""
+
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    workers: Annotated[list[InstanceId], Meta(max_length=10_000)] | None = None
+    """Only these instances."""
+
+    def namespace(self, media: list[MediaItem] | None = None) -> Namespace:
+        """As hashes know it. Raises ``NamespaceError`` for media that overlap."""
+        items = tuple(Media(item.hash, item.offset, item.length) for item in media or ())
+        return Namespace(lora_name=self.lora_name or None, salt=self.cache_salt or None, media=items)
+
+
+class Query(Wanted, kw_only=True, forbid_unknown_fields=True):
+    """A prompt as token ids."""
+
+    token_ids: list[Token]
+    media: list[MediaItem] = []
+
+
+class QueryByHash(Wanted, kw_only=True, forbid_unknown_fields=True):
+    """A prompt as one hash per full block of the index's block size; see ``names``."""
+
+    block_hashes: list[Hash]
+
+
+class Score(Wanted, kw_only=True, forbid_unknown_fields=True):
+    """One prompt as token ids or text, or several of either."""
+
+    token_ids: list[Token] | None = None
+    text: str | None = None
+    media: list[MediaItem] = []
+    batch: list[Prompt] | None = None
+
+
+class Prompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of several prompts."""
+
+    token_ids: list[Token] | None = None
+    text: str | None = None
+    media: list[MediaItem] = []
+
+
+class Explain(Wanted, kw_only=True, forbid_unknown_fields=True):
+    """A prompt to be explained for every worker, or one of them."""
+
+    token_ids: list[Token] | None = None
+    text: str | None = None
+    media: list[MediaItem] = []
+    instance_id: InstanceId | None = None
+    dp_rank: Rank | None = None
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+class Done(msgspec.Struct, kw_only=True):
+    status: Literal["ok"] = "ok"
+    streams: list[str] = []
+    """The streams that this was about."""
+
+
+class InstanceMatch(msgspec.Struct, kw_only=True):
+    """Tokens of a prompt that an instance has, cumulative: what is on ``cpu`` goes on where ``gpu`` ends."""
+
+    longest_matched: int
+    gpu: int
+    dp: dict[str, int]
+    """Per rank, on the device."""
+    cpu: int
+    disk: int
+
+
+class Matches(msgspec.Struct, kw_only=True):
+    """The answer of Dynamo's indexer."""
+
+    scores: dict[str, dict[str, int]]
+    """Per instance and rank, tokens on the device."""
+    frequencies: list[int]
+    """Always empty, as in Dynamo; kept for its clients."""
+    instances: dict[str, InstanceMatch]
+
+
+class TierTokens(msgspec.Struct, kw_only=True):
+    tokens: int
+    """Beyond what closer tiers reach."""
+    blocks: int
+    reach: int
+
+
+class Worker(msgspec.Struct, kw_only=True):
+    """One rank's answer."""
+
+    instance_id: int | str
+    dp_rank: int
+    tokens: int
+    blocks: int
+    score: float
+    """Blocks, weighted by tier and confidence."""
+    tiers: dict[TierName, TierTokens]
+    limited_by: int | None
+    """The attention group that ended the match."""
+    state: Literal["fresh", "catching up", "stale"]
+    confidence: float
+    age_ms: float
+    """Since the quietest of its streams was heard."""
+    reason: str
+
+
+class Scored(msgspec.Struct, kw_only=True):
+    """One prompt's answer."""
+
+    tokens: int
+    blocks: int
+    workers: list[Worker]
+    best: Worker | None
+
+
+class Scoring(msgspec.Struct, kw_only=True):
+    model_name: str
+    tenant_id: str
+    block_size: int
+    """The index's."""
+    results: list[Scored]
+
+
+class GroupReason(msgspec.Struct, kw_only=True):
+    group: int | None
+    kind: str
+    tokens: int
+    why: str
+
+
+class Explained(msgspec.Struct, kw_only=True):
+    worker: Worker
+    summary: str
+    groups: list[GroupReason]
+
+
+class Explanations(msgspec.Struct, kw_only=True):
+    model_name: str
+    tenant_id: str
+    block_size: int
+    tokens: int
+    explanations: list[Explained]
+
+
+class ListenerInfo(msgspec.Struct, kw_only=True):
+    """One stream."""
+
+    name: str
+    endpoint: str
+    replay_endpoint: str | None
+    status: Literal["pending", "active", "failed"]
+    """Whether it is connected; ``failed`` where it ended with an error."""
+    state: Literal["fresh", "catching up", "stale"]
+    reason: str
+    sequence: int
+    batches: int
+    block_sizes: list[int]
+    """Heard in events, where they aren't the one that was registered."""
+
+
+class WorkerInfo(msgspec.Struct, kw_only=True):
+    """One instance, or a pool."""
+
+    instance_id: int | str | None
+    pool: str | None
+    source: Literal["zmq"] = "zmq"
+    status: Literal["pending", "active", "failed"]
+    model_name: str
+    tenant_id: str
+    routing_group: str
+    block_size: int | None
+    endpoints: dict[str, str]
+    """By rank."""
+    listeners: dict[str, ListenerInfo]
+    """By rank; further streams of one rank by rank and name."""
+
+
+class Health(msgspec.Struct, kw_only=True):
+    status: Literal["ok", "starting"]
+    models: int
+    streams: dict[str, int]
+    """How many are in which state."""
+
+
+class PlaceRows(msgspec.Struct, kw_only=True):
+    """What one worker or pool holds on one tier for one group, as runs of request keys."""
+
+    instance_id: int | str | None
+    pool: str | None
+    dp_rank: int
+    tier: TierName
+    group: int | None
+    runs: list[list[int]]
+
+
+class ModelRows(msgspec.Struct, kw_only=True):
+    block_size: int
+    names: list[str]
+    """How request keys are made."""
+    places: list[PlaceRows]
+
+
+Rows = dict[str, ModelRows]
+"""By ``model:tenant``."""

@@ -1,0 +1,282 @@
+"""The service: which models there are, who is listened to for each, and what is answered. No HTTP here.
+
+One index per (model, tenant). A worker that is registered is listened to until it is unregistered, and then nothing of it is
+left: rows, counts, group specs and its name go together, and a batch that was on its way reaches nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from kvyard.blocks.spec import resolve_geometry
+from kvyard.clock import WallClock
+from kvyard.errors import KvyardError
+from kvyard.index import Holder, Indexer, Source, backend
+from kvyard.server.http import Refusal
+from kvyard.server.indexer.config import TIERS, Config
+from kvyard.server.indexer.listener import Listener
+from kvyard.server.indexer.registration import called, check_registration, for_rank, holder_name, matches, stream_name
+from kvyard.server.indexer.schemas import Asked, InstanceId, Member, Register, Unregister
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BLOCK_SIZE = 16
+TICK = 0.25
+"""Seconds between looks at what an index on a server has to do."""
+
+
+class Model:
+    """One (model, tenant) and its workers."""
+
+    def __init__(self, name: str, tenant: str, indexer: Indexer) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.indexer = indexer
+        self.listeners: dict[str, Listener] = {}
+        """By stream."""
+        self.ids: dict[str, InstanceId] = {}
+        """Instances as they were registered, by the name they have in the index."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}:{self.tenant}"
+
+    def close(self) -> None:
+        """Let go of what its index holds elsewhere."""
+        close = getattr(self.indexer, "close", None)
+        if close is not None:
+            close()
+
+    def holders(self, wanted: Iterable[InstanceId] | None) -> list[Holder] | None:
+        """The workers of ``wanted`` instances; ``None`` for all. Unknown instances have none."""
+        if wanted is None:
+            return None
+        names = {holder_name(one) for one in wanted}
+        self.indexer.refresh()
+        return [holder for holder in self.indexer.scorer.standings if not holder.shared and holder.name in names]
+
+
+class Service:
+    """All models. Everything is called on one event loop."""
+
+    def __init__(self, config: Config, token: str | None = None) -> None:
+        """``token`` is shown to peers. Raises ``KvyardError`` for settings that can't go together."""
+        if config.peers and config.backend != "memory":
+            raise KvyardError("peers are for the memory backend: replicas on Redis share their rows already")
+        self.config = config
+        self.token = token
+        self.clock = WallClock()
+        self.models: dict[tuple[str, str], Model] = {}
+        self.ready = False
+        self._changing = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+        self._kept: set[tuple[str, str]] = set()
+        """Models that stay although nobody is registered here."""
+
+    # -- who there is -----------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Service:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen to what is configured, after having learnt from a peer. Raises ``KvyardError`` for what can't be done."""
+        from kvyard.server.indexer.bootstrap import bootstrap
+
+        opened: list[Listener] = []
+        for label in self.config.models:
+            name, _, tenant = label.partition(":")
+            key = (name, tenant or "default")
+            self._kept.add(key)
+            size = self.config.block_size or DEFAULT_BLOCK_SIZE
+            self.models[key] = Model(*key, self._indexer(*key, size))
+        for at, told in enumerate(self.config.subscriptions):
+            try:
+                opened += await self.open(told)
+            except Refusal as refusal:
+                raise KvyardError(f"subscriptions[{at}]: {refusal}; {refusal.problem.fix}") from None
+        if self.config.peers:
+            opened += await bootstrap(self, opened)
+        for listener in opened:
+            listener.start()
+        if self.config.backend != "memory":
+            self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="ticking")
+        self.ready = True
+
+    async def stop(self) -> None:
+        """Listen to nobody any more."""
+        self.ready = False
+        ticking, self._ticking = self._ticking, None
+        if ticking is not None:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+        listeners = [listener for model in self.models.values() for listener in model.listeners.values()]
+        await asyncio.gather(*(listener.stop() for listener in listeners))
+        for model in self.models.values():
+            model.close()
+
+    async def _tick(self) -> None:
+        """Do what an index on a server has to do from time to time: leases, and what other replicas say."""
+        while True:
+            for model in list(self.models.values()):
+                tick = getattr(model.indexer, "tick", None)
+                if tick is not None:
+                    tick(self.clock.now())
+            await asyncio.sleep(TICK)
+
+    async def register(self, told: Register) -> list[str]:
+        """Listen to one more worker, or more ranks of one. Raises ``Refusal`` or ``KvyardError``, changing nothing."""
+        async with self._changing:
+            opened = await self.open(told)
+            for listener in opened:
+                listener.start()
+            return [listener.source.stream for listener in opened]
+
+    async def open(self, told: Register, block_size: int | None = None) -> list[Listener]:
+        """Listeners that subscribed and don't apply yet. ``block_size`` is that of a new index, where it isn't configured."""
+        check_registration(told)
+        ranks = range(told.dp_rank or 0, (told.dp_rank or 0) + told.dp_size)
+        model = self.models.get((told.model_name, told.tenant)) or self._model(told, block_size)
+        made: list[Listener] = []
+        try:
+            for offset, rank in enumerate(ranks):
+                made.append(self._listener(model, told, rank, offset))
+            for listener in made:
+                listener.open()
+        except BaseException:
+            for listener in made:
+                await listener.stop()
+            raise
+        # Nothing fails from here on.
+        self.models[told.model_name, told.tenant] = model
+        for listener in made:
+            model.indexer.register(listener.source)
+            model.listeners[listener.source.stream] = listener
+        if told.instance_id is not None:
+            model.ids[holder_name(told.instance_id)] = told.instance_id
+        if told.pool is not None:
+            self._share(model, told.pool, told.members)
+        return made
+
+    async def unregister(self, told: Unregister) -> list[str]:
+        """Forget every stream that matches. Raises ``Refusal`` where none does."""
+        if (told.instance_id is None) == (told.pool is None):
+            raise Refusal(422, "name one instance_id or one pool", field="instance_id", fix="add instance_id")
+        anywhere = told.tenant_id is None and told.routing_group is None
+        async with self._changing:
+            gone: list[str] = []
+            for key, model in list(self.models.items()):
+                if key[0] != told.model_name or (not anywhere and key[1] != told.tenant):
+                    continue
+                for name, listener in list(model.listeners.items()):
+                    if matches(listener.told, told):
+                        await listener.stop()
+                        del model.listeners[name]
+                        model.indexer.unregister(name)
+                        gone.append(name)
+                self._tidy(key, model, {told.pool} if told.pool is not None else set())
+            if not gone:
+                raise Refusal(
+                    404, f"{called(told)} is not registered for model {told.model_name!r}", fix="see /workers"
+                )
+            return gone
+
+    def _tidy(self, key: tuple[str, str], model: Model, gone: set[str]) -> None:
+        """A model without workers goes; so do the names of workers without streams, and who shared the pools ``gone``."""
+        used = {listener.source.worker for listener in model.listeners.values()}
+        pools = {listener.source.pool for listener in model.listeners.values()}
+        for pool in gone - pools:
+            model.indexer.share(pool, ())
+        for name in [name for name in model.ids if name not in used]:
+            del model.ids[name]
+        if not model.listeners and key not in self._kept:
+            model.close()
+            del self.models[key]
+
+    def _model(self, told: Register, block_size: int | None) -> Model:
+        finest = min((group.block_size for group in told.groups or ()), default=None)
+        size = self.config.block_size or block_size or told.block_size or finest or DEFAULT_BLOCK_SIZE
+        return Model(told.model_name, told.tenant, self._indexer(told.model_name, told.tenant, size))
+
+    def _indexer(self, model: str, tenant: str, size: int) -> Indexer:
+        config, identity = self.config, self.config.identity(size)
+        options = dict(config.backend_options)
+        try:
+            if config.backend == "memory":
+                store = backend("memory", **options)
+                return Indexer(identity, store, weights=config.weights, trust=config.trust)
+            from kvyard.index.redis import SharedIndexer
+
+            options.setdefault("namespace", f"{model}:{tenant}")
+            return SharedIndexer(
+                identity=identity, weights=config.weights, trust=config.trust, clock=self.clock, **options
+            )
+        except TypeError as error:
+            raise KvyardError(f"backend_options don't fit the {config.backend} backend: {error}") from None
+
+    def _listener(self, model: Model, told: Register, rank: int, offset: int) -> Listener:
+        single = for_rank(told, rank, offset)
+        name = stream_name(told, rank)
+        known = model.listeners.get(name)
+        if known is not None:
+            raise Refusal(
+                409,
+                f"{called(told)} rank {rank} is registered already, at {known.endpoint}",
+                field="instance_id",
+                fix="unregister it first, or give this stream another name by stream",
+            )
+        groups = None if told.groups is None else [one.spec(f"groups[{at}]") for at, one in enumerate(told.groups)]
+        if groups is not None:
+            resolve_geometry(groups, scheduler_block_size=told.alignment)
+        source = Source(
+            stream=name,
+            worker="" if told.instance_id is None else holder_name(told.instance_id),
+            rank=rank,
+            pool=told.pool or "",
+            by_rank=told.rank_from_events,
+            groups=groups,
+            alignment=told.alignment,
+            clear_scope=told.clear_scope,
+        )
+        return Listener(
+            source,
+            single,
+            model.indexer,
+            endpoint=single.endpoint,
+            replay=single.replay_endpoint,
+            tier=None if told.tier is None else TIERS[told.tier],
+            limits=self.config.streams.limits(),
+            queue=self.config.streams.queue,
+            clock=self.clock,
+        )
+
+    def _share(self, model: Model, pool: str, members: Sequence[Member]) -> None:
+        holders = [Holder(holder_name(one.instance_id), one.dp_rank) for one in members]
+        model.indexer.share(pool, {*model.indexer.places.members(pool), *holders})
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def model(self, asked: Asked) -> Model:
+        """The model that a request names. Raises ``Refusal`` where nobody serves it."""
+        found = self.models.get((asked.model_name, asked.tenant))
+        if found is None:
+            known = ", ".join(sorted(model.label for model in self.models.values())[:10])
+            raise Refusal(
+                404,
+                f"no worker is registered for model {asked.model_name!r}, tenant {asked.tenant!r}",
+                field="model_name",
+                fix=f"there are {known}" if known else "register a worker first",
+            )
+        return found

@@ -1,0 +1,91 @@
+"""A transient index: listens to engines for a moment, answers one question, and is gone.
+
+The same service as the one that stays, without its HTTP: what it answers is what a service that had just started would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvyard.clock import from_seconds
+from kvyard.errors import KvyardError
+from kvyard.events.transport import State
+from kvyard.server.http import Refusal
+from kvyard.server.indexer import schemas
+from kvyard.server.indexer.config import Config
+from kvyard.server.indexer.routes import Routes
+from kvyard.server.indexer.service import Service
+
+SETTLE = 0.3
+"""Seconds that every stream has to be whole before that is believed to be all."""
+
+
+def ask(
+    asked: dict[str, Any],
+    endpoints: Sequence[tuple[str, str | None]],
+    *,
+    seconds: float,
+    block_size: int,
+    explain: bool = False,
+) -> dict[str, Any]:
+    """Listen for up to ``seconds``, or until every stream is whole, then answer ``asked``. Ctrl-C ends the wait early.
+
+    Raises ``KvyardError`` for what isn't an endpoint or can't be asked.
+    """
+    return asyncio.run(_ask(asked, endpoints, seconds, block_size, explain))
+
+
+async def _ask(
+    asked: dict[str, Any],
+    endpoints: Sequence[tuple[str, str | None]],
+    seconds: float,
+    block_size: int,
+    explain: bool,
+) -> dict[str, Any]:
+    tenant = asked.get("tenant_id", "default")
+    subscriptions = [
+        schemas.Register(
+            instance_id=endpoint,
+            endpoint=endpoint,
+            replay_endpoint=replay,
+            model_name=asked["model_name"],
+            tenant_id=tenant,
+        )
+        for endpoint, replay in endpoints
+    ]
+    service = Service(Config(block_size=block_size, subscriptions=subscriptions))
+    routes = Routes(service)
+    try:
+        await service.start()
+        try:
+            await _listen(service, seconds)
+        except asyncio.CancelledError:
+            pass  # Ctrl-C: with what was learnt so far
+        found: dict[str, Any] = {"score": await routes.score(msgspec.convert(asked, schemas.Score), {})}
+        if explain:
+            found["explain"] = await routes.explain(msgspec.convert(asked, schemas.Explain), {})
+    except Refusal as refusal:
+        raise KvyardError(str(refusal)) from None
+    finally:
+        await service.stop()
+    value: dict[str, Any] = msgspec.to_builtins(found)
+    return value
+
+
+async def _listen(service: Service, seconds: float) -> None:
+    clock = service.clock
+    until = clock.now() + from_seconds(seconds)
+    whole_since: int | None = None
+    while clock.now() < until:
+        listeners = [one for model in service.models.values() for one in model.listeners.values()]
+        if all(one.subscriber.state == State.FRESH for one in listeners):
+            whole_since = clock.now() if whole_since is None else whole_since
+            if clock.now() - whole_since >= from_seconds(SETTLE):
+                return
+        else:
+            whole_since = None
+        await asyncio.sleep(0.02)

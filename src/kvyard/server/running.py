@@ -1,0 +1,120 @@
+"""Running a server: a port that is known before anybody is told of it, and an end that lets answers go out first.
+
+SIGINT and SIGTERM end it alike, with exit code 0: open requests are answered, then the application shuts down. A second
+signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from kvyard.errors import KvyardError
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises ``KvyardError`` where the address can't be had."""
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        # With its protocol named: asyncio sends small answers at once only where it knows that this is TCP.
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise KvyardError(f"can't find {host!r}: {error.strerror or error}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except (OSError, OverflowError) as error:
+        bound.close()
+        why = getattr(error, "strerror", None) or error
+        raise KvyardError(f"can't listen at {host}:{port}: {why}; choose another --port, or 0 for any") from None
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """Where a bound socket is reached from this machine."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Running:
+    """One uvicorn server. ``run`` blocks until ``stop`` or a signal."""
+
+    def __init__(
+        self,
+        app: Any,
+        bound: socket.socket,
+        *,
+        around: AbstractAsyncContextManager[Any] | None = None,
+        ready: Callable[[str], None] | None = None,
+    ) -> None:
+        """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
+
+        ``ready`` is called with the address once requests are answered. Raises ``KvyardError`` without uvicorn.
+        """
+        try:
+            import uvicorn
+        except ImportError:
+            raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
+        self.url = url_of(bound)
+        self._bound = bound
+        self._around = around or nullcontext()
+        self._ready = ready
+        # No access log: paths alone say little, and whatever is logged has to be kept safe.
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, ws="none", lifespan="off", timeout_graceful_shutdown=5
+        )
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign, assignment]
+
+    def run(self) -> None:
+        """Serve."""
+        asyncio.run(self._serve())
+
+    def stop(self) -> None:
+        """End gracefully; any thread may call it."""
+        self._server.should_exit = True
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._signalled)
+        async with self._around:
+            serving = asyncio.ensure_future(self._server.serve(sockets=[self._bound]))
+            while not self._server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            if self._server.started and self._ready is not None:
+                self._ready(self.url)
+            await serving
+
+    def _signalled(self) -> None:
+        if self._server.should_exit:
+            self._server.force_exit = True
+        self._server.should_exit = True
+
+
+class _leave_signals_alone:
+    """In place of uvicorn's own handling, which would end the process by the signal it had just survived."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None

@@ -1,0 +1,60 @@
+"""Two services on one Redis: each worker's streams are written by one of them, and both answer for all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("redis", reason="needs kvyard[redis]")
+
+from tests.index.fleet import PRESETS, prompts_of
+from tests.index.redis.server import PROGRAM, RedisServer
+from tests.server.support import LiveRank, Served, eventually
+from tests.server.test_fleet import right
+
+pytestmark = [pytest.mark.zmq, pytest.mark.redis]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    if PROGRAM is None:
+        pytest.skip("needs redis-server: scripts/setup-test-deps.sh")
+    server = RedisServer(tmp_path)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def test_a_reader_answers_for_what_another_wrote_and_a_crash_of_redis_is_survived(redis: RedisServer) -> None:
+    prompts = prompts_of(random.Random(21), count=4)
+    options = {"block_size": 2, "backend": "redis", "backend_options": {"url": redis.url, "lease": 1.0, "backoff": 0.2}}
+    with (
+        LiveRank("a", 0, PRESETS["full"], seed=1) as one,
+        LiveRank("b", 0, PRESETS["full"], seed=2) as two,
+        Served(**options) as writer,
+        Served(**options, models=["m"]) as reader,
+    ):
+        ranks = [one, two]
+        for rank in ranks:
+            writer.register(**rank.registration())
+        for turn in range(2):
+            for _ in range(20):
+                for rank in ranks:
+                    rank.step(prompts)
+            eventually(lambda: right(writer, ranks, prompts), lambda: writer.get("/workers"))
+            eventually(lambda: right(reader, ranks, prompts), lambda: reader.score(prompts[0]))
+            if not turn:
+                redis.kill()
+                # Nothing is believed while the rows are out of reach, and nothing is an error.
+                eventually(lambda: not any(match["tokens"] for match in reader.score(prompts[0]).values()))
+                redis.start()
+        assert any(rank.engine.longest(prompt) for rank in ranks for prompt in prompts)
+        writer.post("/unregister", model_name="m", instance_id="a")
+        eventually(lambda: ("a", 0) not in reader.score(prompts[0]) or not reader.score(prompts[0])["a", 0]["tokens"])
