@@ -40,14 +40,15 @@ def workloads(draw):
 @st.composite
 def configs(draw, models=tuple(MODELS)):
     model = draw(st.sampled_from(models))
+    policy, mode = draw(st.sampled_from([("fcfs", "newest"), ("fcfs", "oldest"), ("priority", "newest")]))
     return EngineConfig(
         groups=MODELS[model],
         num_gpu_blocks=draw(st.sampled_from([70, 130, 200, 1000])),
         max_num_seqs=draw(st.sampled_from([2, 4, 64])),
         max_num_batched_tokens=draw(st.sampled_from([64, 256, 8192])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 48])),
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
-        preemption_mode=draw(st.sampled_from(["newest", "oldest"])),
+        scheduling_policy=policy,
+        preemption_mode=mode,
         scheduler_reserve_full_isl=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.05])),
         max_model_len=draw(st.sampled_from([None, 800])),

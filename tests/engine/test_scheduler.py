@@ -47,6 +47,12 @@ def test_without_chunks_a_prompt_waits_for_a_budget_of_its_own():
     assert chunks(log) == [[("r0", 80, 0)], [("r1", 50, 0)]]
 
 
+def test_without_chunks_a_prompt_larger_than_any_pass_is_rejected():
+    config = replace(SMALL, max_num_batched_tokens=100, max_num_seqs=8, enable_chunked_prefill=False)
+    log = replay(config, [Row(0, 300, 2, unique(1)), Row(0, 50, 2, unique(2))])
+    assert {name: state for name, _, state, *_ in log.of("ended")} == {"r0": "REJECTED", "r1": "FINISHED"}
+
+
 def test_max_num_seqs():
     config = replace(SMALL, max_num_seqs=2)
     log = replay(config, [Row(0, 20, 3, unique(at)) for at in range(4)])
@@ -212,6 +218,8 @@ def test_real_tokens_are_hit_by_others():
         ({"max_model_len": 1}, "max_model_len"),
         ({"enable_chunked_prefill": False, "long_prefill_token_threshold": 5}, "enable_chunked_prefill"),
         ({"speculative": SpeculativeConfig(num_speculative_tokens=9)}, "acceptance_rates"),
+        ({"scheduling_policy": "priority", "preemption_mode": "oldest"}, "preemption_mode"),
+        ({"bytes_per_block": 0}, "bytes_per_block"),
         ({"tiers": OffloadConfig(host=TierConfig(num_blocks=5))}, "bytes_per_block"),
         (
             {

@@ -127,6 +127,11 @@ class BlockManager(Allocator):
         request.tables[0].add_blocks(block_ids)
         self._stepper.note_limits(request)
 
+    def note_limits(self, request: Request) -> None:
+        """Work out how far a running request can go before anything is to be done for it (see ``blocks.step``)."""
+        self._holding(request)
+        self._stepper.note_limits(request)
+
     def drop_stale(self, request: Request, num_tokens: int) -> None:
         """Release the blocks that nobody will read again once ``num_tokens`` tokens are computed."""
         self._holding(request)

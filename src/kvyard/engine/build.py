@@ -29,7 +29,8 @@ def make_core(
     """An engine rank of ``config``.
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
-    ``bulk`` lets events of several passes come out together (see ``Growth``). ``plans=False`` computes one pass at a time. Raises ``ConfigError`` for a config that can't be honoured.
+    ``bulk`` lets events of several passes come out together (see ``Growth``). ``plans=False`` computes one pass at a time.
+    Raises ``ConfigError`` for a config that can't be honoured.
     """
     config.check()
     specs = config.specs

@@ -69,12 +69,13 @@ class Cohort:
         while touches and touches[0][0] <= tick:
             when, _, job = heappop(touches)
             if job.touch == when and job.state is State.DECODE:
+                job.touch = -1  # one that left and came back may have a second entry for this pass
                 job.catch_up(tick)
                 jobs.append(job)
         return jobs
 
     def grow(self, tick: int, size: int) -> list[Job]:
-        """The jobs that need a block in passes before ``tick``, in order, as often as they do; a block lasts ``size`` passes."""
+        """The jobs that need a block in passes before ``tick``, in order, as often as they do; it lasts ``size`` passes."""
         touches = self._touches
         jobs: list[Job] = []
         while touches and touches[0][0] < tick:

@@ -102,6 +102,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 "long_prefill_token_threshold cuts prompts into chunks: enable_chunked_prefill must be on"
             )
+        if self.scheduling_policy == "priority" and self.preemption_mode == "oldest":
+            raise ConfigError(
+                "preemption_mode oldest is for scheduling_policy fcfs: by priority, the lowest goes first"
+            )
+        if self.bytes_per_block is not None and self.bytes_per_block < 1:
+            raise ConfigError(f"bytes_per_block must be at least 1, got {self.bytes_per_block}")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError("long_prefill_token_threshold must not be negative; 0 turns it off")
         if self.speculative is not None:

@@ -288,6 +288,9 @@ class EngineCore:
         assert batch is not None
         start = self._ends[done - 1] if done else self._start
         if batch.chunks or batch.bursts:
+            waiting = self.scheduler.cohort.count
+            if waiting and not batch.decoding:
+                self.watcher.paused(start, self._ends[0], waiting)
             self.watcher.passed(start, self._ends[0], batch.chunks, batch.decoding)  # such a plan has one pass
         else:
             jobs: Sequence[Job] = ()

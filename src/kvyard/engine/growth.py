@@ -11,10 +11,14 @@ between, and for one group of full attention whose generated blocks have names o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kvyard.blocks import BlockManager
 from kvyard.engine.cohort import Cohort
 from kvyard.engine.job import Job
+
+if TYPE_CHECKING:
+    from kvyard.engine.scheduler import Scheduler
 
 
 class Growth:
@@ -31,12 +35,22 @@ class Growth:
         groups = manager.groups
         return len(groups) == 1 and groups[0].spec.is_full and manager.caching and not groups[0].restless
 
-    def through(self, tick: int) -> None:
-        """Take the blocks that jobs need in passes before ``tick``. The plan has made sure that there are enough."""
+    def covers(self, scheduler: Scheduler) -> bool:
+        """Whether the decoding jobs can take their blocks of the next pass at once: none of them can fail, and none comes
+        after a job whose prompt is being computed.
+        """
+        cohort, running, prefilling = self._cohort, scheduler.running, scheduler.prefilling
+        if cohort.exact or cohort.count > self._manager.pool.free or len(prefilling) > 1:
+            return False
+        return not prefilling or next(reversed(running)) in prefilling
+
+    def through(self, tick: int) -> bool:
+        """Take the blocks that jobs need in passes before ``tick``; whether any did. There must be enough."""
         jobs = self._cohort.grow(tick, self._size)
         if jobs:
             for job, block in zip(jobs, self._manager.pool.take(len(jobs))):
                 job.ahead.append(block)
+        return bool(jobs)
 
     def settle(self, job: Job) -> None:
         """Put what was taken for ``job`` into its table."""

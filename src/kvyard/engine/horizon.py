@@ -24,7 +24,9 @@ def static_passes(scheduler: Scheduler, most: int) -> int:
     end = cohort.next_end()
     assert end is not None
     passes = min(most, end - cohort.tick)
-    if passes > 1 and (cleans or (scheduler.waiting and not _only_shrinks(scheduler))):
+    # A block taken may be of the head's own prefix, and that it then asks storage for.
+    asks = loads is not None and loads.offload.storage is not None
+    if passes > 1 and (cleans or (scheduler.waiting and (asks or not _only_shrinks(scheduler)))):
         touch = cohort.next_touch()
         if touch is not None:
             # A pass that sees to blocks may free or register some, and then lets somebody in: it must be formed.
@@ -45,6 +47,8 @@ def _only_shrinks(scheduler: Scheduler) -> bool:
     """Whether decode steps can do nothing for a job that couldn't be admitted: no window gives blocks back, and what is
     registered has hashes nobody else can have.
     """
+    if scheduler.growth is not None and not scheduler.cohort.exact:
+        return True
     return all(not group.rule.forgets for group in scheduler.manager.groups) and all(
         isinstance(job.chain, TraceChain) for job in scheduler.running.values()
     )

@@ -160,9 +160,16 @@ class Scheduler:
         cohort = self.cohort
         chunks: list[Chunk] = []
         bursting = self.bursts
-        due = cohort.due()
+        growth = self.growth
+        if growth is not None and growth.covers(self):
+            self.took_blocks = growth.through(cohort.tick + 1)
+            due = []
+        else:
+            due = cohort.due()
+            self.took_blocks = bool(due)
+            if growth is not None:
+                growth.settle_all(due)
         budget = self._budget - cohort.count
-        self.took_blocks = bool(due)
         if self.prefilling or bursting is not None:
             due += self.prefilling.values()
             if bursting is not None:
@@ -170,8 +177,6 @@ class Scheduler:
                 budget -= sum(map(bursting.tokens, bursting.jobs.values()))
             due.sort(key=_serial)
         bursts: list[tuple[Job, int]] = []
-        if self.growth is not None:
-            self.growth.settle_all(due)
         for job in due:
             state = job.state
             if state is State.PREFILL:
@@ -293,7 +298,15 @@ class Scheduler:
                         past = hit.tokens
             new = self._cut(job.num_tokens, past, budget)
             if new < job.num_tokens - past and not self.config.enable_chunked_prefill:
-                break
+                if job.num_tokens - past <= self._budget:
+                    break
+                waiting.pop()
+                self._reject(
+                    job,
+                    now,
+                    f"its {job.num_tokens - past} tokens don't fit into a pass of {self._budget}, and chunks are off",
+                )
+                continue
             if loads is not None and loads.cleans and loads.must_wait(job, past + new, now):
                 break
             if not self._enter(job, new, hit):
@@ -380,6 +393,8 @@ class Scheduler:
             elif self.bursts is not None:
                 self.bursts.join(job)
             else:
+                if self.growth is not None:
+                    self.manager.note_limits(job)
                 self.cohort.join(job)
 
     def _register_rest(self, job: Job) -> None:

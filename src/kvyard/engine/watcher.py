@@ -30,6 +30,11 @@ class Watcher:
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
         """A pass from ``start`` to ``end`` computed prompt ``chunks`` (job, new, past) and one step of ``decoding`` jobs."""
 
+    def paused(self, start: int, end: int, decoding: int) -> None:
+        """``decoding`` jobs that decode had no step in a pass from ``start`` to ``end``, which had prompts only. Told before
+        ``passed``, by engines that keep prompts apart.
+        """
+
     def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
         """Passes from ``start`` on, one after the other, each one step of the same ``decoding`` jobs."""
 

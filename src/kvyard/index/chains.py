@@ -1,0 +1,258 @@
+"""An index of whole chains, for whoever has them: a simulation, where caches and prompts live in one process.
+
+``MemoryIndex`` is told keys and must remember each of them. Here a store says which blocks of which chain, so that a chain's own
+keys do the remembering: a stretch of it is one node, found by its first key and told apart by its last, and rows are kept by
+runs. Cost goes by the number of stretches and rows, not by blocks, and the block size hardly matters.
+
+It answers ``lookup`` as every backend does. It is no ``Backend``: it can't be told keys out of nowhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Protocol
+
+from kvyard.hashing import Chain, Key
+from kvyard.index.backend import Rows, Usage, joined
+
+
+class Keys(Protocol):
+    """A prompt's chained keys: a list, or a chain's own, which are worked out when asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Key: ...
+
+
+class _Stretch:
+    """Blocks ``start`` to ``stop`` of ``chain``, where nothing branches off, and who holds which of them."""
+
+    __slots__ = ("chain", "children", "masks", "parent", "start", "stop", "stops")
+
+    def __init__(self, chain: Chain, start: int, stop: int, parent: _Stretch | None) -> None:
+        self.chain = chain
+        self.start = start
+        self.stop = stop
+        self.parent = parent
+        self.children = 0
+        # Rows by runs: where each ends, counted from the chain's start, and its places.
+        self.stops = [stop]
+        self.masks = [0]
+
+    def paint(self, low: int, high: int, bit: int, on: bool) -> None:
+        """Set or unset ``bit`` for blocks ``low`` to ``high``."""
+        stops, masks = self.stops, self.masks
+        run = first = bisect_right(stops, low)
+        start = stops[run - 1] if run else self.start
+        new_stops: list[int] = []
+        new_masks: list[int] = []
+        if start < low:
+            new_stops.append(low)
+            new_masks.append(masks[run])
+        at = low
+        while at < high:
+            stop, old = stops[run], masks[run]
+            mask = old | bit if on else old & ~bit
+            at = stop if stop < high else high
+            if new_masks and new_masks[-1] == mask:
+                new_stops[-1] = at
+            else:
+                new_stops.append(at)
+                new_masks.append(mask)
+            if at < stop:
+                if mask == old:
+                    new_stops[-1] = stop
+                else:
+                    new_stops.append(stop)
+                    new_masks.append(old)
+            run += 1
+        if first and masks[first - 1] == new_masks[0]:
+            first -= 1
+        if run < len(masks) and masks[run] == new_masks[-1]:
+            new_stops[-1] = stops[run]
+            run += 1
+        stops[first:run] = new_stops
+        masks[first:run] = new_masks
+
+    def lengthen(self, stop: int) -> None:
+        """Go on to ``stop``; nobody holds what is added."""
+        self.stop = stop
+        if self.masks[-1]:
+            self.stops.append(stop)
+            self.masks.append(0)
+        else:
+            self.stops[-1] = stop
+
+
+class ChainIndex:
+    """Rows of chains. ``place`` is a small number, as everywhere in the index."""
+
+    def __init__(self) -> None:
+        self._stretches: dict[Key, _Stretch] = {}
+        """By the key of the first block."""
+
+    # -- changes ----------------------------------------------------------------------------------------------------
+
+    def store_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
+        """``place`` now holds blocks ``start`` to ``stop`` of ``chain``."""
+        if start >= stop:
+            return
+        bit = 1 << place
+        keys = chain.keys
+        find = self._stretches.get
+        last: _Stretch | None = None
+        at = 0
+        while at < stop:
+            found = find(keys[at])
+            if found is None:
+                break
+            last = found
+            end = found.stop if found.stop < stop else stop
+            theirs = found.chain.keys
+            if theirs is not keys and theirs[end - 1] != keys[end - 1]:
+                at = _parting(theirs, keys, at, end)
+                self._split(found, at)
+                end = at
+            if end > start:
+                found.paint(start if start > found.start else found.start, end, bit, True)
+            at = end
+            if at < found.stop:
+                break
+        if at >= stop:
+            return
+        if last is not None and last.stop == at and not last.children and last.chain is chain:
+            last.lengthen(stop)
+            last.paint(at if at > start else start, stop, bit, True)
+            return
+        new = _Stretch(chain, at, stop, last)
+        new.paint(at if at > start else start, stop, bit, True)
+        if last is not None:
+            last.children += 1
+        self._stretches[keys[at]] = new
+
+    def remove_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
+        """``place`` no longer holds blocks ``start`` to ``stop`` of ``chain``; what it didn't hold is no error."""
+        bit = 1 << place
+        for found, low, high in self._along(chain.keys, stop):
+            if high > start:
+                found.paint(low if low > start else start, high, bit, False)
+                if not found.masks[-1] and not found.children:
+                    self._shorten(found)
+
+    def clear(self, place: int) -> None:
+        """``place`` holds nothing any more. Looks at everything."""
+        bit = 1 << place
+        for found in self._stretches.values():
+            found.paint(found.start, found.stop, bit, False)
+        for key, found in list(self._stretches.items()):
+            # Letting go of one may have let go of those before it.
+            if key in self._stretches and not found.masks[-1] and not found.children:
+                self._shorten(found)
+
+    # -- questions --------------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: Keys, through_holes: bool = False) -> Rows:
+        """The rows of a prompt; see ``Backend.lookup``."""
+        rows: list[tuple[int, int]] = []
+        for found, _, high in self._along(keys, len(keys)):
+            for stop, mask in zip(found.stops, found.masks):
+                if not mask and not through_holes:
+                    return joined(rows)
+                if stop >= high:
+                    rows.append((high, mask))
+                    break
+                rows.append((stop, mask))
+        while rows and not rows[-1][1]:
+            rows.pop()
+        return joined(rows)
+
+    def usage(self) -> Usage:
+        """What is kept."""
+        blocks = rows = 0
+        for found in self._stretches.values():
+            start = found.start
+            for stop, mask in zip(found.stops, found.masks):
+                if mask:
+                    blocks += stop - start
+                    rows += 1
+                start = stop
+        return Usage(blocks=blocks, rows=rows, bytes=600 * len(self._stretches) + 100 * rows)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless the index agrees with itself."""
+        children: dict[int, int] = {}
+        for key, found in self._stretches.items():
+            assert found.chain.keys[found.start] == key, "a stretch is filed under another's key"
+            assert found.start < found.stop == found.stops[-1], "a stretch is out of shape"
+            assert found.stops == sorted(set(found.stops)) and found.stops[0] > found.start, "runs are out of order"
+            assert all(a != b for a, b in zip(found.masks, found.masks[1:], strict=False)), "equal rows side by side"
+            assert found.children or found.masks[-1], "a dead end is kept"
+            if found.parent is None:
+                assert found.start == 0, "a stretch hangs in the air"
+            else:
+                assert found.parent.stop == found.start, "a stretch doesn't follow its parent"
+                children[id(found.parent)] = children.get(id(found.parent), 0) + 1
+        for found in self._stretches.values():
+            assert found.children == children.get(id(found), 0), "children are miscounted"
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _along(self, keys: Keys, stop: int) -> list[tuple[_Stretch, int, int]]:
+        """The stretches on a prompt's way up to block ``stop``, each with the blocks of it that are the prompt's."""
+        find = self._stretches.get
+        path: list[tuple[_Stretch, int, int]] = []
+        at = 0
+        while at < stop:
+            found = find(keys[at])
+            if found is None:
+                break
+            end = found.stop if found.stop < stop else stop
+            theirs = found.chain.keys
+            if theirs is not keys and theirs[end - 1] != keys[end - 1]:
+                path.append((found, at, _parting(theirs, keys, at, end)))
+                break
+            path.append((found, at, end))
+            at = end
+        return path
+
+    def _split(self, found: _Stretch, at: int) -> None:
+        """Something branches off inside ``found``: make what comes from ``at`` on a stretch of its own."""
+        rest = _Stretch(found.chain, at, found.stop, found)
+        rest.children, found.children = found.children, 1
+        run = bisect_right(found.stops, at - 1)
+        rest.stops, rest.masks = found.stops[run:], found.masks[run:]
+        if found.stops[run] == at:
+            del rest.stops[0], rest.masks[0]
+        del found.stops[run + 1 :], found.masks[run + 1 :]
+        found.stops[run] = found.stop = at
+        if rest.children:
+            for other in self._stretches.values():
+                if other.parent is found:
+                    other.parent = rest
+        self._stretches[rest.chain.keys[at]] = rest
+
+    def _shorten(self, found: _Stretch) -> None:
+        """Nobody holds the end of ``found`` and nothing follows it: let go of it, and of what that leaves behind."""
+        node: _Stretch | None = found
+        while node is not None and not node.masks[-1] and not node.children:
+            if len(node.masks) > 1:
+                node.stops.pop()
+                node.masks.pop()
+                node.stop = node.stops[-1]
+                return
+            del self._stretches[node.chain.keys[node.start]]
+            node = node.parent
+            if node is not None:
+                node.children -= 1
+
+
+def _parting(theirs: Keys, ours: Keys, at: int, end: int) -> int:
+    """Where two chains part that agree on block ``at`` and not on the block before ``end``."""
+    low, high = at + 1, end - 1
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if theirs[middle - 1] == ours[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
