@@ -1,0 +1,203 @@
+"""Arrivals: when each request of a trace comes, given what has ended so far.
+
+Open loop: a request comes at its recorded time, divided by the speed-up. Requests that wait for others (turns of a session, an
+agent's sub-agents) come when those have ended, plus their think time. Closed loop (``concurrency``): recorded times are
+ignored; so many sessions, or requests where there are no sessions, are under way at any time, and the next one starts when one
+is through.
+
+A trace of single requests is read as far as needed and no further, and so is one that gives session after session to a closed
+loop. Any other with sessions is read whole: a turn may be due long before the file comes to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import chain
+
+from kvyard.errors import KvyardError
+from kvyard.replay.traces import TraceRequest
+
+
+class Arrivals:
+    """Requests as they become due. ``take`` hands them out, ``ended`` says that one is through."""
+
+    def __init__(
+        self, requests: Iterable[TraceRequest], *, speedup: float = 1.0, concurrency: int | None = None
+    ) -> None:
+        """Raises ``KvyardError`` for a speed-up or concurrency that makes no sense."""
+        if not speedup > 0:
+            raise KvyardError(f"the speed-up must be above 0, got {speedup}")
+        if concurrency is not None and concurrency < 1:
+            raise KvyardError(f"concurrency must be at least 1, got {concurrency}")
+        self._grouped = bool(getattr(requests, "grouped", False))
+        self._rows: Iterator[TraceRequest] = iter(requests)
+        self._slots: dict[str, str] = {}
+        """By request id: what its slot is taken by, where the request alone doesn't say."""
+        self._whole = False
+        """Whether everything has been read."""
+        self._speedup = speedup
+        self._free = concurrency
+        """Slots left in closed loop, ``None`` in open loop."""
+        self._heap: list[tuple[int, int, TraceRequest]] = []
+        self._serial = 0
+        self._row: TraceRequest | None = None
+        self._exhausted = False
+        self._tails: dict[str, str] = {}
+        """The last request read of each session that isn't over."""
+        self._waiting: dict[str, list[TraceRequest]] = {}
+        """By the id of one who must end first."""
+        self._missing: dict[str, int] = {}
+        """How many must still end before a request can come."""
+        self._ends: dict[str, int] = {}
+        """When those ended that others may name."""
+        self._open: dict[str, int] = {}
+        """In closed loop: requests read and not ended, by the session that has the slot."""
+        self._next_row()
+        self._fill(0)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing will come any more."""
+        return self._exhausted and not (self._heap or self._waiting)
+
+    def peek(self) -> int | None:
+        """When the next request comes; ``None`` where that depends on others that haven't ended, or nothing comes."""
+        return self._heap[0][0] if self._heap else None
+
+    def take(self, now: int) -> list[TraceRequest]:
+        """The requests that come at or before ``now``, in order."""
+        out: list[TraceRequest] = []
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            out.append(heappop(heap)[2])
+            self._fill(now)
+        return out
+
+    def ended(self, request: TraceRequest, now: int) -> None:
+        """``request`` is through, however it ended: whoever waits for it may come."""
+        self._ends[request.id] = now  # whoever names it may not have been read yet
+        for waiter in self._waiting.pop(request.id, ()):
+            self._missing[waiter.id] -= 1
+            if not self._missing[waiter.id]:
+                del self._missing[waiter.id]
+                self._push(waiter, self._due(waiter, now))
+        if self._free is not None:
+            self._free_slot(request, now)
+
+    def check_empty(self) -> None:
+        """Raise ``KvyardError`` if requests still wait for others that never came."""
+        for name, waiting in self._waiting.items():
+            raise KvyardError(
+                f"{len(self._missing)} requests wait for others that are not in the trace: "
+                f"{waiting[0].id}, for one, waits for {name}"
+            )
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _next_row(self) -> None:
+        self._row = row = next(self._rows, None)
+        if row is None:
+            self._exhausted = True
+        elif not self._whole and (row.session is not None or row.after) and (self._free is None or not self._grouped):
+            self._read_all(row)
+
+    def _read_all(self, row: TraceRequest) -> None:
+        """Read the rest, from ``row`` on. In closed loop, put together what shares a slot."""
+        self._whole = True
+        if self._free is None:
+            self._rows = iter(list(self._rows))
+            return
+        rows = [row, *self._rows]
+        self._slots = _joined(rows)
+        together: dict[str, list[TraceRequest]] = {}
+        for one in rows:
+            together.setdefault(self._slot(one), []).append(one)
+        self._rows = chain.from_iterable(together.values())
+        self._row = next(self._rows)
+
+    def _fill(self, now: int) -> None:
+        """Read until the next request that depends on nobody comes later than what is known to come."""
+        while self._row is not None:
+            row = self._row
+            waits = self._predecessors(row)
+            if self._free is not None:
+                key = self._slot(row)
+                if key not in self._open:
+                    if self._free < 1:
+                        return
+                    self._free -= 1
+                    self._open[key] = 0
+                self._open[key] += 1
+            if waits:
+                self._hold(row, waits, now)
+            elif self._free is not None:
+                self._push(row, now)
+            else:
+                due = self._scaled(row.arrival)
+                if not self._whole and self._heap and self._heap[0][0] < due:
+                    return
+                self._push(row, due)
+            if row.session is not None:
+                self._tails[row.session] = row.id
+            self._next_row()
+
+    def _predecessors(self, row: TraceRequest) -> list[str]:
+        waits = list(row.after)
+        if row.session is not None and row.session in self._tails:
+            waits.append(self._tails[row.session])
+        return waits
+
+    def _hold(self, row: TraceRequest, waits: list[str], now: int) -> None:
+        """Keep ``row`` until those it waits for have ended; they may have already."""
+        missing = [name for name in waits if name not in self._ends]
+        if not missing:
+            self._push(row, max(now, self._due(row, max(self._ends[name] for name in waits))))
+            return
+        self._missing[row.id] = len(missing)
+        for name in missing:
+            self._waiting.setdefault(name, []).append(row)
+
+    def _due(self, row: TraceRequest, ended: int) -> int:
+        if row.delay is not None:
+            return ended + self._scaled(row.delay)
+        return ended if self._free is not None else max(ended, self._scaled(row.arrival))
+
+    def _push(self, row: TraceRequest, due: int) -> None:
+        self._serial += 1
+        heappush(self._heap, (due, self._serial, row))
+
+    def _free_slot(self, request: TraceRequest, now: int) -> None:
+        key = self._slot(request)
+        self._open[key] -= 1
+        if not self._open[key]:
+            # Of a session that isn't read to its end yet the next turn follows, and keeps the slot.
+            if self._row is None or self._slot(self._row) != key:
+                del self._open[key]
+                assert self._free is not None
+                self._free += 1
+            self._fill(now)
+
+    def _slot(self, request: TraceRequest) -> str:
+        """What a slot of the closed loop is taken by: a session with all its sub-agents, or a single request."""
+        return self._slots.get(request.id) or request.root or request.session or request.id
+
+    def _scaled(self, ns: int) -> int:
+        return ns if self._speedup == 1.0 else round(ns / self._speedup)
+
+
+def _joined(rows: list[TraceRequest]) -> dict[str, str]:
+    """One slot for all that wait for each other, by request id: sessions joined by ``after`` are under way together."""
+    above: dict[str, str] = {}
+
+    def top(name: str) -> str:
+        while (up := above.setdefault(name, name)) != name:
+            above[name] = name = above[up]
+        return name
+
+    keys = {row.id: row.root or row.session or row.id for row in rows}
+    for row in rows:
+        for name in row.after:
+            if name in keys:
+                above[top(keys[row.id])] = top(keys[name])
+    return {row.id: top(keys[row.id]) for row in rows}

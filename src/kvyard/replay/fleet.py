@@ -1,0 +1,381 @@
+"""The fleet: workers, a router in front of them, and the loop that moves them all through virtual time.
+
+At each instant the order is fixed: passes end, transfers land, events become visible, requests arrive and are routed, passes
+start, worker by worker. The router knows the fleet only through events and its own bookkeeping.
+
+The loop visits a worker only when something happens to it. Before a decision that reads events, the others are brought up to
+date as well, since their plans may have passes behind them that nobody has carried out yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from heapq import heappop, heappush
+
+from msgspec.structs import replace
+
+from kvyard.engine.build import make_core
+from kvyard.engine.job import Job
+from kvyard.events.types import EventBatch, Tier
+from kvyard.hashing import PLAIN, Chain, Namespace, TokenChain, TraceChain, algorithm
+from kvyard.index import Holder, Identity, Indexer, Place, Source
+from kvyard.index.chains import ChainIndex
+from kvyard.replay.arrivals import Arrivals
+from kvyard.replay.config import ReplayConfig, WorkerConfig
+from kvyard.replay.record import Record
+from kvyard.replay.recorder import Recorder, Seen
+from kvyard.replay.shared import SharedTiers
+from kvyard.replay.tap import Tap
+from kvyard.replay.timeline import Timeline
+from kvyard.replay.traces import TraceRequest
+from kvyard.replay.worker import Worker
+from kvyard.router import Router, RouteRequest
+
+NEEDS_EVENTS = frozenset({"kv"})
+"""Router policies that read the index."""
+
+
+class WholeChain(TokenChain):
+    """Real tokens, kept for as long as anything of them is cached: the index of chains needs their beginnings."""
+
+    __slots__ = ()
+
+    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
+        return self
+
+
+class Fleet:
+    """Runs a trace. Make one per run."""
+
+    def __init__(self, config: ReplayConfig) -> None:
+        """Raises ``KvyardError`` for a config that can't be honoured."""
+        config.check()
+        self.config = config
+        self.records: dict[str, Record] = {}
+        self.now = 0
+        self.workers: list[Worker] = []
+        self.interrupted = False
+        self._block_size = min(spec.block_size for spec in config.workers[0].engine.specs)
+        self._seen = Seen()
+        self._heap: list[tuple[int, int]] = []
+        self._rows: dict[str, TraceRequest] = {}
+        self._arrivals: Arrivals | None = None
+        self._through = 0
+        self._own = 0
+        self._homeless: list[TraceRequest] = []
+        """Requests that came when no worker took any."""
+        chooses = config.router.fallback if config.router.policy == "affinity" else config.router.policy
+        self._reads_events = chooses in NEEDS_EVENTS
+        self._index = ChainIndex()
+        self.indexer: Indexer | None = None
+        if self._reads_events:
+            self.indexer = Indexer(Identity(self._block_size, direct=True), self._index)  # type: ignore[arg-type]
+        self._by_holder: dict[Holder, tuple[Worker, int]] = {}
+        self._life: list[tuple[int, int, str, Worker]] = []
+        self._shared = SharedTiers(config, self.indexer, self._index)
+        for kind in config.workers:
+            for _ in range(kind.count):
+                self._make(kind)
+        self._shared.credit(self._by_holder)
+        present = [holder for holder, (worker, _) in self._by_holder.items() if worker.alive]
+        self._open = len(present)
+        """Ranks that take requests."""
+        routing = replace(config.router, block_size=config.router.block_size or self._block_size)
+        self.router = Router(routing, present, self.indexer, seed=config.seed)
+        self.timeline = Timeline(config.samples)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def run(self, requests: Iterable[TraceRequest], progress: Callable[[int, int, int], None] | None = None) -> None:
+        """Run ``requests`` to the end. ``progress`` is told (requests read, requests through, now) now and then.
+
+        A KeyboardInterrupt ends the run where it is: records are whole up to there and ``interrupted`` is set.
+        """
+        config = self.config
+        self._arrivals = Arrivals(requests, speedup=config.speedup, concurrency=config.concurrency)
+        try:
+            self._loop(progress)
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    def _loop(self, progress: Callable[[int, int, int], None] | None) -> None:
+        arrivals, heap, workers, shared = self._arrivals, self._heap, self.workers, self._shared
+        assert arrivals is not None
+        rounds = 0
+        touched: list[int] = []
+        while True:
+            while heap and workers[heap[0][1]].due != heap[0][0]:
+                heappop(heap)
+            now = heap[0][0] if heap else None
+            due = arrivals.peek()
+            if due is not None and (now is None or due < now):
+                now = due
+            if (
+                self._life
+                and (now is None or self._life[0][0] <= now)
+                and not (now is None and arrivals.exhausted and not self._homeless)
+            ):
+                now = self._life[0][0]
+            if now is None:
+                if not self._homeless:
+                    break
+                self._turn_away()
+                continue
+            if now > self.timeline.due:
+                self._sample(now)
+            self.now = now
+            touched.clear()
+            while heap and heap[0][0] <= now:
+                when, number = heappop(heap)
+                worker = workers[number]
+                if worker.due == when:
+                    worker.due = None
+                    worker.engine.advance(now)
+                    touched.append(number)
+            if shared.active:
+                shared.land(now)
+            while self._life and self._life[0][0] <= now:
+                self._live(now)
+            if self._homeless and self._open:
+                self._house(now, touched)
+            due = arrivals.peek()
+            if due is not None and due <= now:
+                self._arrive(now, touched)
+            if len(touched) > 1:
+                touched = sorted(set(touched))
+            for number in touched:
+                worker = workers[number]
+                if worker.alive:
+                    worker.engine.begin(now)
+                    self._schedule(worker)
+            if shared.active:
+                shared.settle(now)
+                for worker in workers:
+                    if worker.alive:
+                        worker.engine.trim(now)
+                        self._schedule(worker)
+            if progress is not None:
+                rounds += 1
+                if not rounds & 1023:
+                    progress(len(self.records), self._through, now)
+        if progress is not None:
+            progress(len(self.records), self._through, self.now)
+        arrivals.check_empty()
+        left = [record.id for record in self.records.values() if not record.status]
+        assert not left, f"{len(left)} requests never ended, {left[0]} first (I9)"
+
+    def _sample(self, now: int) -> None:
+        """Take the points of the timeline that lie before ``now``: at the same instants, wherever the loop stops."""
+        timeline = self.timeline
+        if not self.records:
+            timeline.due = now
+        while timeline.due < now:
+            for worker in self.workers:
+                if worker.alive:
+                    worker.engine.advance(timeline.due)
+                    for core in worker.cores:
+                        core.occupy()
+            if self._shared.active:
+                self._shared.land(timeline.due)
+            timeline.sample(timeline.due, self.workers)
+
+    def _schedule(self, worker: Worker) -> None:
+        due = worker.engine.next_decision()
+        if due != worker.due:
+            worker.due = due
+            if due is not None:
+                heappush(self._heap, (due, worker.number))
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _arrive(self, now: int, touched: list[int]) -> None:
+        assert self._arrivals is not None
+        if self._reads_events:
+            self._look(now)
+        while True:
+            batch = self._arrivals.take(now)
+            if not batch:
+                return
+            for row in batch:
+                self._accept(row, now, touched)
+
+    def _look(self, now: int) -> None:
+        """Let the router's index see everything that is visible by ``now``."""
+        for worker in self.workers:
+            if worker.alive:
+                worker.engine.advance(now)
+                for tap in worker.taps:
+                    tap.flush(now)
+        self._shared.flush(now)
+
+    def _accept(self, row: TraceRequest, now: int, touched: list[int]) -> None:
+        record = Record(id=row.id, session=row.session, arrival=now, input=row.input_length, wanted=row.output_length)
+        self.records[row.id] = record
+        self._rows[row.id] = row
+        self._dispatch(row, record, now, touched)
+
+    def _dispatch(self, row: TraceRequest, record: Record, now: int, touched: list[int]) -> None:
+        if not self._open:
+            self._homeless.append(row)
+            return
+        job = self._job(row, record, self._block_size)
+        decision = self.router.route(
+            RouteRequest(
+                id=row.id,
+                keys=job.chain.keys,  # type: ignore[arg-type]  # trace keys are integers
+                num_tokens=row.input_length,
+                session=row.session,
+                expected_output=row.output_length,
+            ),
+            now,
+        )
+        worker, rank = self._by_holder[decision.worker]
+        record.worker = str(decision.worker) if len(worker.cores) > 1 else worker.name
+        record.overlap = decision.device + decision.host + decision.disk
+        record.best_overlap = decision.best
+        if worker.block_size != self._block_size:
+            job = self._job(row, record, worker.block_size)
+        worker.engine.advance(now)
+        worker.submit(job, now, rank)
+        touched.append(worker.number)
+
+    def _job(self, row: TraceRequest, record: Record, size: int) -> Job:
+        self._own += 1
+        chain: TraceChain | TokenChain
+        sample = None
+        space = PLAIN if row.lora is None and row.salt is None else Namespace(lora_name=row.lora, salt=row.salt)
+        if row.ids is not None:
+            chain = TraceChain(row.ids, row.id_block_size, row.input_length, size, self._own, space)
+        elif row.tokens is not None:
+            chain = WholeChain(list(row.tokens), size, algorithm("xxh3"), space)
+            known = list(row.output_tokens or ())
+
+            def sample(start: int, stop: int) -> list[int]:
+                return [known[at] if at < len(known) else 0 for at in range(start, stop)]
+        else:
+            # Nothing is known of what it shares, so it shares nothing: all of its blocks have names of their own.
+            chain = TraceChain((), 1, 0, size, self._own)
+            chain.grow(row.input_length)
+        return Job(
+            row.id, chain, max(1, row.output_length), arrival=record.arrival, priority=row.priority, sample=sample
+        )
+
+    def _started(self, job: Job, now: int) -> None:
+        self.router.prefill_done(job.id, now)
+
+    def _done(self, worker: Worker, job: Job, now: int) -> None:
+        worker.jobs.pop(job.id, None)
+        self.router.finished(job.id, now)
+        self._over(self._rows.pop(job.id), now)
+
+    def _turn_away(self) -> None:
+        """No worker is there for those who wait for one, and none will come."""
+        homeless, self._homeless = self._homeless, []
+        for row in homeless:
+            record = self.records[row.id]
+            record.status, record.reason, record.ended = "failed", "no worker was left to take it", self.now
+            self._over(self._rows.pop(row.id), self.now)
+
+    def _over(self, row: TraceRequest, now: int) -> None:
+        self._through += 1
+        assert self._arrivals is not None
+        self._arrivals.ended(row, now)
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def _make(self, kind: WorkerConfig) -> None:
+        size = min(spec.block_size for spec in kind.engine.specs)
+        worker = Worker(len(self.workers), f"{kind.name}{len(self.workers)}", size)
+        for rank in range(kind.dp_size):
+            holder = Holder(worker.name, rank)
+            self._by_holder[holder] = (worker, rank)
+            recorder = Recorder(
+                len(self._by_holder) - 1,  # ranks have caches of their own
+                self.records,
+                self._seen,
+                worker.block_size,
+                first_token=self._started,
+                ended=partial(self._done, worker),
+            )
+            tap = self._listen(kind, holder)
+            core = make_core(
+                kind.engine,
+                name=str(holder),
+                watcher=recorder,
+                batcher=tap,
+                plans=self.config.plans,
+                bulk=self.config.event_lag == 0,
+                timeline=self._shared.timeline(kind.engine),
+            )
+            worker.add(core, recorder, tap)
+        self.workers.append(worker)
+        worker.alive = kind.start == 0
+        for when, deed in ((kind.start, "start"), (kind.drain, "drain"), (kind.fail, "fail")):
+            if when:
+                self._life.append((when, worker.number, deed, worker))
+        self._life.sort(key=lambda entry: entry[:2])
+
+    def _listen(self, kind: WorkerConfig, holder: Holder) -> Tap | None:
+        """Have the index listen to a rank's caches, if the router reads it."""
+        indexer = self.indexer
+        if indexer is None:
+            return None
+        stream = str(holder)
+        specs = kind.engine.specs
+        indexer.register(Source(stream=stream, worker=holder.name, rank=holder.rank, groups=specs, clear_scope="all"))
+        # In step from the start: nothing gets lost on this way.
+        indexer.apply_batch(EventBatch(stream=stream, seq=0, events=[]))
+        below = kind.engine.tiers
+        tiers = [Tier.G1]
+        if below is not None and below.host.scope == "private":
+            tiers.append(Tier.G2)
+        if below is not None and below.storage is not None and below.storage.scope == "private":
+            tiers.append(Tier.G3)
+        places = {
+            (group, tier): indexer.places.number(Place(holder, tier, group))
+            for group in range(len(specs))
+            for tier in tiers
+        }
+        chunked = tiers[1:] if below is not None and below.blocks_per_chunk > 1 else []
+        return Tap(self._index, places, self._block_size, self.config.event_lag, chunked)
+
+    def _live(self, now: int) -> None:
+        """A worker starts, stops taking requests, or fails."""
+        _, _, deed, worker = self._life.pop(0)
+        holders = [holder for holder, (home, _) in self._by_holder.items() if home is worker]
+        if deed == "start":
+            worker.alive = True
+            self._open += len(holders)
+            for holder in holders:
+                self.router.add_worker(holder)
+            return
+        if not worker.draining:
+            worker.draining = True
+            self._open -= len(holders)
+        if deed == "drain":
+            for holder in holders:
+                self.router.drain(holder)
+            return
+        worker.alive = False
+        worker.due = None
+        worker.engine.advance(now)
+        for holder in holders:
+            self.router.remove_worker(holder)
+            if self.indexer is not None:
+                self.indexer.unregister(str(holder))
+        for tap in worker.taps:
+            tap.close()
+        for job in worker.give_up():
+            record = self.records[job.id]
+            record.retries += 1
+            record.admitted = record.first_token = -1
+            self._homeless.append(self._rows[job.id])
+
+    def _house(self, now: int, touched: list[int]) -> None:
+        """Route those who wait for a worker, once all is known that happens to workers at this instant."""
+        if self._reads_events:
+            self._look(now)
+        homeless, self._homeless = self._homeless, []
+        for row in homeless:
+            self._dispatch(row, self.records[row.id], now, touched)

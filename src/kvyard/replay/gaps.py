@@ -1,0 +1,66 @@
+"""The gaps between tokens of a whole run, in little room.
+
+A pass with n decoding requests is n equal gaps, and there are millions of passes. So gaps are kept as durations with counts,
+to the nearest microsecond, and equal ones are put together now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvyard.clock.units import US
+
+Column = npt.NDArray[np.int64]
+
+_ROOM = 1 << 16
+"""Passes kept as they come before they are put together."""
+
+
+class Gaps:
+    """Durations with counts."""
+
+    __slots__ = ("_buffer", "_counts", "_durations", "_held", "_weights")
+
+    def __init__(self) -> None:
+        self._durations: Column = np.zeros(0, dtype=np.int64)
+        self._counts: Column = np.zeros(0, dtype=np.int64)
+        self._buffer: list[Column] = []
+        self._weights: list[int] = []
+        self._held = 0
+
+    def add(self, durations: Column, count: int) -> None:
+        """Each of ``durations`` (nanoseconds) was the gap of ``count`` requests."""
+        self._buffer.append(durations)
+        self._weights.append(count)
+        self._held += len(durations)
+        if self._held >= _ROOM:
+            self._settle()
+
+    def columns(self) -> tuple[Column, Column]:
+        """The durations, ascending, in nanoseconds, and how often each occurred."""
+        self._settle()
+        return self._durations * US, self._counts
+
+    def _settle(self) -> None:
+        if not self._buffer:
+            return
+        lengths = [len(part) for part in self._buffer]
+        fresh = (np.concatenate(self._buffer) + US // 2) // US
+        weights = np.repeat(np.array(self._weights, dtype=np.int64), lengths)
+        values, places = np.unique(np.concatenate((self._durations, fresh)), return_inverse=True)
+        counts = np.zeros(len(values), dtype=np.int64)
+        np.add.at(counts, places, np.concatenate((self._counts, weights)))
+        self._durations, self._counts = values, counts
+        self._buffer, self._weights, self._held = [], [], 0
+
+
+def together(parts: Sequence[Gaps]) -> tuple[Column, Column]:
+    """The gaps of several engines as one: durations, not in order, and how often each occurred."""
+    columns = [part.columns() for part in parts]
+    nothing = np.zeros(0, dtype=np.int64)
+    durations = np.concatenate([column[0] for column in columns] or [nothing])
+    counts = np.concatenate([column[1] for column in columns] or [nothing])
+    return durations, counts

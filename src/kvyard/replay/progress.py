@@ -1,0 +1,98 @@
+"""The bar of a replay on a terminal: requests through, their rate, and how much time passed in there and out here."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from kvyard.clock.units import SECOND
+from kvyard.replay.traces import Trace, TraceRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COUNTED = 200 * 2**20
+"""Bytes on disk up to which the lines of a trace are counted, to know how far there is to go."""
+
+
+class Bar:
+    """A progress bar on stderr while its ``with`` lasts; ``told`` is what a fleet tells. Nothing without a terminal."""
+
+    def __init__(
+        self,
+        source: Trace | Iterable[TraceRequest] | None = None,
+        limit: int | None = None,
+        console: Console | None = None,
+    ) -> None:
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.completed:,.0f} of {task.fields[of]} requests"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[simulated]} simulated in"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[rate]}"),
+            console=console or Terminal(stderr=True),
+            transient=True,
+        )
+        self.shown = self._progress.console.is_terminal
+        total = count_requests(source) if self.shown else None
+        if limit is not None:
+            total = limit if total is None else min(total, limit)
+        fields: dict[str, Any] = {"simulated": "0:00", "rate": "", "of": "?" if total is None else f"{total:,}"}
+        self._task = self._progress.add_task("replay", total=total, **fields)
+
+    def told(self, came: int, through: int, now: int) -> None:
+        """Draw where the run is."""
+        elapsed = self._progress.tasks[self._task].elapsed or 0.0
+        rate = f"{through / elapsed:,.0f} requests/s" if elapsed > 0.2 else ""
+        self._progress.update(self._task, completed=through, simulated=clock(now), rate=rate)
+
+    def __enter__(self) -> Bar:
+        if self.shown:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.shown:
+            self._progress.stop()
+
+
+def clock(ns: int) -> str:
+    """Virtual time as hours, minutes and seconds."""
+    minutes, seconds = divmod(ns // SECOND, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def count_requests(source: object) -> int | None:
+    """About how many requests there are, by the lines of a file; ``None`` where that says nothing or takes long."""
+    if not isinstance(source, Trace) or source.grouped:
+        return None
+    path = Path(source.name)
+    try:
+        if not path.is_file() or path.stat().st_size > COUNTED:
+            return None
+        with path.open("rb") as raw:
+            head = raw.read(6)
+        opened: IO[bytes]
+        if head[:2] == b"\x1f\x8b":
+            opened = gzip.open(path)  # type: ignore[assignment]  # noqa: SIM115
+        elif head == b"\xfd7zXZ\x00":
+            opened = lzma.open(path)  # noqa: SIM115
+        else:
+            opened = path.open("rb")
+        with opened as file:
+            lines = 0
+            while chunk := file.read(1 << 20):
+                lines += chunk.count(b"\n")
+    except (OSError, EOFError, lzma.LZMAError):
+        return None
+    return lines or None

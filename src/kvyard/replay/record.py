@@ -1,0 +1,65 @@
+"""What is known of one request after a replay. Plain values, integer nanoseconds and tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "in_flight", "unknown")
+"""Why a prefix found at admission ended where it did:
+
+- ``none``: all of the prompt that could be cached was.
+- ``partial_block``: the rest is less than a block, or the block that is always computed again.
+- ``never_seen``: nobody in the fleet had computed the next block before.
+- ``evicted``: this worker had it and has lost it.
+- ``other_worker``: another worker has computed it, this one never.
+- ``in_flight``: this worker was just computing it for another request.
+- ``unknown``: the trace doesn't say what prompts share.
+"""
+
+
+class Record(msgspec.Struct, gc=False, kw_only=True):
+    """One request. Times are nanoseconds of the replay's clock, -1 where it never came to that."""
+
+    id: str
+    worker: str = ""
+    session: str | None = None
+    arrival: int
+    input: int
+    """Prompt tokens."""
+    wanted: int
+    """Output tokens the trace asks for."""
+    output: int = 0
+    """Output tokens it got."""
+    admitted: int = -1
+    """When the pass started that first computed something of it."""
+    first_token: int = -1
+    ended: int = -1
+    status: str = ""
+    """``finished``, ``rejected``, ``cancelled`` or ``failed``; empty while under way."""
+    reason: str = ""
+    cached: int = 0
+    """Prompt tokens found on the device at first admission."""
+    host: int = 0
+    """Prompt tokens loaded from host memory before it."""
+    storage: int = 0
+    """Prompt tokens loaded from shared storage before it."""
+    miss: str = ""
+    """Why the prefix ended that was found at first admission, in any tier; one of ``MISSES``."""
+    lost: int = 0
+    """Prompt tokens behind it that this worker had computed before, and has lost."""
+    elsewhere: int = 0
+    """Prompt tokens behind those that only other workers had computed."""
+    preemptions: int = 0
+    loading: int = 0
+    """Nanoseconds it waited for loads."""
+    overlap: int = 0
+    """Blocks of its prompt that the router believed the chosen worker to have."""
+    best_overlap: int = 0
+    """The same of the worker that had most."""
+    retries: int = 0
+    """How often it was routed anew because its worker failed."""
+
+    @property
+    def ttft(self) -> int:
+        """Nanoseconds to the first token, -1 where there was none."""
+        return self.first_token - self.arrival if self.first_token >= 0 else -1

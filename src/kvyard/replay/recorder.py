@@ -1,0 +1,175 @@
+"""The recorder: watches every engine of a fleet and writes down what a report needs, as it happens.
+
+One record per request; gaps between tokens as durations with weights, since a pass of n decoding requests is n equal gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvyard.engine.job import Job
+from kvyard.engine.timing import Durations
+from kvyard.engine.watcher import Watcher
+from kvyard.hashing import TraceChain
+from kvyard.replay.gaps import Gaps
+from kvyard.replay.record import Record
+
+_NOTHING = np.zeros(1, dtype=np.int64)
+
+
+class Seen:
+    """Which workers have ever computed which part of which text: what tells a lost prefix from one nobody had."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, int] = {}
+
+    def reason(self, job: Job, found: int, worker: int, block_size: int) -> tuple[str, int, int]:
+        """Why ``worker`` found only ``found`` tokens of ``job``; how many behind them it had computed before, and how many
+        behind those another had. Then notes that it has computed all of it.
+        """
+        chain = job.chain
+        if not isinstance(chain, TraceChain):
+            return "unknown", 0, 0
+        keys = chain.keys
+        ids, size, known = keys.ids, keys.id_block_size, self._by_id
+        bit = 1 << worker
+        length = keys.num_prompt_tokens
+        lost = elsewhere = 0
+        if not ids:
+            return "unknown", 0, 0
+        if found + block_size >= length:
+            why = "none" if found + block_size == length else "partial_block"
+        else:
+            # A block belongs to the id of its last token.
+            had = known.get(ids[(found + block_size - 1) // size], 0)
+            why = "evicted" if had & bit else "other_worker" if had else "never_seen"
+            if had:
+                start = found // size
+                mine = self._upto(ids, start, bit) if had & bit else start
+                lost = max(0, min(mine * size, length) - found)
+                elsewhere = max(0, min(self._upto(ids, mine, -1) * size, length) - found - lost)
+        get = known.get
+        for name in ids:
+            known[name] = get(name, 0) | bit
+        return why, lost, elsewhere
+
+    def _upto(self, ids: Sequence[int], start: int, bits: int) -> int:
+        """Where the part of ``ids`` ends that any of these workers has computed. Who has computed one has all before it."""
+        known = self._by_id
+        stop = len(ids)
+        while start < stop:
+            middle = (start + stop) // 2
+            if known.get(ids[middle], 0) & bits:
+                start = middle + 1
+            else:
+                stop = middle
+        return start
+
+
+class Recorder(Watcher):
+    """Watches one worker; ``seen`` and ``records`` are the fleet's."""
+
+    def __init__(
+        self,
+        number: int,
+        records: dict[str, Record],
+        seen: Seen,
+        block_size: int,
+        *,
+        first_token: Callable[[Job, int], None] | None = None,
+        ended: Callable[[Job, int], None] | None = None,
+    ) -> None:
+        self.number = number
+        self.records = records
+        self.seen = seen
+        self.block_size = block_size
+        self.gaps = Gaps()
+        self.busy = 0
+        """Nanoseconds that passes took."""
+        self.computed = 0
+        """Prompt tokens computed, again ones included."""
+        self.steps = 0
+        """Decode steps, one per request and pass."""
+        self._first_token = first_token
+        self._ended = ended
+        self._silent: dict[str, int] = {}
+        """Since when pushed-out jobs have produced nothing."""
+        self._since: dict[str, int] = {}
+        """Since when jobs wait for loads."""
+        self._paused: list[tuple[int, int]] = []
+        """How many decoding jobs have been kept waiting for prompts, and for how long, those that wait longest first."""
+
+    def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
+        record = self.records[job.id]
+        if record.admitted < 0:
+            record.admitted = now
+            record.cached = cached
+            record.storage = job.storage_tokens
+            record.host = external - job.storage_tokens
+            record.miss, record.lost, record.elsewhere = self.seen.reason(
+                job, cached + external, self.number, self.block_size
+            )
+        if job.id in self._since:
+            record.loading += now - self._since.pop(job.id)
+
+    def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
+        self.busy += end - start
+        if decoding:
+            self._add_gaps(np.array([end - start], dtype=np.int64), decoding)
+            self.steps += decoding
+        for chunk in chunks:
+            self.computed += chunk[1]
+
+    def paused(self, start: int, end: int, decoding: int) -> None:
+        self._paused = [(count, spent + end - start) for count, spent in self._paused]
+        fresh = decoding - sum(count for count, _ in self._paused)
+        if fresh > 0:
+            self._paused.append((fresh, end - start))
+
+    def _add_gaps(self, durations: Durations, decoding: int) -> None:
+        """Who was kept waiting has a longer first gap."""
+        if self._paused:
+            first, durations = durations[:1], durations[1:]
+            left = decoding
+            for count, spent in self._paused:
+                self.gaps.add(first + spent, min(count, left))
+                left -= min(count, left)
+            self.gaps.add(first, left)
+            self._paused = []
+        self.gaps.add(durations, decoding)
+
+    def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
+        self._add_gaps(durations, decoding)
+        self.steps += decoding * len(durations)
+        self.busy += int(durations.sum())
+
+    def produced(self, job: Job, count: int, end: int) -> None:
+        record = self.records[job.id]
+        if count > 1:
+            self.gaps.add(_NOTHING, count - 1)  # accepted drafts leave together
+        if job.id in self._silent:
+            self.gaps.add(np.array([end - self._silent.pop(job.id)], dtype=np.int64), 1)
+        if record.first_token < 0:
+            record.first_token = end
+            if self._first_token is not None:
+                self._first_token(job, end)
+
+    def loading(self, job: Job, now: int, tokens: int) -> None:
+        self._since.setdefault(job.id, now)
+
+    def preempted(self, job: Job, now: int) -> None:
+        self.records[job.id].preemptions += 1
+        if job.output:
+            self._silent.setdefault(job.id, now)  # its last token came with the pass that just ended
+
+    def ended(self, job: Job, now: int, reason: str) -> None:
+        record = self.records[job.id]
+        record.ended = now
+        record.output = job.output
+        record.status = job.state.name.lower()
+        record.reason = reason
+        self._silent.pop(job.id, None)
+        if self._ended is not None:
+            self._ended(job, now)

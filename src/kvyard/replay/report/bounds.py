@@ -1,0 +1,112 @@
+"""What caches could have reached at best on the requests of a run: the yardstick beside its reuse.
+
+It looks at the trace a second time and holds all its ids, so it is made only when asked for. Bounds are in tokens: a cache may
+keep any tokens at all, so long as they fit, and prompts are computed the instant they come. A real one keeps whole blocks, and
+running requests take room in it. So each is a bound, and none can be reached quite.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from kvyard.replay.report.report import Share, share
+from kvyard.replay.traces.bounds import Accesses, belady, infinite
+from kvyard.replay.traces.identity import prefix_ids, token_ids
+from kvyard.replay.traces.request import TraceRequest
+
+if TYPE_CHECKING:
+    from kvyard.engine.core import EngineCore
+    from kvyard.replay.fleet import Fleet
+
+BOUNDS = {
+    "infinite": "Endless cache, shared by all",
+    "belady": "Ideal eviction, one cache as large as all together",
+    "routed_infinite": "Endless cache per worker, routed as it was",
+    "routed_belady": "Ideal eviction per worker, routed as it was",
+}
+"""What is bounded, in words; caches are as large as the tiers of a worker together."""
+
+
+def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: int | None = None) -> dict[str, Share]:
+    """The ``BOUNDS`` of what ``fleet`` has run, ``requests`` being its trace once more.
+
+    Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of ``token_block``, the
+    fleet's own size if left out, and their answers can be reused too. Where workers share a tier, what was routed where bounds
+    nothing, and is left out. Raises ``KvyardError`` for ids that aren't cumulative.
+    """
+    size = token_block or min(spec.block_size for spec in fleet.config.workers[0].engine.specs)
+    rows = []
+    for number, request in enumerate(requests):
+        record = fleet.records.get(request.id)
+        if record is not None and record.admitted >= 0:
+            ids, per_id = prefix_ids(request, size)
+            answered = ids
+            if request.ids is None and request.tokens is not None and request.output_tokens:
+                answered = token_ids([*request.tokens, *request.output_tokens], size)
+            rows.append((record.admitted, number, record.worker, ids or (), answered or (), per_id or 1, record.input))
+    rows.sort(key=lambda row: row[:2])
+    whole = sum(row[-1] for row in rows)
+    together = _Prompts()
+    apart: dict[str, _Prompts] = {}
+    for _, _, worker, ids, answered, per_id, length in rows:
+        together.add(ids, answered, per_id, length)
+        apart.setdefault(worker, _Prompts()).add(ids, answered, per_id, length)
+    rooms = {
+        (worker.name if len(worker.cores) == 1 else f"{worker.name}@{rank}"): _rooms(core)
+        for worker in fleet.workers
+        for rank, core in enumerate(worker.cores)
+    }
+    every = [pool for room in rooms.values() for pool in room]
+    found = {"infinite": together.endless, "belady": together.ideal(sum(dict(every).values()))}
+    if len(dict(every)) == len(every):
+        found["routed_infinite"] = sum(prompts.endless for prompts in apart.values())
+        found["routed_belady"] = sum(
+            prompts.ideal(sum(tokens for _, tokens in rooms[name])) for name, prompts in apart.items()
+        )
+    return {
+        name: share(
+            found[name], whole, f"prompt tokens reused ({BOUNDS[name].lower()}) / prompt tokens of admitted requests"
+        )
+        for name in found
+    }
+
+
+class _Prompts:
+    """Look-ups of prompts in one cache, in order."""
+
+    def __init__(self) -> None:
+        self._accesses = Accesses()
+        self._answers = 0
+        """Tokens found again only because a prompt is touched once more with its answer."""
+
+    def add(self, ids: Sequence[int], answered: Sequence[int], per_id: int, length: int) -> None:
+        """A prompt, and what can be found of it once it is answered."""
+        self._accesses.add(ids, length, per_id)
+        if answered is not ids:
+            self._answers += self._accesses.add(answered, None, per_id) * per_id
+
+    @property
+    def endless(self) -> int:
+        """Tokens that a cache with room for everything reuses."""
+        return infinite(self._accesses).tokens - self._answers
+
+    def ideal(self, tokens: int) -> int:
+        """The most tokens that a cache of so many could reuse: Belady's bound with tokens for blocks."""
+        view = copy.copy(self._accesses)
+        view.length = view.length_tokens
+        return belady(view, [tokens])[0] - self._answers
+
+
+def _rooms(core: EngineCore) -> list[tuple[int, int]]:
+    """The pools of all tiers of a rank, each with the tokens it holds; a shared one has the same name everywhere."""
+    size = max(spec.block_size for spec in core.scheduler.config.specs)
+    pool = core.scheduler.manager.pool
+    rooms = [(id(pool), (pool.num_blocks - 1) * size)]
+    if core.offload is not None:
+        chunk = core.offload.site.layout.chunk * size
+        for store in (core.offload.host, core.offload.storage):
+            if store is not None:
+                rooms.append((id(store), store.num_pages * chunk))
+    return rooms

@@ -1,0 +1,211 @@
+"""Runs side by side: the same measure of each, who is best, and how far the others are from the first. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.replay.report.report import Report
+from kvyard.replay.report.words import REASONS, SOURCES, name_of
+
+Unit = Literal["ms", "per_s", "share", "count", "ratio", "bytes"]
+Better = Literal["low", "high", ""]
+
+NOISE = 0.005
+"""Values that differ by no more are equally good."""
+
+
+class Measure(NamedTuple):
+    """Something that every run has a value of, or none."""
+
+    key: str
+    title: str
+    part: str
+    unit: Unit
+    better: Better
+    get: Callable[[Report], float | None]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A measure over all runs."""
+
+    key: str
+    title: str
+    part: str
+    """The heading it belongs under."""
+    unit: Unit
+    better: Better
+    values: list[float | None]
+    """By run; null where a run has none."""
+    changes: list[float | None]
+    """Against the first run, relative to it; shares are differences instead."""
+    best: list[int]
+    """Numbers of the runs with the best value, where there is a best and not all are."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs side by side."""
+
+    runs: list[str]
+    notes: list[str]
+    """What makes the comparison less than fair."""
+    settings: dict[str, list[object]]
+    """What was set differently, by the path in the configuration."""
+    lines: list[Line]
+
+
+def measures() -> list[Measure]:
+    """Everything that is compared, in order."""
+    found: list[Measure] = []
+
+    def add(key: str, title: str, part: str, unit: Unit, better: Better, get: Callable[[Report], float | None]) -> None:
+        found.append(Measure(key, title, part, unit, better, get))
+
+    for key, title, fields in (
+        ("ttft", "TTFT", ("mean", "p50", "p90", "p99")),
+        ("itl", "ITL", ("mean", "p50", "p99")),
+        ("e2e", "E2E", ("mean", "p50", "p99")),
+        ("queue", "Queue", ("mean", "p99")),
+    ):
+        for field in fields:
+            add(f"{key}.{field}", f"{title} {field}", "Latency", "ms", "low", _latency(key, field))
+    for key, title in (("requests_per_s", "Requests"), ("output_tokens_per_s", "Output tokens")):
+        add(key, title, "Throughput, per second", "per_s", "high", lambda report, key=key: report.throughput[key])  # type: ignore[misc]
+    add("goodput", "Requests within the SLO", "Throughput, per second", "share", "high",
+        lambda report: report.goodput.requests.value if report.goodput else None)  # fmt: skip
+    part = "Of prompt tokens"
+    for key, title in (*SOURCES.items(), ("all", "Reused in all")):
+        better: Better = "high" if key == "all" else ""
+        add(f"reuse.{key}", title, part, "share", better, lambda report, key=key: report.reuse[key].value)  # type: ignore[misc]
+    for key, title in REASONS.items():
+        add(f"missed.{key}", f"Computed: {title.lower()}", part, "share", "", _missed(key))
+    part = "Fleet"
+    add("preemptions", "Preemptions", part, "count", "low", lambda report: report.preemptions)
+    add("evicted", "Device blocks evicted", part, "count", "", lambda report: report.tiers["device"].evicted_blocks)
+    add("moved", "Bytes moved between tiers", part, "bytes", "",
+        lambda report: sum(flow.bytes for flow in report.transfers.values()))  # fmt: skip
+    add("regret", "Router regret", part, "share", "low",
+        lambda report: report.router.regret.value if report.router.regret.whole else None)  # fmt: skip
+    add("balance", "Prompt tokens, most / mean", part, "ratio", "low", lambda report: report.balance["max_over_mean"])
+    return found
+
+
+def _latency(key: str, field: str) -> Callable[[Report], float | None]:
+    def get(report: Report) -> float | None:
+        spread = report.latency[key]
+        return float(getattr(spread, field)) if spread.count else None
+
+    return get
+
+
+def _missed(key: str) -> Callable[[Report], float | None]:
+    return lambda report: report.missed_tokens[key].value if key in report.missed_tokens else 0.0
+
+
+def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Comparison:
+    """Put ``reports`` side by side, the first being what others are measured against.
+
+    ``names`` call them; left out, their labels do. Raises ``KvyardError`` for fewer than two.
+    """
+    if len(reports) < 2:
+        raise KvyardError("comparing takes two reports or more")
+    runs = unique(names or [name_of(report) for report in reports])
+    lines = []
+    for measure in measures():
+        values = [measure.get(report) for report in reports]
+        if any(values):
+            lines.append(_line(measure, values))
+    settings = differences([report.config for report in reports])
+    return Comparison(runs=runs, notes=_notes(reports, runs), settings=settings, lines=lines)
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """The same names, told apart by a number where they are the same."""
+    found: list[str] = []
+    for name in names:
+        made, number = name, 2
+        while made in found:
+            made, number = f"{name} #{number}", number + 1
+        found.append(made)
+    return found
+
+
+def _line(measure: Measure, values: list[float | None]) -> Line:
+    first = values[0]
+    changes: list[float | None] = []
+    for value in values:
+        if value is None or first is None:
+            changes.append(None)
+        elif measure.unit == "share":
+            changes.append(value - first)
+        else:
+            changes.append((value - first) / first if first else None)
+    known = [value for value in values if value is not None]
+    best: list[int] = []
+    if measure.better and known:
+        top = min(known) if measure.better == "low" else max(known)
+        best = [
+            number for number, value in enumerate(values) if value is not None and abs(value - top) <= NOISE * abs(top)
+        ]
+        if len(best) == len(known):
+            best = []
+    return Line(
+        key=measure.key,
+        title=measure.title,
+        part=measure.part,
+        unit=measure.unit,
+        better=measure.better,
+        values=values,
+        changes=changes,
+        best=best,
+    )
+
+
+def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """What is set differently, by path; null where a run has no such setting."""
+    found: dict[str, list[object]] = {}
+    _differ("", list(configs), found)
+    return found
+
+
+def _differ(path: str, values: list[object], found: dict[str, list[object]]) -> None:
+    inner = [_parts(value) for value in values]
+    if all(part is not None for part in inner):
+        for key in dict.fromkeys(key for part in inner if part is not None for key in part):
+            _differ(f"{path}.{key}" if path else str(key), [part.get(key) for part in inner if part is not None], found)
+    elif any(value != values[0] for value in values):
+        found[path] = values
+
+
+def _parts(value: object) -> Mapping[object, object] | None:
+    """What a setting is made of, if it is made of others."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        return dict(enumerate(value))
+    return None
+
+
+def _notes(reports: Sequence[Report], runs: Sequence[str]) -> list[str]:
+    found = []
+    first = reports[0]
+    for report, run in zip(reports[1:], runs[1:]):
+        if report.digest != first.digest:
+            here, there = (
+                f"{one.requests['all']:,} requests with {one.input_tokens:,} tokens" for one in (report, first)
+            )
+            found.append(f"{run} had other requests to serve than {runs[0]}: {here}, not {there}.")
+        if report.made_by != first.made_by:
+            found.append(f"{run} was made by kvyard {report.made_by}, {runs[0]} by {first.made_by}.")
+        if report.goodput and first.goodput and report.goodput.slo_ms != first.goodput.slo_ms:
+            found.append(f"{run} and {runs[0]} have different SLOs: goodput can't be compared.")
+    for report, run in zip(reports, runs):
+        if not report.complete:
+            found.append(f"{run} was interrupted: its figures cover what had happened until then.")
+        elif report.requests.get("finished", 0) < report.requests["all"]:
+            missing = report.requests["all"] - report.requests.get("finished", 0)
+            found.append(f"{run}: {missing:,} of {report.requests['all']:,} requests did not finish.")
+    return found

@@ -1,0 +1,188 @@
+"""A report and its requests as files: canonical JSON, and a row per request as JSONL or Parquet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from kvyard.clock.units import MS
+from kvyard.errors import KvyardError
+from kvyard.replay.record import Record
+from kvyard.replay.report.report import VERSION, Report
+
+ROWS_AT_ONCE = 20_000
+
+
+class _Head(msgspec.Struct):
+    kind: str = ""
+    version: int = 0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it is written down. Times are nanoseconds of the replay's clock; what never came is null."""
+
+    id: str
+    session: str | None
+    worker: str | None
+    status: str
+    reason: str | None
+    arrival_ns: int
+    admitted_ns: int | None
+    first_token_ns: int | None
+    ended_ns: int | None
+    ttft_ms: float | None
+    itl_ms: float | None
+    """The mean gap between its tokens."""
+    e2e_ms: float | None
+    queue_ms: float | None
+    loading_ms: float
+    input_tokens: int
+    wanted_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    host_tokens: int
+    storage_tokens: int
+    miss: str | None
+    lost_tokens: int
+    elsewhere_tokens: int
+    overlap_blocks: int
+    best_overlap_blocks: int
+    preemptions: int
+    retries: int
+
+
+def to_json(report: Report) -> bytes:
+    """The canonical form: the same report gives the same bytes."""
+    return msgspec.json.encode(report, order="deterministic") + b"\n"
+
+
+def from_json(data: bytes | str, name: str = "this") -> Report:
+    """The report that ``to_json`` wrote. Raises ``KvyardError``, calling it ``name``, for anything else."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise KvyardError(f"{name} is not a report of kvyard: {error}") from None
+    if head.kind != Report.__struct_defaults__[0]:
+        raise KvyardError(f"{name} is not a report of kvyard: it doesn't say so in its key 'kind'")
+    if head.version != VERSION:
+        raise KvyardError(
+            f"{name} is a report of version {head.version}, and this kvyard reads version {VERSION}: run the replay again"
+        )
+    try:
+        return msgspec.json.decode(data, type=Report)
+    except msgspec.DecodeError as error:
+        raise KvyardError(f"{name} is not a whole report of kvyard: {error}") from None
+
+
+def read_report(path: str | Path) -> Report:
+    """The report in a file. Raises ``KvyardError`` where it can't be read or isn't one."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise KvyardError(f"can't read {path}: {error.strerror}") from None
+    return from_json(data, str(path))
+
+
+def write_report(report: Report, path: str | Path) -> None:
+    """Write the canonical form, in place of what was there. Raises ``KvyardError`` where that can't be done."""
+    with whole_file(path) as file:
+        file.write(to_json(report))
+
+
+def write_requests(records: Iterable[Record], path: str | Path) -> None:
+    """Write a row per request, as the name says: ``.jsonl`` or ``.parquet``.
+
+    Raises ``KvyardError`` for another name, where the file can't be written, and for Parquet without pyarrow.
+    """
+    path = Path(path)
+    if path.suffix == ".jsonl":
+        with whole_file(path) as file:
+            for some in _some(map(row, records)):
+                file.write(msgspec.json.Encoder().encode_lines(some))
+    elif path.suffix == ".parquet":
+        _write_parquet(map(row, records), path)
+    else:
+        raise KvyardError(f"can't tell how to write requests to {path}: let its name end in .jsonl or .parquet")
+
+
+def row(record: Record) -> Row:
+    """A record as it is written down."""
+    gaps = record.output - 1
+    return Row(
+        id=record.id,
+        session=record.session,
+        worker=record.worker or None,
+        status=record.status or "unfinished",
+        reason=record.reason or None,
+        arrival_ns=record.arrival,
+        admitted_ns=_known(record.admitted),
+        first_token_ns=_known(record.first_token),
+        ended_ns=_known(record.ended),
+        ttft_ms=_between(record.arrival, record.first_token),
+        itl_ms=(record.ended - record.first_token) / gaps / MS
+        if gaps > 0 and record.ended >= record.first_token >= 0
+        else None,
+        e2e_ms=_between(record.arrival, record.ended),
+        queue_ms=_between(record.arrival, record.admitted),
+        loading_ms=record.loading / MS,
+        input_tokens=record.input,
+        wanted_tokens=record.wanted,
+        output_tokens=record.output,
+        cached_tokens=record.cached,
+        host_tokens=record.host,
+        storage_tokens=record.storage,
+        miss=record.miss or None,
+        lost_tokens=record.lost,
+        elsewhere_tokens=record.elsewhere,
+        overlap_blocks=record.overlap,
+        best_overlap_blocks=record.best_overlap,
+        preemptions=record.preemptions,
+        retries=record.retries,
+    )
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name, in place of what was there, once it is whole. Raises ``KvyardError``."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, path)
+    except OSError as error:
+        raise KvyardError(f"can't write {path}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_parquet(rows: Iterator[Row], path: Path) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise KvyardError("Parquet needs pyarrow: pip install 'kvyard[parquet]', or write .jsonl") from None
+    kinds: dict[str, Any] = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+    schema = pa.schema([(name, kinds[str(kind).partition(" ")[0]]) for name, kind in Row.__annotations__.items()])
+    with whole_file(path) as file, pq.ParquetWriter(file, schema) as writer:
+        for some in _some(rows):
+            writer.write_table(pa.Table.from_pylist([msgspec.structs.asdict(one) for one in some], schema))
+
+
+def _some(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        yield some
+
+
+def _known(when: int) -> int | None:
+    return when if when >= 0 else None
+
+
+def _between(start: int, end: int) -> float | None:
+    return (end - start) / MS if end >= 0 else None

@@ -1,0 +1,112 @@
+"""Pieces of a page: cards, tiles, tables, and the frame around them with its style and script. Escapes all it is given."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+import msgspec
+
+from kvyard.replay.report.figures import Figure
+
+
+class Page:
+    """Collects parts and figures; ``text`` is the file."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._parts: list[str] = []
+        self._figures: list[Figure] = []
+
+    def add(self, *parts: str) -> None:
+        """Append HTML."""
+        self._parts += parts
+
+    def section(self, title: str, text: str) -> None:
+        """A heading and a sentence on what is below it."""
+        self.add(f"<h2>{esc(title)}</h2><p>{esc(text)}</p>")
+
+    def figure(self, title: str, text: str, figure: Figure, wide: bool = False) -> str:
+        """A card with a chart in it."""
+        self._figures.append(figure)
+        kind = "card wide" if wide else "card"
+        return (
+            f'<section class="{kind}"><h3>{esc(title)}</h3>' + (f"<p>{esc(text)}</p>" if text else "")
+            + f'<div class="chart" data-figure="{len(self._figures) - 1}"></div></section>'
+        )  # fmt: skip
+
+    def text(self) -> str:
+        """The whole page, in one piece that needs no network."""
+        here = files("kvyard.replay.report")
+        style, script = (here / "page.css").read_text("utf-8"), (here / "page.js").read_text("utf-8")
+        figures = msgspec.json.encode(self._figures).decode().replace("<", "\\u003c")
+        body = "\n".join(self._parts)
+        return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{esc(self._title)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<style>
+{style}</style></head><body><main>
+{body}
+</main><div id="tip"></div>
+<script id="figures" type="application/json">{figures}</script>
+<script>
+{script}</script></body></html>
+"""
+
+
+def esc(text: object) -> str:
+    """Text as HTML."""
+    return html.escape(str(text))
+
+
+def head(title: str, text: str, notes: Iterable[str] = ()) -> str:
+    """The top of a page."""
+    return f"<header><h1>{esc(title)}</h1><p>{esc(text)}</p></header>" + "".join(
+        f'<p class="note">{esc(note)}</p>' for note in notes
+    )
+
+
+def tile(name: str, value: str, unit: str, more: str) -> str:
+    """A headline figure."""
+    return (
+        f'<div class="tile"><div class="name">{esc(name)}</div><div class="value">{esc(value)}'
+        f'<small>{esc(unit)}</small></div><div class="more">{esc(more)}</div></div>'
+    )
+
+
+def grid(kind: str, *cards: str) -> str:
+    """Cards side by side."""
+    return f'<div class="grid {kind}">' + "\n".join(cards) + "</div>"
+
+
+def table(columns: Sequence[str], rows: Iterable[str], tall: bool = False, long: bool = False) -> str:
+    """A table of rows made by ``row``. One that is ``tall`` scrolls; cells that are ``long`` wrap."""
+    heads = "".join(
+        f'<th class="words">{esc(name)}</th>' if " / " in name else f"<th>{esc(name)}</th>" for name in columns
+    )
+    body = "".join(rows)
+    inner = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
+    kind, cells = "scroll tall" if tall else "scroll", "data long" if long else "data"
+    return f'<div class="{kind}"><table class="{cells}">{inner}</table></div>'
+
+
+def row(cells: Sequence[str], kind: str = "", marks: Sequence[str] = ()) -> str:
+    """A row of cells that are text; ``marks`` are their classes."""
+    padded = [*marks, *([""] * (len(cells) - len(marks)))]
+    made = "".join(
+        f'<td class="{mark}">{esc(cell)}</td>' if mark else f"<td>{esc(cell)}</td>" for cell, mark in zip(cells, padded)
+    )
+    return f'<tr class="{kind}">{made}</tr>' if kind else f"<tr>{made}</tr>"
+
+
+def card(title: str, text: str, inner: str, wide: bool = True) -> str:
+    """A card with anything in it."""
+    said = f"<p>{esc(text)}</p>" if text else ""
+    return f'<section class="{"card wide" if wide else "card"}"><h3>{esc(title)}</h3>{said}{inner}</section>'
+
+
+def listing(title: str, value: object) -> str:
+    """A value as JSON, folded away."""
+    text = msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=2).decode()
+    return f"<details><summary>{esc(title)}</summary><pre>{esc(text)}</pre></details>"

@@ -1,0 +1,324 @@
+// Draws the figures of a report. Each is a plain description (kind, data, axis titles); nothing here knows what it means.
+(() => {
+  "use strict";
+  const specs = JSON.parse(document.getElementById("figures").textContent);
+  const tip = document.getElementById("tip");
+  const paint = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+  const near = (value) => Math.round(value * 100) / 100;
+
+  // -- numbers ------------------------------------------------------------------------------------------------------
+
+  const digits = (value) => {
+    const size = Math.abs(value);
+    const kept = value === Math.round(value) ? 0 : size >= 1000 ? 0 : size >= 100 ? 1 : size >= 0.1 ? 2 : 4;
+    return value.toLocaleString("en-US", { maximumFractionDigits: kept });
+  };
+  const show = (value, format) => {
+    if (value === null || value === undefined) return "–";
+    if (format === "percent") return (value * 100).toLocaleString("en-US", { maximumFractionDigits: 1 }) + " %";
+    if (format === "ms") return value >= 10000 ? digits(value / 1000) + " s" : digits(value) + " ms";
+    return digits(value);
+  };
+  const tickText = (value, format) => {
+    if (format === "percent") return near(value * 100) + " %";
+    const size = Math.abs(value);
+    if (size >= 1e6) return near(value / 1e6) + "M";
+    if (size >= 1e4 || (size >= 1e3 && value % 1000 === 0)) return near(value / 1e3) + "k";
+    return String(parseFloat(value.toPrecision(6)));
+  };
+  const niceTicks = (low, high, wanted) => {
+    if (!(high > low)) high = low + 1;
+    const raw = (high - low) / Math.max(1, wanted);
+    const base = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map((n) => n * base).find((n) => n >= raw * 0.999);
+    const found = [];
+    for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(parseFloat(at.toPrecision(12)));
+    return found;
+  };
+  const logTicks = (low, high, wanted) => {
+    const found = [];
+    const span = Math.log10(high / low);
+    const marks = span * 3 <= wanted + 1 ? [1, 2, 5] : [1];
+    const skip = Math.max(1, Math.ceil(span / Math.max(1, wanted)));
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
+      if (marks.length === 1 && e % skip) continue;
+      for (const m of marks) {
+        const at = m * 10 ** e;
+        if (at >= low * 0.999 && at <= high * 1.001) found.push(parseFloat(at.toPrecision(12)));
+      }
+    }
+    return found.length > 1 ? found : niceTicks(low, high, 4);
+  };
+  const makeScale = (low, high, from, to, log) => {
+    if (!(high > low)) high = log ? low * 2 : low + 1;
+    const f = log ? Math.log : (v) => v;
+    const a = f(low), b = f(high);
+    const scale = (v) => from + ((f(log ? Math.max(v, low) : v) - a) / (b - a)) * (to - from);
+    scale.ticks = (n) => (log ? logTicks(low, high, n) : niceTicks(low, high, n));
+    return scale;
+  };
+
+  // -- frames: axes, titles, hover -------------------------------------------------------------------------------------
+
+  const frame = (box, spec, x0, x1, y0, y1, height) => {
+    const width = Math.max(260, box.clientWidth);
+    const left = 54, right = 14, top = 10, bottom = 40;
+    const sx = makeScale(x0, x1, left, width - right, spec.xScale === "log");
+    const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log");
+    let art = "";
+    for (const at of sy.ticks(4)) {
+      art += `<line class="gridline" x1="${left}" x2="${width - right}" y1="${near(sy(at))}" y2="${near(sy(at))}"/>`;
+      art += `<text x="${left - 7}" y="${near(sy(at)) + 4}" text-anchor="end">${tickText(at, spec.yFormat)}</text>`;
+    }
+    art += `<line class="axis" x1="${left}" x2="${width - right}" y1="${height - bottom}" y2="${height - bottom}"/>`;
+    for (const at of sx.ticks(Math.floor(width / 85))) {
+      art += `<line class="axis" x1="${near(sx(at))}" x2="${near(sx(at))}" y1="${height - bottom}" y2="${height - bottom + 4}"/>`;
+      art += `<text x="${near(sx(at))}" y="${height - bottom + 17}" text-anchor="middle">${tickText(at, spec.xFormat)}</text>`;
+    }
+    art += `<text class="title" x="${(left + width - right) / 2}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
+    art += `<text class="title" transform="translate(11 ${(top + height - bottom) / 2}) rotate(-90)" text-anchor="middle">${escape(spec.yTitle)}</text>`;
+    return { width, height, left, right, top, bottom, sx, sy, art };
+  };
+  const finish = (box, spec, f, art) => {
+    box.innerHTML = `<svg role="img" aria-label="${escape(spec.label || spec.yTitle)}" viewBox="0 0 ${f.width} ${f.height}" height="${f.height}">${f.art}${art}<line class="cross" visibility="hidden" y1="${f.top}" y2="${f.height - f.bottom}"/></svg>`;
+    return box.querySelector("svg");
+  };
+  const showTip = (event, html) => {
+    tip.innerHTML = html;
+    tip.style.display = "block";
+    const w = tip.offsetWidth, h = tip.offsetHeight;
+    tip.style.left = Math.max(8, event.clientX + 16 + w > window.innerWidth ? event.clientX - w - 14 : event.clientX + 16) + "px";
+    tip.style.top = Math.max(8, Math.min(event.clientY - h / 2, window.innerHeight - h - 8)) + "px";
+  };
+  const hideTip = () => { tip.style.display = "none"; };
+  const onHover = (svg, f, found) => {
+    const cross = svg.querySelector(".cross");
+    svg.onmousemove = (event) => {
+      const rect = svg.getBoundingClientRect();
+      const at = ((event.clientX - rect.left) * f.width) / rect.width;
+      const hit = at >= f.left - 4 && at <= f.width - f.right + 4 ? found(at) : null;
+      if (!hit) { svg.onmouseleave(); return; }
+      cross.setAttribute("x1", hit.x); cross.setAttribute("x2", hit.x); cross.setAttribute("visibility", "visible");
+      showTip(event, hit.html);
+    };
+    svg.onmouseleave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
+  };
+  const chip = (color) => `<i style="background:var(--${color})"></i>`;
+  const tipTable = (title, rows) =>
+    `<b>${escape(title)}</b><table>${rows.map(([color, name, value]) => `<tr><td>${color ? chip(color) : ""}${escape(name)}</td><td>${escape(value)}</td></tr>`).join("")}</table>`;
+  const nearest = (xs, sx, at) => {
+    let best = 0;
+    for (let i = 1; i < xs.length; i++) if (Math.abs(sx(xs[i]) - at) < Math.abs(sx(xs[best]) - at)) best = i;
+    return best;
+  };
+  const legend = (box, series, line) => {
+    if (series.length < 2) return;
+    const made = document.createElement("div");
+    made.className = "legend";
+    made.innerHTML = series.map((s) => `<span><i class="${line ? "line" : ""}" style="background:var(--${s.color})"></i>${escape(s.name)}</span>`).join("");
+    box.parentNode.insertBefore(made, box);
+  };
+  const pathOf = (xs, ys, sx, sy) => {
+    let d = "", pen = false;
+    for (let i = 0; i < xs.length; i++) {
+      if (ys[i] === null) continue; // nothing came in that window: go on to the next one
+      d += `${pen ? "L" : "M"}${near(sx(xs[i]))} ${near(sy(ys[i]))}`;
+      pen = true;
+    }
+    return d;
+  };
+
+  // -- kinds -----------------------------------------------------------------------------------------------------------
+
+  const kinds = {};
+  const nothing = (box, spec) => { box.innerHTML = `<p class="none">${escape(spec.none || "There is nothing to draw.")}</p>`; };
+
+  kinds.lines = (box, spec) => {
+    const xsOf = (s) => s.x || spec.x;
+    const xs = spec.series.flatMap(xsOf), ys = spec.series.flatMap((s) => s.y.filter((v) => v !== null));
+    if (!ys.length) { nothing(box, spec); return; }
+    const positive = ys.filter((v) => v > 0);
+    const low = spec.yScale === "log" ? (positive.length ? Math.min(...positive) * 0.8 : 1) : 0;
+    const high = spec.yMax || Math.max(...ys, low) * (spec.yScale === "log" ? 1.25 : 1.06) || 1;
+    const f = frame(box, spec, spec.xMin ?? Math.min(...xs), Math.max(...xs), low, high, spec.height || 250);
+    const art = spec.series.map((s) => `<path class="series" d="${pathOf(xsOf(s), s.y, f.sx, f.sy)}" fill="none" stroke="var(--${s.color})" stroke-width="1.75" stroke-linejoin="round"/>`).join("");
+    // Dots where something was measured, for lines of few points.
+    const dots = spec.dots ? spec.series.flatMap((s) => xsOf(s).map((x, i) => (s.y[i] === null ? "" : `<circle class="dot" cx="${near(f.sx(x))}" cy="${near(f.sy(s.y[i]))}" r="3.5" fill="var(--${s.color})"/>`))).join("") : "";
+    const svg = finish(box, spec, f, art + dots);
+    onHover(svg, f, (at) => {
+      const shared = xsOf(spec.series.reduce((a, b) => (xsOf(a).length >= xsOf(b).length ? a : b)));
+      const x = shared[nearest(shared, f.sx, at)];
+      const rows = spec.series.map((s) => [s.color, s.name, show(s.y[nearest(xsOf(s), f.sx, f.sx(x))], spec.yFormat)]);
+      return { x: near(f.sx(x)), html: tipTable(`${show(x, spec.xTip)} ${spec.xUnit || ""}`, rows) };
+    });
+  };
+
+  kinds.area = (box, spec) => {
+    const n = spec.x.length;
+    if (!n || !spec.series.length) { nothing(box, spec); return; }
+    const totals = spec.x.map((_, i) => spec.series.reduce((sum, s) => sum + s.y[i], 0));
+    const f = frame(box, spec, spec.x[0], spec.x[n - 1], 0, 1, spec.height || 260);
+    const base = new Array(n).fill(0);
+    let art = "";
+    for (const s of spec.series) {
+      const top = s.y.map((v, i) => base[i] + (totals[i] ? v / totals[i] : 0));
+      // A window without prompts has no shares: leave a gap.
+      for (let i = 0; i < n; ) {
+        if (!totals[i]) { i++; continue; }
+        let j = i;
+        while (j + 1 < n && totals[j + 1]) j++;
+        const half = n > 1 ? (spec.x[1] - spec.x[0]) / 2 : 0.5;
+        const px = [], up = [], down = [];
+        for (let k = i; k <= j; k++) { px.push(spec.x[k]); up.push(top[k]); down.push(base[k]); }
+        if (i === j) { px.push(spec.x[i] + half); up.push(top[i]); down.push(base[i]); }
+        const there = px.map((x, k) => `${near(f.sx(x))} ${near(f.sy(up[k]))}`), back = px.map((x, k) => `${near(f.sx(x))} ${near(f.sy(down[k]))}`).reverse();
+        art += `<path class="series" d="M${there.join("L")}L${back.join("L")}Z" fill="var(--${s.color})" stroke="var(--card)" stroke-width="1"/>`;
+        i = j + 1;
+      }
+      for (let i = 0; i < n; i++) base[i] = top[i];
+    }
+    const svg = finish(box, spec, f, art);
+    onHover(svg, f, (at) => {
+      const i = nearest(spec.x, f.sx, at);
+      const rows = [...spec.series].reverse().filter((s) => s.y[i]).map((s) => [s.color, s.name, `${show(s.y[i] / totals[i], "percent")} · ${show(s.y[i])}`]);
+      return { x: near(f.sx(spec.x[i])), html: tipTable(`${show(spec.x[i])} ${spec.xUnit || ""}`, [...rows, ["", spec.what, show(totals[i])]]) };
+    });
+  };
+
+  kinds.histogram = (box, spec) => {
+    const ends = spec.ends, counts = spec.counts;
+    if (!counts.length) { nothing(box, spec); return; }
+    const f = frame(box, { ...spec, xScale: "log" }, ends[0], ends[ends.length - 1], 0, Math.max(...counts) * 1.12, spec.height || 220);
+    const floor = f.height - f.bottom;
+    let art = "";
+    counts.forEach((count, i) => {
+      if (!count) return;
+      const a = f.sx(ends[i]), b = f.sx(ends[i + 1]), y = f.sy(count);
+      art += `<rect class="series" x="${near(a + 0.5)}" width="${near(Math.max(1, b - a - 1))}" y="${near(y)}" height="${near(floor - y)}" fill="var(--${spec.color})"/>`;
+    });
+    let edge = -99;
+    for (const mark of spec.marks) {
+      const x = near(f.sx(mark.x));
+      art += `<line class="mark" x1="${x}" x2="${x}" y1="${f.top + 10}" y2="${floor}"/>`;
+      if (x - edge > 24) { art += `<text x="${x}" y="${f.top + 4}" text-anchor="middle">${escape(mark.name)}</text>`; edge = x; }
+    }
+    const svg = finish(box, spec, f, art);
+    const total = counts.reduce((a, b) => a + b, 0) + spec.zeros;
+    onHover(svg, f, (at) => {
+      let i = 0;
+      while (i < counts.length - 1 && f.sx(ends[i + 1]) < at) i++;
+      const below = counts.slice(0, i + 1).reduce((a, b) => a + b, 0) + spec.zeros;
+      const middle = near((f.sx(ends[i]) + f.sx(ends[i + 1])) / 2);
+      return { x: middle, html: tipTable(`${show(ends[i], "ms")} to ${show(ends[i + 1], "ms")}`, [[spec.color, spec.yTitle, show(counts[i])], ["", "up to here", show(below / total, "percent")]]) };
+    });
+  };
+
+  kinds.bars = (box, spec) => {
+    const width = Math.max(260, box.clientWidth), thick = spec.thick || 26, gap = 12;
+    const left = spec.names === false ? 2 : Math.min(190, 14 + 7 * Math.max(...spec.rows.map((r) => r.name.length))), right = spec.rows.some((r) => r.text) ? 88 : 10;
+    const marks = spec.marks || [];
+    const top = 6 + marks.length * 17, bottom = 40;
+    const height = top + spec.rows.length * (thick + gap) + bottom;
+    const max = spec.max || Math.max(...spec.rows.map((r) => r.parts.reduce((a, p) => a + p.value, 0)), 1e-9);
+    const sx = makeScale(0, max, left, width - right, false), floor = height - bottom;
+    let art = "";
+    for (const at of sx.ticks(Math.floor((width - left) / 90))) {
+      art += `<line class="gridline" x1="${near(sx(at))}" x2="${near(sx(at))}" y1="${top - 4}" y2="${floor}"/>`;
+      art += `<text x="${near(sx(at))}" y="${floor + 15}" text-anchor="middle">${tickText(at, spec.xFormat)}</text>`;
+    }
+    art += `<text class="title" x="${(left + width - right) / 2}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
+    spec.rows.forEach((row, r) => {
+      const y = top + r * (thick + gap) + 2;
+      if (spec.names !== false) art += `<text class="title" x="${left - 8}" y="${y + thick / 2 + 4}" text-anchor="end">${escape(row.name.length > 26 ? row.name.slice(0, 25) + "…" : row.name)}</text>`;
+      let at = 0;
+      row.parts.forEach((part, p) => {
+        const a = sx(at), b = sx(at + part.value);
+        if (part.value > 0) art += `<rect class="series" data-part="${r}.${p}" x="${near(a + (at ? 1 : 0))}" width="${near(Math.max(1, b - a - (at ? 1 : 0)))}" y="${y}" height="${thick}" rx="2" fill="var(--${part.color})"/>`;
+        at += part.value;
+      });
+      if (row.text) art += `<text class="strong" x="${near(sx(at)) + 7}" y="${y + thick / 2 + 4}">${escape(row.text)}</text>`;
+    });
+    marks.forEach((mark, m) => {
+      const x = near(sx(mark.x)), y = 12 + m * 17, flip = x > width * 0.62;
+      art += `<line class="mark" x1="${x}" x2="${x}" y1="${y - 8}" y2="${floor}"/>`;
+      art += `<text class="title" x="${flip ? x - 6 : x + 6}" y="${y}" text-anchor="${flip ? "end" : "start"}">${escape(mark.name)}</text>`;
+    });
+    const svg = finish(box, spec, { width, height, top, bottom, art: "" }, art);
+    svg.onmousemove = (event) => {
+      const at = event.target.dataset && event.target.dataset.part;
+      if (!at) { hideTip(); return; }
+      const [r, p] = at.split(".").map(Number);
+      const part = spec.rows[r].parts[p];
+      showTip(event, tipTable(spec.rows[r].name, [[part.color, part.name, part.text]]));
+    };
+    svg.onmouseleave = hideTip;
+  };
+
+  kinds.heat = (box, spec) => {
+    if (!spec.layers.length) { nothing(box, spec); return; }
+    const pick = (number) => {
+      const layer = spec.layers[number];
+      const width = Math.max(260, box.clientWidth), rows = spec.rows.length, cols = layer.values[0].length;
+      const left = Math.min(120, 16 + 7 * Math.max(...spec.rows.map((n) => n.length))), right = 14, bottom = 40;
+      const row = Math.max(2, Math.min(28, Math.floor(380 / rows)));
+      const height = rows * row, across = width - left - right;
+      const ramp = [0, 1, 2, 3, 4, 5].map((i) => { const c = paint("heat" + i); return [1, 3, 5].map((k) => parseInt(c.slice(k, k + 2), 16)); });
+      const most = layer.max || Math.max(...layer.values.map((line) => Math.max(...line))) || 1;
+      const small = document.createElement("canvas");
+      small.width = cols; small.height = rows;
+      const pen = small.getContext("2d"), pixels = pen.createImageData(cols, rows);
+      for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) {
+        const place = Math.min(1, layer.values[r][c] / most) * 5, i = Math.min(4, Math.floor(place)), part = place - i;
+        for (let k = 0; k < 3; k++) pixels.data[(r * cols + c) * 4 + k] = Math.round(ramp[i][k] + (ramp[i + 1][k] - ramp[i][k]) * part);
+        pixels.data[(r * cols + c) * 4 + 3] = 255;
+      }
+      pen.putImageData(pixels, 0, 0);
+      const sx = makeScale(spec.from, spec.to, left, width - right, false);
+      let art = "";
+      const every = Math.ceil(14 / row);
+      spec.rows.forEach((name, r) => { if (r % every === 0) art += `<text x="${left - 7}" y="${r * row + Math.max(row, 10) / 2 + 4}" text-anchor="end">${escape(name)}</text>`; });
+      for (const at of sx.ticks(Math.floor(width / 85))) art += `<line class="axis" x1="${near(sx(at))}" x2="${near(sx(at))}" y1="${height}" y2="${height + 4}"/><text x="${near(sx(at))}" y="${height + 17}" text-anchor="middle">${tickText(at)}</text>`;
+      art += `<text class="title" x="${(left + width - right) / 2}" y="${height + bottom - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
+      box.innerHTML = `<div class="picks" role="group" aria-label="quantity">${spec.layers.map((l, i) => `<button type="button" aria-pressed="${i === number}">${escape(l.name)}</button>`).join("")}</div>
+        <div style="position:relative"><canvas role="img" aria-label="${escape(layer.name)} by worker and time" style="position:absolute;left:${left}px;top:0;width:${across}px;height:${height}px;border-radius:3px"></canvas>
+        <svg viewBox="0 0 ${width} ${height + bottom}" height="${height + bottom}" style="pointer-events:none;position:relative">${art}</svg></div>
+        <div class="scale"><span>0</span><i></i><span>${escape(show(most, layer.format))} ${escape(layer.unit)}</span></div>`;
+      const canvas = box.querySelector("canvas"), sharp = window.devicePixelRatio || 1;
+      canvas.width = Math.round(across * sharp); canvas.height = Math.round(height * sharp);
+      const brush = canvas.getContext("2d");
+      brush.imageSmoothingEnabled = false;
+      brush.drawImage(small, 0, 0, canvas.width, canvas.height);
+      if (row > 8) { brush.fillStyle = paint("card"); for (let r = 1; r < rows; r++) brush.fillRect(0, Math.round(r * row * sharp) - sharp, canvas.width, 2 * sharp); }
+      box.querySelectorAll("button").forEach((button, i) => { button.onclick = () => { box.layer = i; pick(i); box.querySelectorAll("button")[i].focus(); }; });
+      canvas.onmousemove = (event) => {
+        const rect = canvas.getBoundingClientRect();
+        const c = Math.min(cols - 1, Math.max(0, Math.floor(((event.clientX - rect.left) / rect.width) * cols)));
+        const r = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - rect.top) / rect.height) * rows)));
+        const when = spec.from + ((c + 0.5) / cols) * (spec.to - spec.from);
+        showTip(event, tipTable(`${spec.rows[r]}, ${digits(near(when))} ${spec.xUnit}`, [["", layer.name, `${show(layer.values[r][c], layer.format)} ${layer.unit}`]]));
+      };
+      canvas.onmouseleave = hideTip;
+    };
+    pick(box.layer || 0);
+  };
+
+  // -- all of them ----------------------------------------------------------------------------------------------------
+
+  const boxes = [...document.querySelectorAll(".chart")];
+  const draw = () => boxes.forEach((box) => { const spec = specs[box.dataset.figure]; kinds[spec.kind](box, spec); box.dataset.drawn = "yes"; });
+  boxes.forEach((box) => {
+    const spec = specs[box.dataset.figure];
+    if (spec.series) legend(box, spec.series, spec.kind === "lines");
+    if (spec.legend) legend(box, spec.legend, false);
+  });
+  draw();
+  let width = window.innerWidth, timer = 0;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    clearTimeout(timer);
+    timer = setTimeout(draw, 80);
+  });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+})();

@@ -1,0 +1,282 @@
+"""The report as a page: one file that needs no network, made from the report alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvyard import __version__
+from kvyard.replay.report import figures as draw
+from kvyard.replay.report.bounds import BOUNDS
+from kvyard.replay.report.files import whole_file
+from kvyard.replay.report.html import Page, card, esc, grid, head, listing, row, table, tile
+from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, Report, Share
+from kvyard.replay.report.words import (
+    COLUMNS,
+    REASONS,
+    SOURCES,
+    amount,
+    measured,
+    name_of,
+    notes,
+    percent,
+    span,
+    summary,
+    whole,
+)
+
+
+def write_html(report: Report, path: str | Path) -> None:
+    """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
+    with whole_file(path) as file:
+        file.write(page(report).encode())
+
+
+def page(report: Report) -> str:
+    """The page's text."""
+    made = Page(f"{name_of(report)} · kvyard")
+    made.add(head(name_of(report), summary(report), notes(report)))
+    made.add('<div class="tiles">', *_tiles(report), "</div>")
+    text = "of all prompt tokens of admitted requests, at first admission"
+    made.add(
+        made.figure("Where prompt tokens came from", text, draw.composition([report], [name_of(report)]), wide=True)
+    )
+    _latencies(made, report)
+    _over_time(made, report)
+    _workers(made, report)
+    _misses(made, report)
+    if report.transfers or report.tiers["device"].evicted_blocks:
+        _tiers(made, report)
+    _router(made, report)
+    made.section("What was run", "The same settings and trace give the same report, byte for byte.")
+    made.add(
+        '<section class="card">'
+        + "".join((listing("Configuration", report.config), listing("Trace", report.trace), listing("Bounds", report.bounds)))
+        + "</section>"
+    )  # fmt: skip
+    made.add(
+        f"<footer>kvyard {esc(__version__)} · report version {report.version} · requests {esc(report.digest)}</footer>"
+    )
+    return made.text()
+
+
+def _tiles(report: Report) -> Iterator[str]:
+    latency, rates = report.latency, report.throughput
+    yield tile("Time to first token", *_ms(latency["ttft"].p50), f"median · p99 {' '.join(_ms(latency['ttft'].p99))}")
+    yield tile("Inter-token latency", *_ms(latency["itl"].mean), f"mean · p99 {' '.join(_ms(latency['itl'].p99))}")
+    yield tile("End to end", *_ms(latency["e2e"].p50), f"median · p99 {' '.join(_ms(latency['e2e'].p99))}")
+    yield tile(
+        "Output", measured(rates["output_tokens_per_s"]), "tok/s", f"{measured(rates['requests_per_s'])} requests/s"
+    )
+    best = report.bounds.get("infinite")
+    more = f"of prompt tokens · at best {percent(best.value)}" if best else "of prompt tokens"
+    yield tile("Reused", f"{report.reuse['all'].value * 100:.1f}", "%", more)
+    if report.goodput is not None:
+        good = report.goodput
+        slo = good.slo_ms
+        limits = [
+            f"{name} ≤ {value:g} ms"
+            for name, value in (("TTFT", slo.ttft), ("ITL", slo.itl), ("E2E", slo.e2e))
+            if value
+        ]
+        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", ", ".join(limits) or "no limit")  # fmt: skip
+
+
+def _ms(value: float) -> tuple[str, str]:
+    return (
+        (f"{value / 1000:,.2f}" if value < 100_000 else f"{value / 1000:,.0f}", "s")
+        if value >= 1000
+        else (measured(value), "ms")
+    )
+
+
+def _latencies(made: Page, report: Report) -> None:
+    made.section("Latency", "Of finished requests. Steps of equal ratio; dashed lines are percentiles.")
+    texts = {
+        "ttft": "from arrival to the first token",
+        "itl": "between two tokens of a request, every gap counted",
+        "tpot": "mean gap of each request",
+        "e2e": "from arrival to the last token",
+        "queue": "from arrival to first admission",
+    }
+    zeros = report.histograms["queue"].zeros
+    if zeros and report.latency["queue"].count:
+        texts["queue"] = f"until first admission; none for {zeros / report.latency['queue'].count:.0%} of requests"
+    cards = [made.figure(words, texts[key], draw.distribution(report, key)) for key, words in LATENCIES.items()]
+    cards.append(made.figure("All of them", "cumulative", draw.all_latencies(report)))
+    rows = []
+    for names, unit, spreads in ((LATENCIES, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
+        for key, words in names.items():
+            spread, show = spreads[key], measured if unit == "ms" else whole
+            rows.append(
+                row([f"{words} ({unit})", *(show(getattr(spread, name)) for name in COLUMNS), whole(spread.count)])
+            )
+    cards.append(card("In numbers", "", table(["", *COLUMNS, "count"], rows)))
+    made.add(grid("three", *cards))
+
+
+def _over_time(made: Page, report: Report) -> None:
+    window = span(report.series.window_s)
+    made.section("Over time", f"Simulated time. Counts are by windows of {window}; states are samples.")
+    made.add(
+        grid(
+            "two",
+            made.figure("Time to first token", "by arrival, finished requests", draw.first_tokens(report)),
+            made.figure("Running and waiting", "all workers together", draw.queues(report)),
+            made.figure("Cache use by tier", "what is held by requests can't be evicted", draw.cache_use(report)),
+            made.figure("Arriving and finishing", "", draw.rates(report)),
+            made.figure(
+                "Where prompt tokens came from", "by first admission", draw.composition_over_time(report), wide=True
+            ),
+        )
+    )
+
+
+def _workers(made: Page, report: Report) -> None:
+    made.section("Workers", "Who got what, and when. A faint row is an idle worker, a strong column a burst.")
+    balance, window = report.balance, span(report.series.window_s)
+    text = (
+        f"Prompt tokens: the most loaded has {balance['max_over_mean']:.3f} times the mean; standard deviation "
+        f"{balance['variation']:.3f} of the mean."
+    )
+    rows = []
+    for worker in report.workers:
+        reused = worker.cached_tokens + worker.loaded_tokens
+        rows.append(
+            row(
+                [
+                    worker.name,
+                    whole(worker.requests),
+                    whole(worker.input_tokens),
+                    whole(worker.output_tokens),
+                    percent(reused / worker.input_tokens) if worker.input_tokens else "–",
+                    percent(worker.busy),
+                    whole(worker.passes),
+                    whole(worker.preemptions),
+                    whole(worker.evicted_blocks),
+                ]
+            )
+        )
+    columns = [
+        "",
+        "requests",
+        "input tokens",
+        "output tokens",
+        "reused",
+        "busy",
+        "passes",
+        "preemptions",
+        "evicted blocks",
+    ]
+    made.add(
+        grid(
+            "one",
+            made.figure("Routing heat map", f"by worker and time, windows of {window}", draw.heat(report)),
+            card("By worker", text, table(columns, rows, tall=len(rows) > 16)),
+        )
+    )  # fmt: skip
+
+
+def _misses(made: Page, report: Report) -> None:
+    made.section(
+        "What missed and why",
+        "Every prompt token was found in a cache, or computed for one of these reasons. Requests count where their cached "
+        "prefix ended.",
+    )
+    rows = []
+    for key, words in SOURCES.items():
+        share = report.reuse[key]
+        if share.part or key == "device":
+            rows.append(_swatched(key, words, share, None))
+    rows.append(_plain("Reused", report.reuse["all"], "sum"))
+    for key, words in BOUNDS.items():
+        if key in report.bounds:
+            rows.append(_plain(f"At best: {words.lower()}", report.bounds[key], "bound"))
+    for key, words in REASONS.items():
+        tokens = report.missed_tokens.get(key)
+        if tokens is not None:
+            rows.append(_swatched(key, f"Computed: {words.lower()}", tokens, report.misses.get(key)))
+    columns = ["", "of prompt tokens", "tokens", "prefixes ended", "numerator / denominator"]
+    made.add(grid("one", card("Prompt tokens", "", table(columns, rows))))
+
+
+def _swatched(key: str, words: str, share: Share, requests: Share | None) -> str:
+    cells = row(
+        [words, percent(share.value), whole(share.part), whole(requests.part) if requests else "", share.of],
+        marks=["", "", "", "", "words"],
+    )
+    return cells.replace("<td>", f'<td><i class="swatch" style="background:var(--{draw.COLORS[key]})"></i>', 1)
+
+
+def _plain(words: str, share: Share, kind: str) -> str:
+    return row([words, percent(share.value), whole(share.part), "", share.of], kind, ["", "", "", "", "words"])
+
+
+def _tiers(made: Page, report: Report) -> None:
+    made.section("Tiers and links", "What caches gave up, and what moved between them. All workers together.")
+    rows = []
+    for name, tier in report.tiers.items():
+        cells = [name.capitalize(), whole(tier.capacity_blocks), whole(tier.evicted_blocks)]
+        for way in ("outward", "inward"):
+            use = tier.links.get(way)
+            if use is None:
+                cells += ["", "", ""]
+            else:
+                share = percent(use.bandwidth.value) if use.bandwidth else "no limit"
+                cells += [amount(use.bytes), percent(use.busy.value), share]
+        rows.append(row(cells))
+    columns = ["", "blocks", "evicted", "written", "busy", "of bandwidth", "read", "busy", "of bandwidth"]
+    cards = [
+        card(
+            "Tiers",
+            "Busy: time in which anything moved / time of the run. Of bandwidth: bytes moved / bytes that could have.",
+            table(columns, rows),
+        )
+    ]
+    if report.transfers:
+        rows = []
+        for name, words in MOVES.items():
+            flow = report.transfers.get(name)
+            if flow is not None:
+                each = flow.waiting_ms / flow.transfers if flow.transfers else 0.0
+                rows.append(
+                    row(
+                        [
+                            words.capitalize(),
+                            whole(flow.transfers),
+                            whole(flow.blocks),
+                            amount(flow.bytes),
+                            span(flow.waiting_ms / 1000),
+                            f"{measured(each)} ms",
+                        ]
+                    )
+                )
+        wait = report.loading
+        text = "Waited: how much later they landed than on idle links."
+        if wait.count:
+            times = f"{measured(wait.mean)} ms on average, p99 {measured(wait.p99)} ms"
+            text += f" {wait.count:,} requests waited for loads, {times}."
+        cards.append(card("Transfers", text, table(["", "count", "blocks", "bytes", "waited in all", "each"], rows)))
+    made.add(grid("one", *cards))
+
+
+def _router(made: Page, report: Report) -> None:
+    router = report.router
+    made.section(
+        "Router", f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure."
+    )
+    if not router.regret.whole:
+        text = (
+            f"{router.policy} doesn't look at what workers have, so nobody knows what another choice would have saved."
+        )
+        made.add(f'<section class="card"><p>{esc(text)}</p></section>')
+        return
+    rows = [
+        row([words, percent(share.value), f"{share.part:,} / {share.whole:,}", share.of], marks=["", "", "", "words"])
+        for words, share in (
+            ("Regret", router.regret),
+            ("Longest prefix chosen", router.best),
+            ("Belief that held", router.belief),
+        )
+    ]
+    made.add(grid("one", card("Decisions", "", table(["", "share", "counts", "numerator / denominator"], rows))))

@@ -1,0 +1,28 @@
+"""Where each prompt token of a request came from, or why it had to be computed. Every token has one answer."""
+
+from __future__ import annotations
+
+from kvyard.replay.record import Record
+
+_WHOLE = frozenset({"none", "partial_block", "unknown", "in_flight"})
+"""Reasons that hold for all that is left of a prompt."""
+
+
+def sources(record: Record) -> dict[str, int]:
+    """Prompt tokens of an admitted request by tier (``TIERS``) or by a name of ``MISSES``; together they are the prompt.
+
+    A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
+    """
+    cached, host, storage = record.cached, record.host, record.storage
+    rest = record.input - cached - host - storage
+    if record.miss in _WHOLE:
+        return {"device": cached, "host": host, "storage": storage, record.miss: rest}
+    lost, elsewhere = record.lost, record.elsewhere
+    return {
+        "device": cached,
+        "host": host,
+        "storage": storage,
+        "evicted": lost,
+        "other_worker": elsewhere,
+        "never_seen": rest - lost - elsewhere,
+    }

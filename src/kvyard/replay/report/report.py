@@ -1,0 +1,211 @@
+"""The report: everything a replay found out, as plain values in the units people read (milliseconds, tokens, blocks).
+
+Canonical: the same inputs and seed give the same report, byte for byte. Nothing of wall time is in it. It holds all that the
+table and the page show, so that both can be made from its file alone. How it is made is in ``make``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvyard.replay.report.numbers import Histogram, Spread
+
+VERSION = 1
+
+LATENCIES = {
+    "ttft": "Time to first token",
+    "itl": "Inter-token latency",
+    "tpot": "Time per output token",
+    "e2e": "End-to-end latency",
+    "queue": "Queue time",
+}
+"""What is measured of each request, in milliseconds, in the order of all tables."""
+LENGTHS = {"input": "Input length", "output": "Output length"}
+TIERS = ("device", "host", "storage")
+MOVES = {
+    "stores": "device to host",
+    "loads": "host to device",
+    "spills": "host to storage",
+    "fetches": "storage to host",
+}
+"""Kinds of transfers between tiers."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A ratio that says what it is of."""
+
+    value: float
+    part: int
+    whole: int
+    of: str
+    """Numerator and denominator in words."""
+
+
+def share(part: int, whole: int, of: str) -> Share:
+    """``part`` of ``whole``; 0 where the whole is nothing."""
+    return Share(value=part / whole if whole else 0.0, part=part, whole=whole, of=of)
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a good request is, in milliseconds; what is left out doesn't count."""
+
+    ttft: float | None = None
+    itl: float | None = None
+    """The mean gap between a request's tokens."""
+    e2e: float | None = None
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """What was served within an SLO."""
+
+    slo_ms: Slo
+    requests: Share
+    requests_per_s: float
+    output_tokens_per_s: float
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """Transfers of one kind between two tiers, the whole fleet together."""
+
+    transfers: int
+    """That landed."""
+    blocks: int
+    bytes: int
+    waiting_ms: float
+    """How much later they landed, together, than they would have on idle links."""
+
+
+class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of the links to a tier, all of them together."""
+
+    links: int
+    bytes: int
+    busy: Share
+    """Of the time."""
+    bandwidth: Share | None = None
+    """Of what the links could have carried; ``None`` where they have no limit."""
+
+
+class TierReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier, all workers together."""
+
+    capacity_blocks: int
+    """Blocks of the device's size."""
+    evicted_blocks: int
+    """Cached blocks given up to make room."""
+    links: dict[str, LinkUse] = msgspec.field(default_factory=dict)
+    """To the tier above, by direction: ``outward`` and ``inward``."""
+
+
+class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the router did, and what it left on the table."""
+
+    policy: str
+    decisions: int
+    retries: int
+    """Requests routed again because their worker failed."""
+    regret: Share
+    best: Share
+    belief: Share
+    """Whether what it believed was still true when it mattered."""
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's part."""
+
+    name: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    loaded_tokens: int = 0
+    """Prompt tokens that came from lower tiers."""
+    computed_tokens: int
+    """Prompt tokens computed, those computed again after a preemption included."""
+    busy: float
+    """Share of the run in which a pass was under way."""
+    preemptions: int
+    passes: int
+    evicted_blocks: int = 0
+    tiers: dict[str, int] = msgspec.field(default_factory=dict)
+    """Counters of its lower tiers, where it has any."""
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in equal windows of time, from the first arrival to the last end."""
+
+    window_s: float = 1.0
+    arrived: list[int] = msgspec.field(default_factory=list)
+    """Requests."""
+    finished: list[int] = msgspec.field(default_factory=list)
+    ttft_p50: list[float | None] = msgspec.field(default_factory=list)
+    """Of finished requests that arrived in the window, in milliseconds."""
+    ttft_p99: list[float | None] = msgspec.field(default_factory=list)
+    prompts: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    """Prompt tokens by where they came from (``device``, ``host``, ``storage``) or why they had to be computed (a name of
+    ``MISSES``), by window of first admission."""
+    routed: list[list[int]] = msgspec.field(default_factory=list)
+    """Requests, per worker."""
+    routed_tokens: list[list[int]] = msgspec.field(default_factory=list)
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of every worker at points in time."""
+
+    times_s: list[float] = msgspec.field(default_factory=list)
+    values: dict[str, list[list[int | float]]] = msgspec.field(default_factory=dict)
+    """Per quantity and worker: requests ``running``, ``waiting`` and ``loading``; shares ``device`` (held), ``filled`` (device
+    blocks that hold something), ``host`` and ``storage`` (likewise)."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    kind: str = "kvyard report"
+    version: int = VERSION
+    made_by: str = ""
+    """The version of kvyard."""
+    label: str = ""
+    trace: dict[str, object] = msgspec.field(default_factory=dict)
+    digest: str = ""
+    """Of the requests' ids and lengths: runs with the same had the same to do."""
+    config: dict[str, object] = msgspec.field(default_factory=dict)
+    complete: bool = True
+    """Whether the run went to the end of its trace."""
+    duration_s: float
+    """From the first arrival to the last end."""
+    requests: dict[str, int]
+    """By how they ended, and in all."""
+    input_tokens: int
+    output_tokens: int
+    throughput: dict[str, float]
+    """Per second of the run."""
+    latency: dict[str, Spread]
+    """Milliseconds: ``ttft``, ``itl``, ``tpot``, ``e2e``, ``queue``."""
+    histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
+    """The same, for drawing."""
+    lengths: dict[str, Spread] = msgspec.field(default_factory=dict)
+    """Tokens: ``input``, ``output``."""
+    reuse: dict[str, Share]
+    """At first admission: ``device``, ``host``, ``storage`` and ``all`` of the prompt tokens."""
+    misses: dict[str, Share]
+    """Why prefixes ended, by requests."""
+    missed_tokens: dict[str, Share] = msgspec.field(default_factory=dict)
+    """Why prompt tokens had to be computed. With ``reuse`` they are all there are."""
+    goodput: Goodput | None = None
+    balance: dict[str, float]
+    """How evenly work was spread: coefficient of variation and maximum over mean, of prompt tokens by worker, and the least
+    and the most busy worker's share of time."""
+    router: RouterReport
+    preemptions: int
+    tiers: dict[str, TierReport] = msgspec.field(default_factory=dict)
+    """``device``, ``host``, ``storage``, as far as there are any."""
+    transfers: dict[str, Flow] = msgspec.field(default_factory=dict)
+    """By a name of ``MOVES``."""
+    loading: Spread = Spread()
+    """Milliseconds that requests waited for loads, of those that did."""
+    bounds: dict[str, Share] = msgspec.field(default_factory=dict)
+    """What caches could have reached at best, where it was asked for."""
+    workers: list[WorkerReport]
+    series: Series = Series()
+    timeline: Samples = Samples()

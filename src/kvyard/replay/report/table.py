@@ -1,0 +1,204 @@
+"""The report as text for a terminal: a table of measurements as AIPerf prints it, and blocks of shares below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvyard.replay.report.bounds import BOUNDS
+from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, Report
+from kvyard.replay.report.words import (
+    COLUMNS,
+    REASONS,
+    SHORT,
+    SOURCES,
+    amount,
+    measured,
+    name_of,
+    notes,
+    percent,
+    short,
+    span,
+    summary,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+ROOMY = 104
+"""Columns from which metrics have their full names."""
+PLAIN_WIDTH = 110
+"""Where nobody knows how wide the paper is: in a file or a pipe."""
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print ``report``. Without a terminal there are no colours, and lines are ``PLAIN_WIDTH`` long."""
+    console = console or plain_console()
+    console.print(f"[bold]{_safe(name_of(report))}[/bold]")
+    console.print(_safe(summary(report)))
+    for note in notes(report):
+        console.print(f"[yellow]{_safe(note)}[/yellow]")
+    console.print()
+    console.print(_measurements(report, console.width >= ROOMY))
+    console.print(_rates(report))
+    console.print(_prompts(report))
+    if report.transfers or report.tiers["device"].evicted_blocks:
+        console.print(_tiers(report))
+    if report.transfers:
+        console.print(_transfers(report))
+    console.print(_fleet(report))
+
+
+def report_text(report: Report, width: int = PLAIN_WIDTH) -> str:
+    """What ``print_report`` prints, without colours."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    out = StringIO()
+    print_report(report, Console(file=out, width=width, force_terminal=False, color_system=None))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def plain_console() -> Console:
+    """Where to print if nobody says."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def _safe(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="", pad_edge=False, padding=(0, 0, 0, 1), collapse_padding=True)
+    table.add_column(f"[bold]{title}[/bold]", overflow="fold")
+    for column in columns:
+        table.add_column(f"[dim]{column}[/dim]", justify="right", no_wrap=True)
+    return table
+
+
+def _measurements(report: Report, roomy: bool) -> Table:
+    table = _table("Finished requests" if roomy else "Finished", *COLUMNS)
+    for names, unit, spreads in ((LATENCIES, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
+        for key, long in names.items():
+            spread = spreads[key]
+            show = (whole if unit == "tokens" else measured) if roomy else short
+            values = [show(getattr(spread, column)) if spread.count else "-" for column in COLUMNS]
+            table.add_row(f"{long if roomy else SHORT[key]} ({unit})", *values)
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _rates(report: Report) -> Table:
+    table = _table("Throughput", "per second")
+    rates = report.throughput
+    table.add_row("Requests finished", measured(rates["requests_per_s"]))
+    table.add_row("Output tokens", measured(rates["output_tokens_per_s"]))
+    table.add_row("Input tokens", measured(rates["input_tokens_per_s"]))
+    good = report.goodput
+    if good is not None:
+        limits = ", ".join(
+            f"{name.upper()} ≤ {value:g} ms"
+            for name in ("ttft", "itl", "e2e")
+            if (value := getattr(good.slo_ms, name)) is not None
+        )
+        of = f"{percent(good.requests.value)}, {good.requests.part:,} / {good.requests.whole:,} finished requests"
+        table.add_row(f"Goodput, requests with {limits or 'no limit'} ({of})", measured(good.requests_per_s))
+        table.add_row("Goodput, output tokens of these", measured(good.output_tokens_per_s))
+    return table
+
+
+def _prompts(report: Report) -> Table:
+    table = _table(
+        f"{report.reuse['all'].whole:,} prompt tokens of admitted requests", "tokens", "of them", "prefixes ended"
+    )
+    for name, words in SOURCES.items():
+        share = report.reuse[name]
+        if share.part or name == "device":
+            table.add_row(words, f"{share.part:,}", percent(share.value), "")
+    all_ = report.reuse["all"]
+    table.add_row("[bold]Reused[/bold]", f"[bold]{all_.part:,}[/bold]", f"[bold]{percent(all_.value)}[/bold]", "")
+    for name, words in BOUNDS.items():
+        if name in report.bounds:
+            bound = report.bounds[name]
+            table.add_row(f"  at best: {words.lower()}", f"{bound.part:,}", percent(bound.value), "", style="dim")
+    for name, words in REASONS.items():
+        if name in report.missed_tokens or name in report.misses:
+            tokens, requests = report.missed_tokens.get(name), report.misses.get(name)
+            table.add_row(
+                f"Computed: {words.lower()}",
+                f"{tokens.part:,}" if tokens else "0",
+                percent(tokens.value) if tokens else percent(0),
+                f"{requests.part:,}" if requests else "0",
+            )
+    return table
+
+
+def _tiers(report: Report) -> Table:
+    table = _table("Tiers", "blocks", "evicted", "written", "read", "link busy", "of bandwidth")
+    for name, tier in report.tiers.items():
+        out, in_ = tier.links.get("outward"), tier.links.get("inward")
+        cells = ["", "", ""]
+        if out is not None and in_ is not None:
+            used = [way.bandwidth for way in (out, in_) if way.bandwidth is not None]
+            cells = [
+                amount(out.bytes),
+                amount(in_.bytes),
+                f"{percent(out.busy.value)} / {percent(in_.busy.value)}",
+                " / ".join(percent(one.value) for one in used) or "no limit",
+            ]
+        table.add_row(name.capitalize(), f"{tier.capacity_blocks:,}", f"{tier.evicted_blocks:,}", *cells)
+    return table
+
+
+def _transfers(report: Report) -> Table:
+    table = _table("Transfers", "count", "blocks", "bytes", "waited in all", "each")
+    for name, words in MOVES.items():
+        flow = report.transfers.get(name)
+        if flow is not None:
+            each = flow.waiting_ms / flow.transfers if flow.transfers else 0.0
+            table.add_row(
+                words.capitalize(),
+                f"{flow.transfers:,}",
+                f"{flow.blocks:,}",
+                amount(flow.bytes),
+                span(flow.waiting_ms / 1000),
+                f"{measured(each)} ms",
+            )
+    if report.loading.count:
+        wait = report.loading
+        table.caption = (
+            f"{wait.count:,} requests waited for loads: mean {measured(wait.mean)} ms, p99 {measured(wait.p99)} ms"
+        )
+        table.caption_justify = "left"
+    return table
+
+
+def _fleet(report: Report) -> Table:
+    table = _table("Router and balance", "", "")
+    router, balance = report.router, report.balance
+    if router.regret.whole:
+        for words, share in (
+            ("Regret: prefix blocks others had beyond the chosen / those of the best", router.regret),
+            ("Sent to a worker with the longest prefix / requests of which any had one", router.best),
+            ("Prefix tokens found at admission / believed when routing", router.belief),
+        ):
+            table.add_row(words, percent(share.value), f"{share.part:,} / {share.whole:,}")
+    else:
+        table.add_row(f"Regret: not known, {router.policy} doesn't look at what workers have", "-", "")
+    table.add_row("Prompt tokens by worker: most / mean", f"{balance['max_over_mean']:.3f}", "")
+    table.add_row("Prompt tokens by worker: standard deviation / mean", f"{balance['variation']:.3f}", "")
+    table.add_row("Share of time busy: least to most", percent(balance["busy_min"]), percent(balance["busy_max"]))
+    table.add_row("Preemptions", f"{report.preemptions:,}", "")
+    if router.retries:
+        table.add_row("Requests routed again after a failure", f"{router.retries:,}", "")
+    return table

@@ -1,0 +1,102 @@
+"""Names and numbers as people read them, the same in the table, the page and the comparison."""
+
+from __future__ import annotations
+
+from kvyard.replay.report.report import Report
+
+SOURCES = {
+    "device": "Found on the device",
+    "host": "Loaded from host memory",
+    "storage": "Loaded from storage",
+}
+"""Where prompt tokens came from that were not computed."""
+REASONS = {
+    "never_seen": "Never seen before",
+    "other_worker": "Only on another worker",
+    "evicted": "Evicted before",
+    "in_flight": "Being computed just then",
+    "partial_block": "Less than a block",
+    "none": "Always computed again",
+    "unknown": "Reason not known",
+}
+"""Why prompt tokens had to be computed."""
+SHORT = {
+    "ttft": "TTFT",
+    "itl": "ITL",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+    "queue": "Queue",
+    "input": "Input",
+    "output": "Output",
+}
+COLUMNS = ("mean", "min", "max", "p50", "p90", "p95", "p99", "std")
+
+
+def measured(value: float) -> str:
+    """A measurement: digits by its size, also where it happens to be whole."""
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 10_000 else f"{value:,.1f}" if size >= 100 else f"{value:,.2f}"
+
+
+def short(value: float) -> str:
+    """The same where there is little room."""
+    size = abs(value)
+    return f"{value / 1000:,.0f}k" if size >= 100_000 else f"{value:,.0f}" if size >= 1000 else measured(value)
+
+
+def whole(value: float) -> str:
+    """To the next whole number."""
+    return f"{value:,.0f}"
+
+
+def percent(value: float) -> str:
+    """A share."""
+    return f"{value:.2%}"
+
+
+def amount(nbytes: float) -> str:
+    """Bytes, in the unit that fits."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(nbytes) < 1000:
+            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:,.1f} PB"
+
+
+def span(seconds: float) -> str:
+    """A stretch of time."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def name_of(report: Report) -> str:
+    """What to call a run: its label, or its trace."""
+    return report.label or str(report.trace.get("name") or "") or "replay"
+
+
+def summary(report: Report) -> str:
+    """A run in one line: what was asked of what."""
+    requests = report.requests
+    parts = [f"{requests['all']:,} requests"]
+    trace = report.trace.get("name")
+    if trace:
+        parts[0] += f" of {trace}"
+    parts.append(f"{len(report.workers)} worker{'s' if len(report.workers) != 1 else ''}")
+    parts.append(f"routed by {report.router.policy}")
+    parts.append(f"{span(report.duration_s)} simulated")
+    others = [f"{count:,} {status}" for status, count in requests.items() if status not in ("all", "finished")]
+    return " · ".join(parts + others)
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know before believing the figures."""
+    found = []
+    if not report.complete:
+        found.append("The run was interrupted: figures cover what had happened until then.")
+    missing = report.requests["all"] - report.requests.get("finished", 0)
+    if missing and report.complete:
+        found.append(f"{missing:,} of {report.requests['all']:,} requests did not finish; latencies leave them out.")
+    return found

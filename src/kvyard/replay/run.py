@@ -1,0 +1,222 @@
+"""One replay from a trace to its report: what ``kvyard.replay(...)``, the command line and the sweep call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kvyard.errors import KvyardError
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.fleet import Fleet
+from kvyard.replay.record import Record
+from kvyard.replay.report import Report, Slo, make_report
+from kvyard.replay.settings import make_config, read_settings
+from kvyard.replay.traces import Trace, TraceRequest, open_trace
+
+Told = Callable[[int, int, int], None]
+"""Told now and then: requests that came, requests through, and the virtual time in nanoseconds."""
+
+
+class Run:
+    """A replay that is over: its ``report``, the ``records`` of its requests, and the ``fleet`` for a closer look."""
+
+    def __init__(self, report: Report, fleet: Fleet, trace: Trace | None) -> None:
+        self.report = report
+        self.fleet = fleet
+        self.trace = trace
+        """The trace, where it can be read again."""
+
+    @property
+    def records(self) -> list[Record]:
+        """One for each request, in the order they came."""
+        return list(self.fleet.records.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether it went to the end of the trace."""
+        return not self.fleet.interrupted
+
+    def show(self) -> None:
+        """Print the report's table."""
+        from kvyard.replay.report.table import print_report
+
+        print_report(self.report)
+
+    def save(
+        self,
+        report: str | Path | None = None,
+        per_request: str | Path | None = None,
+        html: str | Path | None = None,
+    ) -> None:
+        """Write the canonical JSON, a row per request (.jsonl or .parquet), and the page. Raises ``KvyardError``."""
+        from kvyard.replay.report.files import write_report, write_requests
+        from kvyard.replay.report.page import write_html
+
+        if report is not None:
+            write_report(self.report, report)
+        if per_request is not None:
+            write_requests(self.fleet.records.values(), per_request)
+        if html is not None:
+            write_html(self.report, html)
+
+    def __repr__(self) -> str:
+        from kvyard.replay.report.words import summary
+
+        return f"<Run: {summary(self.report)}>"
+
+
+def replay(
+    trace: str | Path | Trace | Iterable[TraceRequest],
+    *,
+    config: ReplayConfig | str | Path | Mapping[str, object] | None = None,
+    slo: Slo | Mapping[str, float] | str | None = None,
+    label: str = "",
+    bounds: bool = False,
+    progress: Told | bool | None = None,
+    format: str | None = None,
+    skip_bad: bool = False,
+    sort: bool = False,
+    trace_block_size: int | None = None,
+    **settings: Any,
+) -> Run:
+    """Replay ``trace`` through a fleet and report on it.
+
+    ``settings`` are those of ``kvyard.replay.settings.SETTINGS``: ``workers=8, router="kv", block_size=64,
+    num_gpu_blocks=16384, host_blocks="20k", ...``. ``config`` is where they start from, a TOML file or a mapping; or it is a
+    whole ``ReplayConfig``, and then there are no others. ``slo`` says what a good request is: ``"ttft=500,itl=20"``, in
+    milliseconds. ``bounds`` looks at the trace once more for what caches could have reached. ``progress=True`` draws a bar.
+
+    The same arguments give the same report, byte for byte. A KeyboardInterrupt ends the run, and the report covers what
+    happened until then. Raises ``KvyardError`` for what can't be read or can't be, and where no request at all fits.
+    """
+    made = as_config(config, settings)
+    wanted = read_slo(slo)
+    source = open_source(trace, made, format=format, skip_bad=skip_bad, sort=sort, trace_block_size=trace_block_size)
+    rows: Iterable[TraceRequest] = source
+    if bounds and not isinstance(source, Trace):
+        rows = list(rows)  # they are looked at twice
+    fleet = Fleet(made)
+    if progress is True:
+        from kvyard.replay.progress import Bar
+
+        with Bar(source, made.limit) as bar:
+            fleet.run(rows, bar.told)
+    else:
+        fleet.run(rows, progress or None)
+    check_served(fleet)
+    found = None
+    if bounds and not fleet.interrupted:
+        from kvyard.replay.report.bounds import make_bounds
+
+        found = make_bounds(fleet, rows)
+    report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
+    return Run(report, fleet, source if isinstance(source, Trace) else None)
+
+
+def as_config(
+    config: ReplayConfig | str | Path | Mapping[str, object] | None, settings: Mapping[str, object]
+) -> ReplayConfig:
+    """The replay that ``config`` and the ``settings`` on top of it describe. Raises ``KvyardError``."""
+    if isinstance(config, ReplayConfig):
+        if settings:
+            raise KvyardError(
+                f"config is a whole ReplayConfig: put {next(iter(settings))} into it instead of beside it"
+            )
+        config.check()
+        return config
+    return make_config(merged(config, settings))
+
+
+def merged(config: str | Path | Mapping[str, object] | None, settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings of a file or a mapping with ``settings`` on top. Raises ``KvyardError``."""
+    base: dict[str, object] = dict(config) if isinstance(config, Mapping) else read_settings(config) if config else {}
+    on_top = {name: value for name, value in settings.items() if value is not None}
+    if isinstance(base.get("workers"), list | tuple) and "workers" in on_top:
+        raise KvyardError("workers is given twice: the configuration has tables of workers, so leave the number out")
+    return base | on_top
+
+
+def open_source(
+    trace: str | Path | Trace | Iterable[TraceRequest],
+    config: ReplayConfig,
+    *,
+    format: str | None = None,
+    skip_bad: bool = False,
+    sort: bool = False,
+    trace_block_size: int | None = None,
+) -> Trace | Iterable[TraceRequest]:
+    """The requests of ``trace``, as far as ``config.limit`` lets them. Raises ``KvyardError`` where there are none."""
+    limit = config.limit
+    if isinstance(trace, str | Path):
+        made = open_trace(trace, format, block_size=trace_block_size, skip_bad=skip_bad, sort=sort, limit=limit)
+        made.first  # noqa: B018 - refuses an empty one before anything is built
+        return made
+    if format is not None or skip_bad or sort or trace_block_size is not None:
+        raise KvyardError(
+            "format, skip_bad, sort and trace_block_size are for files: pass a path, or open_trace(...) itself"
+        )
+    if isinstance(trace, Trace):
+        if limit is None:
+            return trace
+        return Trace(trace.name, trace.format, lambda tally: islice(trace.rows(tally), limit), grouped=trace.grouped)
+    rows = iter(trace) if limit is None else islice(trace, limit)
+    first = next(rows, None)
+    if first is None:
+        raise KvyardError("the trace has no requests in it")
+    return _with(first, rows)
+
+
+def _with(first: TraceRequest, rest: Iterable[TraceRequest]) -> Iterable[TraceRequest]:
+    yield first
+    yield from rest
+
+
+def read_slo(slo: Slo | Mapping[str, float] | str | None) -> Slo | None:
+    """What a good request is, from text such as ``ttft=500,itl=20``. Raises ``KvyardError``."""
+    if slo is None or isinstance(slo, Slo):
+        return slo
+    if isinstance(slo, str):
+        parts = [part.partition("=") for part in slo.split(",")]
+        slo = {name.strip(): value for name, _, value in parts}  # type: ignore[misc]
+    limits: dict[str, float] = {}
+    for name, value in slo.items():
+        try:
+            limit = float(value)
+        except (TypeError, ValueError):
+            limit = -1.0
+        if name not in Slo.__struct_fields__ or not 0 < limit < float("inf"):
+            raise KvyardError(
+                f"an SLO has milliseconds above 0 for {', '.join(Slo.__struct_fields__)}, as in ttft=500,itl=20; "
+                f"not {name}={value}"
+            )
+        limits[name] = limit
+    if not limits:
+        raise KvyardError("an SLO needs a limit, as in ttft=500,itl=20")
+    return Slo(**limits)
+
+
+def describe(source: Trace | Iterable[TraceRequest]) -> dict[str, object]:
+    """What a report says of its trace: nothing that depends on where the file lies."""
+    if not isinstance(source, Trace):
+        return {}
+    tally = source.tally
+    found: dict[str, object] = {"name": Path(source.name).name, "format": source.format}
+    if tally.skipped:
+        found["skipped"] = tally.skipped
+    if tally.left_out:
+        found["left_out"] = dict(sorted(tally.left_out.items()))
+    return found
+
+
+def check_served(fleet: Fleet) -> None:
+    """Raise ``KvyardError`` where every single request was turned away: there is nothing to report then."""
+    records = fleet.records
+    if fleet.interrupted or not records or any(record.status != "rejected" for record in records.values()):
+        return
+    smallest = min(records.values(), key=lambda record: record.input)
+    raise KvyardError(
+        f"none of the {len(records):,} requests fits a worker; of the smallest, {smallest.id}, {smallest.reason}: "
+        "give workers more blocks (num_gpu_blocks, or a larger card) or a larger max_model_len"
+    )

@@ -1,0 +1,69 @@
+"""What a fleet's workers share below their devices: one time line, announced once, credited to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvyard.engine.config import EngineConfig
+from kvyard.events.types import EventBatch, Tier
+from kvyard.index import Holder, Indexer, Place, Source
+from kvyard.index.chains import ChainIndex
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.tap import Tap
+from kvyard.tiers.timeline import Timeline
+
+POOL = "shared"
+"""The name under which shared tiers are announced."""
+
+
+class SharedTiers:
+    """The fleet's time line, if any of its tiers is shared."""
+
+    def __init__(self, config: ReplayConfig, indexer: Indexer | None, index: ChainIndex) -> None:
+        engines = [kind.engine for kind in config.workers if kind.engine.tiers is not None and kind.engine.tiers.shared]
+        self.active = bool(engines)
+        self._indexer = indexer
+        self._tap: Tap | None = None
+        if not engines:
+            return
+        if indexer is not None:
+            specs = engines[0].specs
+            indexer.register(Source(stream=POOL, pool=POOL, groups=specs, clear_scope="all"))
+            indexer.apply_batch(EventBatch(stream=POOL, seq=0, events=[]))
+            places = {
+                (group, tier): indexer.places.number(Place(Holder(POOL, 0, True), tier, group))
+                for group in range(len(specs))
+                for tier in (Tier.G2, Tier.G3)
+            }
+            below = engines[0].tiers
+            chunked = (Tier.G2, Tier.G3) if below is not None and below.blocks_per_chunk > 1 else ()
+            self._tap = Tap(index, places, min(spec.block_size for spec in specs), config.event_lag, chunked)
+        self._timeline = Timeline(self._tap)
+
+    def timeline(self, engine: EngineConfig) -> Timeline | None:
+        """The time line for an engine that shares tiers, ``None`` for one that doesn't."""
+        return self._timeline if engine.tiers is not None and engine.tiers.shared else None
+
+    def credit(self, members: Iterable[Holder]) -> None:
+        """Let the index credit what is shared to each of ``members``."""
+        if self.active and self._indexer is not None:
+            self._indexer.share(POOL, members)
+
+    def land(self, now: int) -> None:
+        """What has landed by ``now`` is there for everybody, each copy from its own instant on."""
+        timeline = self._timeline
+        while (at := timeline.earliest()) is not None and at <= now:
+            timeline.advance(at)
+            self.settle(at)
+        timeline.advance(now)
+        self.settle(now)
+
+    def settle(self, now: int) -> None:
+        """What has changed by ``now`` can be seen from now on."""
+        if self._tap is not None:
+            self._tap.end_iteration(now)
+
+    def flush(self, now: int) -> None:
+        """Put what is visible into the index."""
+        if self._tap is not None:
+            self._tap.flush(now)

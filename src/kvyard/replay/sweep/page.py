@@ -1,0 +1,208 @@
+"""The curves of a sweep as a page: one file that needs no network. One setting runs along the axis, the others are lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvyard import __version__
+from kvyard.errors import KvyardError
+from kvyard.replay.report.figures import RUN_COLORS
+from kvyard.replay.report.figures import Figure as Drawn
+from kvyard.replay.report.files import whole_file
+from kvyard.replay.report.html import Page, esc, grid, head, listing, row, table, tile
+from kvyard.replay.report.words import measured
+from kvyard.replay.settings import SETTINGS
+from kvyard.replay.sweep.table import DULL, FIGURES, Figure, rows, shown_value
+
+if TYPE_CHECKING:
+    from kvyard.replay.sweep.run import Sweep
+
+ALONG = ("host_blocks", "host_bytes", "storage_blocks", "storage_bytes", "num_gpu_blocks", "gpu_memory", "workers")
+"""What people ask about: these run along the axis rather than others."""
+UNITS = {
+    "host_blocks": "blocks of host memory per worker",
+    "host_bytes": "GB of host memory per worker",
+    "storage_blocks": "blocks of storage",
+    "storage_bytes": "GB of storage",
+    "num_gpu_blocks": "blocks on each device",
+    "gpu_memory": "GB of each card",
+    "event_lag": "event lag, ms",
+    "workers": "workers",
+    "concurrency": "sessions under way",
+    "speedup": "speed-up of arrivals",
+}
+SCALES = {"host_bytes": 1e9, "storage_bytes": 1e9, "gpu_memory": 1e9, "event_lag": 1e6}
+DRAWN = (
+    "ttft_mean_ms",
+    "ttft_p99_ms",
+    "reuse",
+    "output_tokens_per_s",
+    "e2e_mean_ms",
+    "itl_mean_ms",
+    "goodput_requests_per_s",
+)
+MOST_LINES = len(RUN_COLORS)
+MOST_TILES = 4
+
+
+def write_page(sweep: Sweep, path: str | Path) -> None:
+    """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
+    with whole_file(path) as file:
+        file.write(page(sweep).encode())
+
+
+def page(sweep: Sweep) -> str:
+    """The page's text."""
+    along = axis(sweep.grid.axes)
+    others = [name for name in sweep.grid.axes if name != along]
+    found = [one for one in rows(sweep) if not one["error"]]
+    title = f"{words(along)}: what it buys" if along else "Settings compared"
+    made = Page(f"{title} · kvyard")
+    notes = []
+    if sweep.missing:
+        notes.append(f"{sweep.missing} of {len(sweep.grid.points)} points have not run yet.")
+    notes += [f"{failure.point.label}: {failure.why}" for failure in sweep.failures]
+    text = f"{len(found)} replays of {sweep.trace}, over " + " and ".join(
+        f"{len(values)} values of {name}" for name, values in sweep.grid.axes.items()
+    )
+    made.add(head(title, text, notes))
+    wanted = [
+        figure for figure in FIGURES if figure.name in DRAWN and any(one[figure.name] is not None for one in found)
+    ]
+    wanted.sort(key=lambda figure: DRAWN.index(figure.name))
+    if along:
+        lines = _lines(sweep, along, others, found)
+        if len(lines) > MOST_LINES:
+            text = f"The first {MOST_LINES} of {len(lines)} lines; the table has them all."
+            made.add(f'<p class="note">{esc(text)}</p>')
+        if found:
+            made.add('<div class="tiles">', *_tiles(along, lines[:MOST_TILES]), "</div>")
+        charts = [made.figure(figure.title, "", _curve(figure, along, lines)) for figure in wanted]
+    else:
+        charts = [made.figure(figure.title, "", _bars(figure, sweep, found)) for figure in wanted]
+    made.add(grid("two", *charts))
+    made.section("All points", "Milliseconds, and shares of the prompt tokens of admitted requests.")
+    made.add('<section class="card wide">' + _table(sweep) + "</section>")
+    made.section("What was run", "What is not varied is the same at every point.")
+    base = next(iter(sweep.reports.values()))
+    made.add('<section class="card">' + listing("Configuration of the first point", base.config) + "</section>")
+    made.add(f"<footer>kvyard {esc(__version__)}</footer>")
+    return made.text()
+
+
+def axis(axes: dict[str, list[str]]) -> str | None:
+    """The setting that runs along the axis: one with numbers for values, by what people ask about, then by most values."""
+    numeric = [
+        name for name, values in axes.items() if len(values) > 1 and all(_number(name, v) is not None for v in values)
+    ]
+    for name in ALONG:
+        if name in numeric:
+            return name
+    return max(numeric, key=lambda name: len(axes[name]), default=None)
+
+
+def words(name: str | None) -> str:
+    """A setting as the head of a page."""
+    known = {
+        "host_blocks": "Host memory",
+        "host_bytes": "Host memory",
+        "storage_blocks": "Storage",
+        "storage_bytes": "Storage",
+    }
+    return known.get(name or "", (name or "").replace("_", " ").capitalize())
+
+
+def _number(name: str, value: str) -> float | None:
+    try:
+        found = SETTINGS[name].parse(name, value)
+    except KvyardError:
+        return None
+    if name == "workers":
+        found = int(value) if value.isdecimal() else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return found / SCALES.get(name, 1)
+
+
+def _lines(
+    sweep: Sweep, along: str, others: Sequence[str], found: Sequence[dict[str, Any]]
+) -> list[tuple[str, list[tuple[float, dict[str, Any]]]]]:
+    """By the values of the other settings: points along the axis, in its order."""
+    lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    for one in found:
+        name = ", ".join(str(one[other]) if len(others) == 1 else f"{other} {one[other]}" for other in others) or "all"
+        at = _number(along, one[along])
+        if at is not None:
+            lines.setdefault(name, []).append((at, one))
+    return [(name, sorted(points, key=lambda point: point[0])) for name, points in lines.items()]
+
+
+def _tiles(along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, Any]]]]]) -> Iterator[str]:
+    """For each line, what its whole length buys."""
+    for name, points in lines:
+        first, last = points[0][1], points[-1][1]
+        old, new = first["ttft_mean_ms"], last["ttft_mean_ms"]
+        change = f" ({new / old - 1:+.1%})" if old else ""
+        yield tile(
+            f"TTFT: {name}, {along} {first[along]} to {last[along]}",
+            f"{measured(old)} → {measured(new)}",
+            "ms",
+            f"mean{change} · reused {first['reuse']:.1%} → {last['reuse']:.1%}",
+        )
+
+
+def _curve(figure: Figure, along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, Any]]]]]) -> Drawn:
+    series = [
+        {
+            "name": name,
+            "x": [at for at, _ in points],
+            "y": [_digits(one[figure.name]) for _, one in points],
+            "color": color,
+        }
+        for (name, points), color in zip(lines, RUN_COLORS)
+    ]
+    return {
+        "kind": "lines",
+        "dots": True,
+        "label": figure.title,
+        "series": series,
+        "xMin": 0,
+        "xTitle": UNITS.get(along, along.replace("_", " ")),
+        "yTitle": "share" if figure.share else "ms" if figure.name.endswith("_ms") else figure.head,
+        **({"yFormat": "percent"} if figure.share else {}),
+        "height": 260,
+    }
+
+
+def _bars(figure: Figure, sweep: Sweep, found: Sequence[dict[str, Any]]) -> Drawn:
+    bars = []
+    for one in found:
+        name = ", ".join(str(one[axis]) for axis in sweep.grid.axes)
+        value = one[figure.name]
+        text = shown_value(figure, value)
+        part = {"name": figure.title, "color": "blue", "value": _digits(value) or 0, "text": text}
+        bars.append({"name": name, "parts": [part], "text": text})
+    return {
+        "kind": "bars",
+        "label": figure.title,
+        "rows": bars,
+        "xTitle": figure.title,
+        **({"xFormat": "percent"} if figure.share else {}),
+    }
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _table(sweep: Sweep) -> str:
+    every = rows(sweep)
+    kept = [figure for figure in FIGURES if figure.name not in DULL or any(one[figure.name] for one in every)]
+    columns = [*sweep.grid.axes, *(figure.head for figure in kept)]
+    made = []
+    for one in every:
+        cells = [str(one[name]) for name in sweep.grid.axes]
+        made.append(row([*cells, *(shown_value(figure, one[figure.name]) for figure in kept)]))
+    return table(columns, made)

@@ -1,0 +1,157 @@
+"""The figures of a sweep, a row per point: for a terminal, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvyard.replay.report import Report
+from kvyard.replay.report.files import whole_file
+from kvyard.replay.report.words import measured, percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvyard.replay.sweep.run import Sweep
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One column."""
+
+    name: str
+    head: str
+    """For a table, short."""
+    title: str
+    """For an axis, with its unit."""
+    share: bool = False
+    best: str = ""
+    """``low`` or ``high``, where one is better than the other."""
+
+
+FIGURES = (
+    Figure("ttft_mean_ms", "TTFT", "Mean time to first token, ms", best="low"),
+    Figure("ttft_p50_ms", "p50", "Median time to first token, ms", best="low"),
+    Figure("ttft_p99_ms", "p99", "p99 of time to first token, ms", best="low"),
+    Figure("itl_mean_ms", "ITL", "Mean inter-token latency, ms", best="low"),
+    Figure("e2e_mean_ms", "E2E", "Mean end-to-end latency, ms", best="low"),
+    Figure("reuse", "reused", "Prompt tokens not computed / prompt tokens admitted", share=True, best="high"),
+    Figure("reuse_device", "device", "Prompt tokens found on the device / admitted", share=True),
+    Figure("reuse_host", "host", "Prompt tokens loaded from host memory / admitted", share=True),
+    Figure("reuse_storage", "storage", "Prompt tokens loaded from storage / admitted", share=True),
+    Figure("output_tokens_per_s", "out tok/s", "Output tokens per second", best="high"),
+    Figure("requests_per_s", "req/s", "Requests finished per second", best="high"),
+    Figure("goodput_requests_per_s", "good/s", "Requests per second within the SLO", best="high"),
+    Figure("finished", "finished", "Requests finished", best="high"),
+    Figure("rejected", "rejected", "Requests rejected", best="low"),
+    Figure("preemptions", "preempted", "Preemptions", best="low"),
+)
+SHOWN = ("ttft_mean_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_mean_ms", "reuse", "reuse_host", "output_tokens_per_s")
+"""In the terminal, where there is only so much room; others if they say anything."""
+DULL = ("goodput_requests_per_s", "rejected", "preemptions", "reuse_storage")
+"""Left out where there is none of it."""
+
+
+def figures_of(report: Report) -> dict[str, float | int | None]:
+    """The figures of one point, by name."""
+    latency = report.latency
+    return {
+        "ttft_mean_ms": latency["ttft"].mean,
+        "ttft_p50_ms": latency["ttft"].p50,
+        "ttft_p99_ms": latency["ttft"].p99,
+        "itl_mean_ms": latency["itl"].mean,
+        "e2e_mean_ms": latency["e2e"].mean,
+        "reuse": report.reuse["all"].value,
+        "reuse_device": report.reuse["device"].value,
+        "reuse_host": report.reuse["host"].value,
+        "reuse_storage": report.reuse["storage"].value,
+        "output_tokens_per_s": report.throughput["output_tokens_per_s"],
+        "requests_per_s": report.throughput["requests_per_s"],
+        "goodput_requests_per_s": None if report.goodput is None else report.goodput.requests_per_s,
+        "finished": report.requests.get("finished", 0),
+        "rejected": report.requests.get("rejected", 0),
+        "preemptions": report.preemptions,
+    }
+
+
+def rows(sweep: Sweep) -> list[dict[str, Any]]:
+    """A row per point: what was varied, its figures, and why there are none where it failed."""
+    failed = {failure.point.key: failure.why for failure in sweep.failures}
+    found: list[dict[str, Any]] = []
+    for point in sweep.grid.points:
+        report = sweep.reports.get(point.key)
+        figures = figures_of(report) if report is not None else {figure.name: None for figure in FIGURES}
+        error = "" if report is not None else failed.get(point.key, "not run yet")
+        found.append({**point.varied, **figures, "error": error, "report": f"points/{point.key}.json"})
+    return found
+
+
+def write_csv(sweep: Sweep, path: Path) -> None:
+    """Write all rows. Raises ``KvyardError`` where that can't be done."""
+    text = io.StringIO()
+    names = [*sweep.grid.axes, *(figure.name for figure in FIGURES), "error", "report"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(sweep))
+    with whole_file(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def write_json(sweep: Sweep, path: Path) -> None:
+    """Write the axes and all rows. Raises ``KvyardError`` where that can't be done."""
+    value = {"kind": "kvyard sweep", "trace": sweep.trace, "axes": sweep.grid.axes, "points": rows(sweep)}
+    with whole_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def print_sweep(sweep: Sweep, console: Console | None = None) -> None:
+    """Print the table, the best of each column in bold."""
+    import sys
+
+    from rich.console import Console as Terminal
+    from rich.table import Table
+
+    console = console or Terminal(width=None if sys.stdout.isatty() else 110)
+    found = rows(sweep)
+    done = [row for row in found if not row["error"]]
+    shown = [figure for figure in FIGURES if figure.name in SHOWN or _says(figure.name, done)]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in sweep.grid.axes:
+        table.add_column(name, overflow="fold")
+    for figure in shown:
+        table.add_column(figure.head, justify="right")
+    best = {figure.name: _best(figure, done) for figure in shown}
+    for row in found:
+        cells = [str(row[name]) for name in sweep.grid.axes]
+        if row["error"]:
+            table.add_row(*cells, *(["–"] * len(shown)), style="yellow")
+            continue
+        for figure in shown:
+            text = shown_value(figure, row[figure.name])
+            cells.append(f"[bold]{text}[/bold]" if best[figure.name] == row[figure.name] else text)
+        table.add_row(*cells)
+    console.print(table)
+    for failure in sweep.failures:
+        console.print(f"{failure.point.label}: {failure.why}", style="yellow", markup=False)
+
+
+def shown_value(figure: Figure, value: float | int | None) -> str:
+    """A figure for people."""
+    if value is None:
+        return "–"
+    return percent(value) if figure.share else f"{value:,}" if isinstance(value, int) else measured(value)
+
+
+def _best(figure: Figure, done: list[dict[str, Any]]) -> float | None:
+    values: set[float] = {row[figure.name] for row in done if row[figure.name] is not None}
+    if len(values) < 2 or not figure.best:
+        return None
+    return min(values) if figure.best == "low" else max(values)
+
+
+def _says(name: str, done: list[dict[str, Any]]) -> bool:
+    """Whether a column that is usually dull has something in it."""
+    return name in DULL and any(row[name] for row in done)

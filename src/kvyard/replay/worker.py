@@ -1,0 +1,83 @@
+"""A worker of a simulated fleet: an engine, its life, and what it had to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvyard.engine.core import EngineCore
+from kvyard.engine.job import Job
+from kvyard.engine.ranks import Ranks
+
+if TYPE_CHECKING:
+    from kvyard.replay.recorder import Recorder
+    from kvyard.replay.tap import Tap
+
+
+class Worker:
+    """One engine with one or more ranks. The fleet drives it through ``engine`` and finds its ranks by number."""
+
+    __slots__ = (
+        "alive",
+        "block_size",
+        "cores",
+        "draining",
+        "due",
+        "engine",
+        "jobs",
+        "name",
+        "number",
+        "recorders",
+        "taps",
+    )
+
+    def __init__(self, number: int, name: str, block_size: int) -> None:
+        self.number = number
+        self.name = name
+        self.block_size = block_size
+        """Tokens per block of its requests' chains."""
+        self.cores: list[EngineCore] = []
+        self.recorders: list[Recorder] = []
+        self.taps: list[Tap] = []
+        self.jobs: dict[str, tuple[Job, int]] = {}
+        """Jobs that are here and not through, with their ranks."""
+        self.due: int | None = None
+        """When the fleet next looks at it."""
+        self.alive = True
+        self.draining = False
+        """It takes no new requests, for ever."""
+
+    def add(self, core: EngineCore, recorder: Recorder, tap: Tap | None) -> None:
+        """One more rank, with whoever watches it."""
+        self.cores.append(core)
+        self.recorders.append(recorder)
+        if tap is not None:
+            self.taps.append(tap)
+        self.engine: EngineCore | Ranks = core if len(self.cores) == 1 else Ranks(self.cores)
+
+    def submit(self, job: Job, now: int, rank: int) -> None:
+        """Hand ``job`` over to a rank."""
+        self.jobs[job.id] = (job, rank)
+        engine = self.engine
+        if isinstance(engine, Ranks):
+            engine.submit(job, now, rank)
+        else:
+            engine.submit(job, now)
+
+    def give_up(self) -> Iterator[Job]:
+        """Every job that is here, as the worker fails: it loses them all at once."""
+        for job, _ in self.jobs.values():
+            yield job
+        self.jobs = {}
+
+    def tier_counters(self) -> dict[str, int]:
+        """What its lower tiers did, all ranks together; empty without any."""
+        total: dict[str, int] = {}
+        for core in self.cores:
+            if core.offload is not None:
+                for name, value in msgspec.structs.asdict(core.offload.counters).items():
+                    if isinstance(value, int):
+                        total[name] = total.get(name, 0) + value
+        return total

@@ -1,0 +1,197 @@
+"""The pages, as text and as a real browser shows them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.support import config, reported
+
+from kvyard.errors import KvyardError
+from kvyard.replay.fleet import Fleet
+from kvyard.replay.report import Report, make_report
+from kvyard.replay.report.compare import compare
+from kvyard.replay.report.compare_show import comparison_page, write_comparison
+from kvyard.replay.report.files import from_json, to_json
+from kvyard.replay.report.page import page, write_html
+
+pytestmark = pytest.mark.timeout(240)
+
+HIDDEN = (
+    "[...document.querySelectorAll('.card, .tile, header *')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+)
+CLIPPED = """[...document.querySelectorAll('.chart')].filter(e => [...e.querySelectorAll('text')].some(t => {
+  const a = t.getBoundingClientRect(), b = e.closest('.card').getBoundingClientRect();
+  return a.left < b.left - 1 || a.right > b.right + 1 || a.bottom > b.bottom + 1;
+})).map(e => e.closest('.card').querySelector('h3').textContent)"""
+
+
+def tiered() -> Report:
+    return reported(policy="kv", blocks=2200, host=4000, label="kv + host")
+
+
+def runs() -> list[Report]:
+    return [reported(policy="round-robin", blocks=2200), reported(policy="kv"), tiered()]
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_small_file_that_needs_no_network() -> None:
+    for text in (page(tiered()), comparison_page(compare(runs()), runs())):
+        assert len(text) < 600_000
+        assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
+
+
+def test_made_from_the_file_alone() -> None:
+    report = tiered()
+    assert page(from_json(to_json(report))) == page(report)
+
+
+def test_names_are_only_text() -> None:
+    nasty = "</script><script>alert(1)</script>"
+    report = replace(tiered(), label=nasty, trace={"name": nasty}, config={nasty: nasty})
+    for text in (page(report), comparison_page(compare([report, reported()]), [report, reported()])):
+        assert "<script>alert" not in text
+
+
+def test_says_every_figure_and_ratio() -> None:
+    report = tiered()
+    text = page(report)
+    for share in (
+        *report.reuse.values(),
+        *report.missed_tokens.values(),
+        *report.bounds.values(),
+        report.router.regret,
+    ):
+        assert share.of in text or not share.part
+    assert f"{report.reuse['all'].part:,}" in text and f"{report.latency['ttft'].p99 / 1000:,.2f}" in text
+
+
+def test_unwritable(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match="can't write"):
+        write_html(reported(), tmp_path / "no" / "x.html")
+    with pytest.raises(KvyardError, match="at most 8 runs"):
+        many = [reported()] * 9
+        write_comparison(compare(many), many, tmp_path / "x.html")
+    assert not list(tmp_path.iterdir())
+
+
+# -- in a browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened
+
+
+def sound(tab: Tab, charts: int, width: int) -> None:
+    """No complaint in the console, nothing fetched, every chart drawn and labelled, nothing sticking out."""
+    assert tab.errors == []
+    assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
+    assert tab.ask("document.querySelectorAll('.chart').length") == charts
+    assert tab.ask(
+        "[...document.querySelectorAll('.chart')].every(e => e.dataset.drawn === 'yes' && e.children.length)"
+    )
+    assert tab.ask("document.documentElement.scrollWidth") <= width
+    assert tab.ask(HIDDEN) == 0
+    assert tab.ask(CLIPPED) == []
+
+
+def titled(tab: Tab) -> list[list[str]]:
+    found: list[list[str]] = tab.ask(
+        "[...document.querySelectorAll('.chart')].map(e => [...e.querySelectorAll('text.title')].map(t => t.textContent))"
+    )
+    return found
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BINARY is None, reason="no chromium here")
+class TestInABrowser:
+    @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (1920, False), (800, False)])
+    def test_report(self, tab: Tab, tmp_path: Path, width: int, dark: bool) -> None:
+        write_html(tiered(), tmp_path / "r.html")
+        tab.open(tmp_path / "r.html", width, dark=dark)
+        sound(tab, 13, width)
+        assert all(len(titles) >= 1 and all(titles) for titles in titled(tab))
+        assert tab.ask("document.querySelectorAll('.chart .series').length") > 200
+        ground = tab.ask("getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(15, 15, 14)") == dark
+        if place := os.environ.get("KVYARD_PICTURES"):
+            tab.picture(Path(place) / f"report-{width}{'-dark' if dark else ''}.png")
+
+    def test_what_the_mouse_finds(self, tab: Tab, tmp_path: Path) -> None:
+        write_html(tiered(), tmp_path / "r.html")
+        tab.open(tmp_path / "r.html")
+        for number, words in (
+            (0, "%"),
+            (1, "requests"),
+            (6, "TTFT"),
+            (7, "p50"),
+            (8, "running"),
+            (11, "prompt tokens"),
+        ):
+            tab.hover(f".chart[data-figure='{number}'] svg", 0.5, 0.45 if number else 0.6)
+            assert tab.ask("getComputedStyle(document.getElementById('tip')).display") == "block", number
+            assert words in tab.ask("document.getElementById('tip').textContent")
+        tab.hover("h1")
+        assert tab.ask("getComputedStyle(document.getElementById('tip')).display") == "none"
+        assert tab.errors == []
+
+    def test_the_heat_map_shows_another_quantity(self, tab: Tab, tmp_path: Path) -> None:
+        write_html(tiered(), tmp_path / "r.html")
+        tab.open(tmp_path / "r.html")
+        names = tab.ask("[...document.querySelectorAll('.picks button')].map(b => b.textContent)")
+        assert {"Prompt tokens routed", "Requests routed", "Running", "Waiting", "Device held", "Host filled"} <= set(
+            names
+        )
+        drawn = set()
+        for number, name in enumerate(names):
+            tab.ask(f"document.querySelectorAll('.picks button')[{number}].click()")
+            assert tab.ask("document.querySelector('.picks button[aria-pressed=true]').textContent") == name
+            drawn.add(tab.ask("document.querySelector('canvas').toDataURL()"))
+        assert len(drawn) >= len(names) - 1  # nobody may have waited
+        tab.hover("canvas", 0.3, 0.1)
+        assert "w0" in tab.ask("document.getElementById('tip').textContent")
+        assert tab.errors == []
+
+    def test_comparison(self, tab: Tab, tmp_path: Path) -> None:
+        reports = runs()
+        write_comparison(compare(reports), reports, tmp_path / "c.html")
+        for dark in (False, True):
+            tab.open(tmp_path / "c.html", dark=dark)
+            sound(tab, 9, 1280)
+            if place := os.environ.get("KVYARD_PICTURES"):
+                tab.picture(Path(place) / f"compare{'-dark' if dark else ''}.png")
+        assert all(titles and all(titles) for titles in titled(tab))
+        assert tab.ask("document.querySelectorAll('td.best').length") > 5
+        counts = tab.ask("[...document.querySelectorAll('.chart')].map(e => e.querySelectorAll('path.series').length)")
+        assert counts[1:] == [3] * 8
+        tab.hover(".chart[data-figure='1'] svg")
+        assert "kv + host" in tab.ask("document.getElementById('tip').textContent")
+
+    @pytest.mark.parametrize(
+        "report",
+        [
+            pytest.param(lambda: make_report(Fleet(config())), id="nothing"),
+            pytest.param(lambda: reported(policy="kv", limit=1), id="one-request"),
+            pytest.param(lambda: reported(policy="round-robin", workers=400, blocks=2000, limit=150), id="400-workers"),
+            pytest.param(
+                lambda: reported(policy="kv", blocks=2000, host=2500, storage=20000, workers=2, limit=400), id="storage"
+            ),
+        ],
+    )
+    def test_odd_runs(self, tab: Tab, tmp_path: Path, report: object) -> None:
+        made: Report = report()  # type: ignore[operator]
+        write_html(made, tmp_path / "r.html")
+        tab.open(tmp_path / "r.html")
+        sound(tab, 13, 1280)
+        write_comparison(compare([made, tiered()]), [made, tiered()], tmp_path / "c.html")
+        tab.open(tmp_path / "c.html")
+        sound(tab, 9, 1280)

@@ -1,0 +1,186 @@
+"""Flat settings: units, presets, conflicts, and the sentences that refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.timing import FixedTiming, PolynomialTiming, ProfileTiming
+from kvyard.errors import KvyardError
+from kvyard.replay.config import LEFT_OUT, ReplayConfig
+from kvyard.replay.settings import ENGINE, SETTINGS, TIERS, make_config, read_settings
+from kvyard.router import RouterConfig
+from kvyard.tiers.config import OffloadConfig
+
+
+def engine(**settings: object) -> EngineConfig:
+    return make_config(settings).workers[0].engine
+
+
+def tiers(**settings: object) -> OffloadConfig:
+    found = engine(**settings).tiers
+    assert found is not None
+    return found
+
+
+def test_without_any_it_is_eight_workers_routed_by_cache() -> None:
+    config = make_config({})
+    assert config == make_config({"workers": 8, "router": "kv", "block_size": 64, "num_gpu_blocks": "16384"})
+    assert config.workers[0].count == 8 and config.workers[0].engine.tiers is None
+    assert make_config({"seed": None}) == config
+
+
+def test_every_field_of_a_config_has_a_setting() -> None:
+    """Or a line here that says why not."""
+    fleet = set(ReplayConfig.__struct_fields__) - set(SETTINGS)
+    assert not fleet
+    router = set(RouterConfig.__struct_fields__) - set(SETTINGS)
+    assert router == {"policy", "load"}  # router and router_load
+    own = set(EngineConfig.__struct_fields__) - set(ENGINE)
+    assert own == {
+        "tiers",  # settings of their own
+        "speculative",  # num_speculative_tokens
+        "seed",  # the replay's
+        "scheduler_reserve_full_isl",  # a rule of the engine, for comparisons with others
+        "retention_interval",  # of state groups, part of a model
+    }
+    below = set(OffloadConfig.__struct_fields__) - set(TIERS)
+    assert below == {"host", "storage", "policy", "events"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("20k", 20_000), ("1.5m", 1_500_000), ("500", 500), (500, 500), (20_000.0, 20_000), ("1_000", 1000), ("2K", 2000)],
+)
+def test_counts(text: object, value: int) -> None:
+    assert tiers(host_blocks=text).host.num_blocks == value
+
+
+def test_sizes_times_and_speeds() -> None:
+    assert tiers(host_bytes="2GiB").host.bytes == 2**31
+    assert tiers(host_bytes=2**31).host.bytes == 2**31
+    assert make_config({"event_lag": "50ms"}).event_lag == 50_000_000
+    assert make_config({"event_lag": "1.5s"}).event_lag == 1_500_000_000
+    assert make_config({"event_lag": 0}).event_lag == 0
+    link = tiers(host_blocks=9, host_bandwidth="32/24.5", host_latency="10us").host.link
+    assert (link.outward.bandwidth, link.inward.bandwidth) == (32 * 10**9, 24_500_000_000)
+    assert link.outward.first_byte_ns == link.inward.first_byte_ns == 10_000
+    assert tiers(host_blocks=9).host.link.inward.bandwidth == 32 * 10**9
+    assert tiers(host_blocks=9, host_bandwidth="unlimited").host.link.outward.bandwidth is None
+    assert tiers(host_blocks=9, host_bandwidth=16).host.link.outward.bandwidth == 16 * 10**9
+    assert tiers(host_blocks=9, link="h200").host.link.duplex_bandwidth == 70 * 10**9
+
+
+def test_a_block_takes_what_its_tokens_take() -> None:
+    assert engine(block_size=16).bytes_per_block == 16 * 131_072
+    assert engine(block_size=16, bytes_per_token="64KiB").bytes_per_block == 2**20
+    assert engine(bytes_per_block=12345).bytes_per_block == 12345
+
+
+def test_a_model_brings_groups_bytes_and_blocks() -> None:
+    plain = engine(model="llama-3.1-8b", gpu_memory="80GiB")
+    assert plain.bytes_per_block == 16 * 131_072 and 20_000 < plain.num_gpu_blocks < 40_000
+    hybrid = engine(model="gpt-oss-20b", num_gpu_blocks=777, host_bytes="1GiB")
+    assert [spec.kind for spec in hybrid.specs] == ["sliding_window", "full"] and hybrid.num_gpu_blocks == 777
+    assert engine(model="llama-3.1-8b", gpu_memory="80GiB", block_size=64).specs[0].block_size == 64
+
+
+def test_tiers_below() -> None:
+    shared = {"storage_blocks": "1k", "storage_scope": "shared", "shared_bandwidth": "40"}
+    both = tiers(host_blocks=100, min_uses=3, offload_policy="after_hits", **shared)
+    assert both.storage is not None and both.storage.scope == "shared" and both.min_uses == 3
+    lane = both.storage.link.inward
+    assert (lane.client_bandwidth, lane.bandwidth, lane.first_byte_ns) == (10 * 10**9, 40 * 10**9, 100_000)
+    assert engine(host_blocks=0).tiers is None
+    assert engine(host_blocks=0, host_bandwidth=3).tiers is None, "as a point of a sweep"
+
+
+def test_timing() -> None:
+    assert engine(timing="polynomial").timing == PolynomialTiming()
+    assert engine(timing="fixed:50,8").timing == FixedTiming(prefill_ms=50, decode_ms=8)
+    assert engine(timing="profile:h200-llama3-8b").timing == ProfileTiming(name="h200-llama3-8b")
+    assert engine(seed=7).seed == 7
+    assert engine(timing_speedup=2).timing == PolynomialTiming(speedup_ratio=2.0)
+
+
+@pytest.mark.parametrize("name", sorted(LEFT_OUT))
+def test_what_is_left_out_is_refused_by_name(name: str) -> None:
+    with pytest.raises(KvyardError, match=f"^{name}: .* is not modelled"):
+        make_config({name: 2})
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"host_block": 3}, "did you mean host_blocks"),
+        ({"num-gpu-blocks": 3}, "did you mean num_gpu_blocks"),
+        ({"xyzzy": 3}, "unknown setting 'xyzzy': There are workers"),
+        ({"workers": 0}, "at least one worker"),
+        ({"workers": -2}, "at least one worker"),
+        ({"workers": "many"}, "whole number"),
+        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"num_gpu_blocks": 0}, "num_gpu_blocks must be at least 1"),
+        ({"num_gpu_blocks": True}, "whole number"),
+        ({"num_gpu_blocks": 1.5}, "whole number"),
+        ({"router": "kvv"}, "choose one of affinity"),
+        ({"router": ""}, "must be a name"),
+        ({"speedup": 0}, "speedup must be .*above 0"),
+        ({"speedup": "fast"}, "a number"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"event_lag": "50"}, "with its unit"),
+        ({"event_lag": 50}, "with its unit"),
+        ({"dp_size": 0}, "dp_size must be at least 1"),
+        ({"host_blocks": 1, "host_bytes": 1}, "say the same"),
+        ({"host_blocks": -1}, "can't be negative"),
+        ({"host_bytes": "lots"}, "size in bytes"),
+        ({"host_bytes": "1KiB"}, "single block"),
+        ({"host_bandwidth": 32}, "say host_blocks or host_bytes"),
+        ({"link": "h200"}, "say host_blocks or host_bytes"),
+        ({"storage_blocks": 5}, "say host_blocks or host_bytes"),
+        ({"host_blocks": 0, "storage_blocks": 5}, "behind host memory"),
+        ({"host_blocks": 5, "link": "h200", "host_bandwidth": 3}, "give one of the two"),
+        ({"host_blocks": 5, "link": "nvlink"}, "unknown link preset"),
+        ({"host_blocks": 5, "host_bandwidth": "0"}, "GB/s above 0"),
+        ({"host_blocks": 5, "host_bandwidth": "1/2/3"}, "GB/s above 0"),
+        ({"host_blocks": 5, "host_scope": "public"}, "private, shared"),
+        ({"host_blocks": 5, "offload_policy": "never"}, "unknown policy"),
+        ({"host_blocks": 5, "enable_prefix_caching": "no"}, "enable_prefix_caching must be on"),
+        ({"gpu_memory": "80GiB"}, "is for a model"),
+        ({"model": "llama-3.1-8b"}, "how many blocks"),
+        ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "num_gpu_blocks": 5}, "not both"),
+        ({"model": "llama-9", "gpu_memory": "80GiB"}, "no preset"),
+        ({"model": "llama-3.1-8b", "gpu_memory": "8GiB"}, "larger card"),
+        ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "bytes_per_token": 5}, "follows from the model"),
+        ({"groups": [{"kind": "full"}], "block_size": 16}, "each of groups has its own"),
+        ({"groups": [{"kind": "full"}], "host_blocks": 16}, "what a block takes"),
+        ({"groups": 7}, "groups can't be read"),
+        ({"timing": "guess"}, "choose polynomial"),
+        ({"timing": "fixed:5"}, "fixed:PREFILL_MS,DECODE_MS"),
+        ({"timing": "profile:tpu"}, "no profile 'tpu'"),
+        ({"scheduling_policy": "lifo"}, "fcfs, priority"),
+        ({"backend": "hf"}, "vllm, sglang, trtllm"),
+        ({"enable_chunked_prefill": "perhaps"}, "true or false"),
+        ({"workers": [{"block_size": 16}, {"block_size": 32}]}, "kv routing needs one"),
+    ],
+)  # fmt: skip
+def test_refused(settings: dict[str, object], match: str) -> None:
+    with pytest.raises(KvyardError, match=match):
+        config = make_config(settings)
+        from kvyard.replay.fleet import Fleet
+
+        Fleet(config)
+
+
+def test_files(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match="can't read"):
+        read_settings(tmp_path / "no.toml")
+    file = tmp_path / "a.toml"
+    file.write_text("workers = ")
+    with pytest.raises(KvyardError, match="is not TOML"):
+        read_settings(file)
+    file.write_text("hostblocks = 3")
+    with pytest.raises(KvyardError, match=r"a.toml: .*did you mean host_blocks"):
+        read_settings(file)
