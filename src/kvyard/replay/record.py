@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "in_flight", "unknown")
+MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "unknown")
 """Why a prefix found at admission ended where it did:
 
 - ``none``: all of the prompt that could be cached was.
@@ -12,7 +12,6 @@ MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "in_
 - ``never_seen``: nobody in the fleet had computed the next block before.
 - ``evicted``: this worker had it and has lost it.
 - ``other_worker``: another worker has computed it, this one never.
-- ``in_flight``: this worker was just computing it for another request.
 - ``unknown``: the trace doesn't say what prompts share.
 """
 

@@ -23,7 +23,6 @@ COLORS = {
     "storage": "violet",
     "other_worker": "yellow",
     "evicted": "red",
-    "in_flight": "magenta",
     "never_seen": "grey",
     "partial_block": "grey2",
     "none": "grey2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvyard.replay.record import Record
 
-_WHOLE = frozenset({"none", "partial_block", "unknown", "in_flight"})
+_WHOLE = frozenset({"none", "partial_block", "unknown"})
 """Reasons that hold for all that is left of a prompt."""
 
 

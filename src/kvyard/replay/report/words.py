@@ -14,7 +14,6 @@ REASONS = {
     "never_seen": "Never seen before",
     "other_worker": "Only on another worker",
     "evicted": "Evicted before",
-    "in_flight": "Being computed just then",
     "partial_block": "Less than a block",
     "none": "Always computed again",
     "unknown": "Reason not known",
