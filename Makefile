@@ -1,6 +1,6 @@
 # Every target sets itself up: a venv in .venv, pinned by requirements.lock, renewed when the lock or pyproject.toml changes.
 #
-#   make demo    a guided tour of what kvyard does
+#   make demo    a real trace through eight workers, three ways: what routing by cache and host memory buy
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
 #   make lint    ruff: rules and formatting          make format  applies what lint asks for
 #   make types   mypy, strict
@@ -24,7 +24,7 @@ BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 .PHONY: demo test lint format types bench docs lock clean setup
 
 demo: $(READY)
-	@$(RUN) examples/demo_blocks.py
+	@$(RUN) examples/demo.py
 
 test: $(READY)
 	@scripts/setup-test-deps.sh

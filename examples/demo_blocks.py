@@ -1,9 +1,9 @@
 """The block manager at work on a real trace: how many prompt blocks it finds cached, over time, by capacity.
 
-    make demo                                    or    python examples/demo_blocks.py [--blocks 10000]
+    python examples/demo_blocks.py [--blocks 10000]
 
 Replays 12,031 requests of the Mooncake conversation trace, one after another, through pools of different size. Nothing is
-simulated but the cache: no engine, no time; that comes with the replay.
+simulated but the cache: no engine, no time. For those see demo.py.
 """
 
 from __future__ import annotations

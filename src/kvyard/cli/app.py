@@ -34,8 +34,17 @@ class Entry(NamedTuple):
 
 
 COMMANDS: Mapping[str, Entry] = {
+    "compare": Entry("kvyard.cli.compare:compare", "Put the reports of several replays side by side."),
     "conform": Entry("kvyard.cli.conform:conform", "Compare the block manager with recorded logs of a real one."),
+    "doctor": Entry("kvyard.cli.doctor:doctor", "Say why a prompt doesn't match: which link of the chain is broken."),
     "events": Entry("kvyard.cli.events:app", "Read and check streams of KV-cache events."),
+    "index": Entry("kvyard.cli.index:app", "Serve an index of KV-cache events, or ask one about a prompt."),
+    "mock": Entry("kvyard.cli.mock:mock", "Serve a fleet of vLLM endpoints without a GPU."),
+    "model": Entry("kvyard.cli.model:model", "Turn a model's config and a card into groups, bytes and blocks."),
+    "profile": Entry("kvyard.cli.profile:app", "Fit timing to measured passes, and look at the fit."),
+    "replay": Entry("kvyard.cli.replay:replay", "Replay a trace through a fleet of workers, in virtual time."),
+    "sweep": Entry("kvyard.cli.sweep:sweep", "Replay a trace over a grid of settings, and draw the curves."),
+    "trace": Entry("kvyard.cli.trace:app", "Look into traces, cut, convert and generate them."),
 }
 
 

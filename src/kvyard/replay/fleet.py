@@ -117,6 +117,9 @@ class Fleet:
                 and not (now is None and arrivals.exhausted and not self._homeless)
             ):
                 now = self._life[0][0]
+            landing = shared.due() if shared.active else None
+            if landing is not None and (now is None or landing < now):
+                now = landing
             if now is None:
                 if not self._homeless:
                     break
@@ -144,16 +147,16 @@ class Fleet:
                 self._arrive(now, touched)
             if len(touched) > 1:
                 touched = sorted(set(touched))
-            for number in touched:
-                worker = workers[number]
-                if worker.alive:
-                    worker.engine.begin(now)
-                    self._schedule(worker)
             if shared.active:
-                shared.settle(now)
+                shared.begin(now, touched, workers)
                 for worker in workers:
                     if worker.alive:
-                        worker.engine.trim(now)
+                        self._schedule(worker)
+            else:
+                for number in touched:
+                    worker = workers[number]
+                    if worker.alive:
+                        worker.engine.begin(now)
                         self._schedule(worker)
             if progress is not None:
                 rounds += 1
@@ -366,6 +369,9 @@ class Fleet:
                 self.indexer.unregister(str(holder))
         for tap in worker.taps:
             tap.close()
+        for core in worker.cores:
+            if core.offload is not None:
+                core.offload.close(now)
         for job in worker.give_up():
             record = self.records[job.id]
             record.retries += 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.together import begin_together
 from kvyard.events.types import EventBatch, Tier
 from kvyard.index import Holder, Indexer, Place, Source
 from kvyard.index.chains import ChainIndex
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.tap import Tap
+from kvyard.replay.worker import Worker
 from kvyard.tiers.timeline import Timeline
 
 POOL = "shared"
@@ -48,6 +50,16 @@ class SharedTiers:
         """Let the index credit what is shared to each of ``members``."""
         if self.active and self._indexer is not None:
             self._indexer.share(POOL, members)
+
+    def due(self) -> int | None:
+        """When something lands next in a tier of anybody who shares one."""
+        return self._timeline.earliest()
+
+    def begin(self, now: int, due: Collection[int], workers: Iterable[Worker]) -> None:
+        """Let the workers begin that are ``due`` at ``now``, and all others plan no further than is certain then."""
+        engines = {worker.number: worker.engine for worker in workers if worker.alive}
+        begin_together(engines, due, now, self._timeline)
+        self.settle(now)
 
     def land(self, now: int) -> None:
         """What has landed by ``now`` is there for everybody, each copy from its own instant on."""

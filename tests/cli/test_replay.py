@@ -1,0 +1,206 @@
+"""``kvyard replay``: what people see, and what they see when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.replay.support import sessions
+from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
+
+from kvyard.cli.app import main
+from kvyard.replay.report.files import read_report
+from kvyard.replay.traces.writing import write_trace
+
+
+def run(*argv: object) -> int | str | None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["replay", *map(str, argv)])
+    return exit_.value.code
+
+
+def test_ends_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(CONVERSATION, "--limit", 60, "--workers", 2, "--slo", "ttft=500,itl=20", "--bounds") == 0
+    out, err = capsys.readouterr()
+    for words in ("60 requests", "2 workers", "routed by kv", "Time to first token", "Goodput", "at best", "Reused"):
+        assert words in out
+    assert not err
+
+
+def test_writes_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / name for name in ("r.json", "q.jsonl", "p.html")]
+    options = ["--report", files[0], "--per-request", files[1], "--html", files[2], "--label", "my run", "-q"]
+    assert (
+        run(CONVERSATION, "--limit", 40, "--workers", 2, "--num-gpu-blocks", "2k", "--host-blocks", "5k", *options) == 0
+    )
+    assert capsys.readouterr() == ("", "")
+    report = read_report(files[0])
+    assert report.label == "my run" and report.requests["finished"] == 40
+    assert report.tiers["host"].capacity_blocks == 2 * 5000
+    assert len(files[1].read_text().splitlines()) == 40
+    assert "my run" in files[2].read_text()
+
+
+def test_flags_file_and_set_come_together(tmp_path: Path) -> None:
+    file = tmp_path / "f.toml"
+    file.write_text('router = "random"\nworkers = 3\nhost_blocks = "1k"\n')
+    report = tmp_path / "r.json"
+    options = ["--config", file, "--router", "kv", "--set", "temperature=0.5", "--set", "host-latency=1ms", "-q"]
+    assert run(CONVERSATION, "--limit", 20, *options, "--report", report, "--event-lag", "50ms", "--seed", 7) == 0
+    config = json.loads(report.read_text())["config"]
+    assert config["router"]["policy"] == "kv" and config["router"]["temperature"] == 0.5
+    assert config["event_lag"] == 50_000_000 and config["seed"] == 7
+    kind = config["workers"][0]
+    assert kind["count"] == 3 and kind["engine"]["tiers"]["host"]["link"]["outward"]["first_byte_ns"] == 1_000_000
+
+
+def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
+    texts = []
+    for number, seed in enumerate((3, 3, 4)):
+        path = tmp_path / f"{number}.json"
+        assert run(CONVERSATION, "--limit", 60, "--workers", 4, "--seed", seed, "-q", "--report", path) == 0
+        texts.append(path.read_bytes())
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_lists_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--list-settings") == 0
+    out = capsys.readouterr().out
+    assert "host_blocks " in out and "temperature " in out and "groups " in out
+    assert run("--help") == 0
+    assert "--host-bandwidth GB/S" in capsys.readouterr().out
+
+
+def test_a_session_trace_without_a_clock_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    path = SAMPLES / "weka_sessions.jsonl.xz"
+    assert run(path, "--workers", 2, "--limit", 30) == 0
+    assert "--concurrency N" in capsys.readouterr().err
+    assert run(path, "--workers", 2, "--concurrency", 2, "--limit", 30) == 0
+    assert not capsys.readouterr().err
+
+
+def test_some_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(CONVERSATION, "--limit", 30, "--workers", 1, "--num-gpu-blocks", 200, "--router", "random") == 0
+    out, err = capsys.readouterr()
+    assert "rejected" in out and "requests were rejected, the first" in err
+
+
+def test_bad_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = jsonl(
+        tmp_path / "t.jsonl", mooncake(0, hash_ids=[1]), mooncake(1, -5, hash_ids=[1]), mooncake(2, hash_ids=[2])
+    )
+    assert run(path) == 2
+    assert "line 2" in capsys.readouterr().err
+    assert run(path, "--skip-bad", "--workers", 1) == 0
+    out, err = capsys.readouterr()
+    assert "2 requests" in out and "1 bad rows skipped, the first" in err
+
+
+WRONG = [
+    (["no-such-file.jsonl"], "no such file"),
+    (["EMPTY"], "empty"),
+    (["BLANK"], "empty"),
+    (["STRANGE"], "--format"),
+    (["NEGATIVE"], "line 1: output_length is -3"),
+    ([CONVERSATION, "--format", "pcap"], "no trace format"),
+    ([CONVERSATION, "--workers", "0"], "at least one worker"),
+    ([CONVERSATION, "--workers", "two"], "whole number"),
+    ([CONVERSATION, "--num-gpu-blocks", "2", "--limit", "20"], "none of the 20 requests fits"),
+    ([CONVERSATION, "--max-model-len", "100", "--limit", "20"], "none of the 20 requests fits"),
+    ([CONVERSATION, "--set", "hostblocks=3"], "did you mean host_blocks"),
+    ([CONVERSATION, "--set", "host_blocks"], "write NAME=VALUE"),
+    ([CONVERSATION, "--host-blocks", "3", "--set", "host_blocks=3"], "set twice"),
+    ([CONVERSATION, "--host-blocks", "3", "--host-bytes", "3GiB"], "give one of the two"),
+    ([CONVERSATION, "--model", "llama-3.1-8b"], "how many blocks"),
+    ([CONVERSATION, "--prefill-workers", "2"], "disaggregation is not modelled"),
+    ([CONVERSATION, "--autoscaling", "on"], "autoscaling is not modelled"),
+    ([CONVERSATION, "--set", "planner=x"], "autoscaling is not modelled"),
+    ([CONVERSATION, "--config", "no.toml"], "can't read no.toml"),
+    ([CONVERSATION, "--slo", "fast"], "ttft=500"),
+    ([CONVERSATION, "--per-request", "x.csv"], ".jsonl or .parquet"),
+    ([CONVERSATION, "--report", "no/such/dir/x.json"], "make it first"),
+    ([CONVERSATION, "--html", "."], "is a directory"),
+    ([CONVERSATION, "--event-lag", "50"], "with its unit"),
+    ([CONVERSATION, "--timing", "profile:tpu"], "no profile"),
+    ([CONVERSATION, "--no-such-flag"], "No such option"),
+    ([], "Missing argument"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), WRONG, ids=lambda value: str(value)[-40:] if isinstance(value, str) else "")
+def test_wrong_input_gets_a_sentence(
+    argv: list[object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "EMPTY": "",
+        "BLANK": "\n\n",
+        "STRANGE": '{"a": 1}\n',
+        "NEGATIVE": json.dumps(mooncake(0, 512, -3, hash_ids=[1])) + "\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert run(*argv) == 2
+    out, err = capsys.readouterr()
+    assert words in err.replace("\n", " ") and "Traceback" not in err and not out
+    assert not list(tmp_path.glob("*.json*"))
+
+
+def test_no_traceback_from_the_real_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvyard.cli.app", "replay", "no-such-file"], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0 and not done.stderr:  # the module has no main of its own
+        code = "from kvyard.cli.app import main; main(['replay', 'no-such-file'])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr == "Error: no-such-file: no such file\n" and not done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    write_trace(sessions(20_000, arrivals="poisson:rate=20", turns="fixed:1"), trace, "mooncake")
+    code = "import sys; from kvyard.cli.app import main; main(sys.argv[1:])"
+    report = tmp_path / "r.json"
+    argv = [
+        "replay",
+        str(trace),
+        "--trace-block-size",
+        "16",
+        "--workers",
+        "2",
+        "--block-size",
+        "16",
+        "--set",
+        "plans=off",
+    ]
+    seen = tmp_path / "seen"
+    # The bar isn't drawn without a terminal, so a file says when the run is under way.
+    watch = (
+        "import kvyard.replay.progress as p, pathlib; told = p.Bar.told\n"
+        "def say(self, came, through, now):\n"
+        f"    told(self, came, through, now); through > 20 and pathlib.Path({str(seen)!r}).touch()\n"
+        "p.Bar.told = say\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", watch + code, *argv, "--report", str(report)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 100
+    while not seen.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    assert "Interrupted" in err and "Traceback" not in err
+    assert "The run was interrupted" in out
+    found = read_report(report)
+    assert not found.complete and 20 < found.requests["finished"] < found.requests["all"] < 20_000
