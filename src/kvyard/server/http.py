@@ -51,7 +51,8 @@ class Raw(msgspec.Struct):
 
 
 Handler = Callable[[Any, Mapping[str, str]], Awaitable[Any]]
-"""Takes the decoded body (``None`` where there is none) and the headers; returns a value to encode, or ``Raw``."""
+"""Takes the decoded body (``None`` where there is none) and the headers; returns a value to encode, ``Raw``, or a Starlette
+``Response`` of its own."""
 
 
 class Operation(msgspec.Struct, kw_only=True, frozen=True):
@@ -93,10 +94,13 @@ def application(
     bounds: Bounds,
     token: str | None = None,
     seen: Callable[[str, int, float], None] | None = None,
+    reword: Callable[[Refusal], tuple[int, Any]] | None = None,
+    problem: Any = Problem,
 ) -> Any:
     """A Starlette application of ``operations``, with its own description at ``/openapi.json``.
 
-    ``seen`` is told the path, status and seconds of every answered request. Raises ``KvyardError`` where Starlette isn't
+    ``seen`` is told the path, status and seconds of every answered request. ``reword`` gives refusals another status and body,
+    of type ``problem``, for servers whose clients expect another one. Raises ``KvyardError`` where Starlette isn't
     installed.
     """
     try:
@@ -110,12 +114,15 @@ def application(
     from kvyard.server.openapi import document
 
     def answer(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
+        if isinstance(value, Response):
+            return value
         if isinstance(value, Raw):
             return Response(value.content, status, headers=headers, media_type=value.media_type)
         return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
 
     def refuse(refusal: Refusal) -> Response:
-        return answer(refusal.problem, refusal.status, refusal.headers)
+        status, said = (refusal.status, refusal.problem) if reword is None else reword(refusal)
+        return answer(said, status, refusal.headers)
 
     def route(operation: Operation) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -157,7 +164,7 @@ def application(
             refusal = Refusal(error.status_code, str(error.detail))
         return refuse(refusal)
 
-    described = document(operations, title=title, version=version, secured=token is not None)
+    described = document(operations, title=title, version=version, secured=token is not None, problem=problem)
 
     async def describe(body: None, headers: Mapping[str, str]) -> Any:
         return described

@@ -18,14 +18,19 @@ _EVERY_BODY = (400, 408, 413, 422)
 """What any route with a body may refuse it with."""
 
 
-def document(operations: Sequence[Operation], *, title: str, version: str, secured: bool) -> dict[str, Any]:
-    """OpenAPI 3.1 of ``operations``. ``secured``: those that aren't open want a bearer token."""
-    types = [Problem]
+def document(
+    operations: Sequence[Operation], *, title: str, version: str, secured: bool, problem: Any = Problem
+) -> dict[str, Any]:
+    """OpenAPI 3.1 of ``operations``. ``secured``: those that aren't open want a bearer token.
+
+    ``problem`` is the type of refusals.
+    """
+    types = [problem]
     for operation in operations:
         types += [kind for kind in (operation.body, operation.reply) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
-    problem = schema_of[id(Problem)]
+    refused = schema_of[id(problem)]
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         refusals = [*operation.refusals, 500]
@@ -43,7 +48,7 @@ def document(operations: Sequence[Operation], *, title: str, version: str, secur
         for status in sorted(set(refusals)):
             responses[str(status)] = {
                 "description": HTTPStatus(status).phrase,
-                "content": {JSON: {"schema": problem}},
+                "content": {JSON: {"schema": refused}},
             }
         described: dict[str, Any] = {
             "summary": operation.summary,

@@ -61,11 +61,14 @@ class Outlet:
         replay: str | None = None,
         rank: int = 0,
         hwm: int = 100_000,
+        bind: bool | None = None,
         counts_subscribers: bool = False,
         clock: Clock | None = None,
         context: Any = None,
     ) -> None:
-        """Nothing is opened yet. Raises ``KvyardError`` for endpoints that ``rank`` can't have."""
+        """Nothing is opened yet. ``bind`` says whether the stream's address is bound or connected to, where that isn't for the
+        address to say. Raises ``KvyardError`` for endpoints that ``rank`` can't have.
+        """
         self.archive = archive
         self.counters = OutletCounters()
         self.endpoint = at_rank(endpoint, rank)
@@ -74,6 +77,7 @@ class Outlet:
         self.subscribers = 0
         """How many there are, as of the last ``serve``; only where they are counted."""
         self._hwm = hwm
+        self._bind = bind
         self._counts_subscribers = counts_subscribers
         self._clock = clock or WallClock()
         self._context = context
@@ -90,7 +94,9 @@ class Outlet:
             if self._counts_subscribers:
                 self._pub.setsockopt(zmq.XPUB_VERBOSER, 1)
             self._pub.setsockopt(zmq.SNDHWM, self._hwm)
-            self.endpoint = attach(self._pub, self.endpoint, is_bound(self.endpoint))
+            self.endpoint = attach(
+                self._pub, self.endpoint, is_bound(self.endpoint) if self._bind is None else self._bind
+            )
             if self.replay_endpoint is not None:
                 self._router = context.socket(zmq.ROUTER)
                 # Without this a full queue drops replies without a word.

@@ -43,6 +43,7 @@ class Publisher:
         dialect: str = "vllm",
         integers: bool = True,
         hwm: int = 100_000,
+        bind: bool | None = None,
         buffer_steps: int = 10_000,
         max_events: int = 100_000,
         snapshots: bool = True,
@@ -53,7 +54,8 @@ class Publisher:
 
         ``recover`` announces the whole map anew (``Batcher.resync``); it runs in the thread that publishes. ``rank`` moves
         both endpoints and is written into batches that name none. ``epoch`` is the time, in nanoseconds, unless given.
-        ``buffer_steps`` batches are kept for replay, ``max_events`` may wait to be sent. Raises ``KvyardError``.
+        ``bind`` overrules what the endpoint says about who binds. ``buffer_steps`` batches are kept for replay, ``max_events``
+        may wait to be sent. Raises ``KvyardError``.
         """
         if dialect not in DIALECTS:
             raise KvyardError(f"a stream speaks {' or '.join(DIALECTS)}, not {dialect!r}")
@@ -63,6 +65,8 @@ class Publisher:
         """The last thing that went wrong in the thread, for inspection."""
         self.failures = 0
         """Batches that could not be sent; each was made up for by announcing everything anew."""
+        self.withhold: Callable[[EventBatch], bool] | None = None
+        """Asked of every batch, in the thread: one that is withheld is kept for replay and not sent. For tests of readers."""
         self._recover = recover
         self._topic = topic.encode()
         self._clock = clock or WallClock.since_epoch()
@@ -76,7 +80,7 @@ class Publisher:
             integers=integers,
         )
         self._outbox = Outbox(recover, max_events)
-        self._outlet = Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, context=context)
+        self._outlet = Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, bind=bind, context=context)
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
         self._stopping = self._aborting = self._failed = False
@@ -173,7 +177,8 @@ class Publisher:
             if batch.rank is None:
                 batch = msgspec.structs.replace(batch, rank=self.rank)
             payload = self._encoder.encode(batch)
-            self._outlet.send(Frame(self._topic, batch.seq, payload))
+            if self.withhold is None or not self.withhold(batch):
+                self._outlet.send(Frame(self._topic, batch.seq, payload))
             self._archive.keep(batch.seq, payload, batch.events)
         except Exception as error:
             # The loss shows as a gap. The next batch to be published becomes the whole map instead.

@@ -1,0 +1,196 @@
+"""Answers: what the mock says. Made up, and the same for the same prompt, seed and choice.
+
+An answer is made whole when its request arrives, so that its length is known to the scheduler: where it ends by itself, where
+a stop string cuts it, or where ``max_tokens`` does. Its tokens then come at the engine's pace.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from math import log
+from random import Random
+from typing import Any
+
+import msgspec
+import xxhash
+
+from kvyard.server.mock.tokens import Tokenizer
+
+_TEXT = (
+    "the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all "
+    "were when we there can an your which their said if do will each about how up out them then she many some so these "
+    "would other into has more her two like him see time could no make than first been its who now people my made over "
+    "did down only way find use may water long little very after words called just where most know get through back much "
+    "before go good new write our used me man too any day same right look think also around another came come work three "
+    "word must because does part even place well such here take why things help put years different away again off went "
+    "old number great tell men say small every found still between name should home big give air line set own under read "
+    "last never us left end along while might next sound below saw something thought both few those always looked show "
+    "large often together asked house world going want school important until form food keep children feet land side "
+    "without boy once animals life enough took sometimes four head above kind began almost live page got earth need far"
+)
+WORDS = _TEXT.split()
+SPREAD = 0.6
+"""Of the logarithm of lengths."""
+DEEPEST = 6
+MOST_CHARACTERS = 20_000
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of an answer."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    keeps_stop: bool = False
+    """Whether the stop string is part of the answer."""
+    schema: Any = None
+    """The JSON schema that the answer follows, where it isn't words."""
+    tool: str | None = None
+    """The tool that it calls."""
+
+
+class Answer:
+    """One answer: its ids, and its text as far as somebody wants to know."""
+
+    __slots__ = ("_shown", "_source", "ended_by", "finish", "ids", "limit", "tool")
+
+    def __init__(self, ids: Sequence[int], finish: str, tokenizer: Tokenizer, tool: str | None = None) -> None:
+        self.ids = ids
+        self.finish = finish
+        """``stop`` or ``length``."""
+        self.tool = tool
+        self.limit: int | None = None
+        """Characters to show, where a stop string ends it."""
+        self.ended_by: str | int | None = None
+        """The stop string or token that did."""
+        self._source: Iterator[str] = tokenizer.pieces(ids)
+        self._shown = 0
+
+    def next_piece(self) -> str:
+        """What the next token adds to the text that is shown."""
+        text = next(self._source)
+        self._shown += len(text)
+        if self.limit is not None and self._shown > self.limit:
+            text = text[: max(0, len(text) - (self._shown - self.limit))]
+        return text
+
+
+def compose(prompt: Sequence[int], wish: Wish, tokenizer: Tokenizer, *, mean: int, seed: int, name: str) -> Answer:
+    """The answer to ``prompt``. ``name`` stands for all else that makes it another one: model, adapter, seed, choice."""
+    try:
+        raw = array("I", prompt).tobytes()
+    except OverflowError:
+        raw = repr(list(prompt)).encode()
+    random = Random(xxhash.xxh3_64_intdigest(raw + name.encode("utf-8", "surrogatepass"), seed))
+    if wish.schema is not None:
+        ids = tokenizer.encode(json_text(wish.schema, random), special=False) or [32]
+        natural = len(ids)
+    else:
+        natural = max(1, round(random.lognormvariate(log(mean) - SPREAD * SPREAD / 2, SPREAD)))
+        natural = max(natural, wish.min_tokens)
+        wanted = wish.max_tokens if wish.ignore_eos else min(natural, wish.max_tokens)
+        ids = _words(wanted, random, tokenizer)
+        if wish.ignore_eos:
+            natural = wish.max_tokens + 1
+    finish = "stop" if natural <= wish.max_tokens else "length"
+    ids = ids[: wish.max_tokens]
+    by: str | int | None = None
+    for at, token in enumerate(ids[wish.min_tokens :] if wish.stop_token_ids else ()):
+        if token in wish.stop_token_ids:
+            ids, finish, by = ids[: wish.min_tokens + at + 1], "stop", token
+            break
+    answer = Answer(ids, finish, tokenizer, wish.tool)
+    answer.ended_by = by
+    return _stopped(answer, wish, tokenizer) if wish.stop else answer
+
+
+def _words(count: int, random: Random, tokenizer: Tokenizer) -> list[int]:
+    """At least ``count`` tokens of prose, cut there."""
+    ids: list[int] = []
+    first = True
+    while len(ids) < count:
+        words = [random.choice(WORDS) for _ in range(random.randrange(5, 14))]
+        text = " ".join(words).capitalize() + "."
+        ids += tokenizer.encode(text if first else f" {text}", special=False)
+        first = False
+    return ids[:count]
+
+
+def _stopped(answer: Answer, wish: Wish, tokenizer: Tokenizer) -> Answer:
+    """``answer`` up to the token that completes the first stop string."""
+    text = ""
+    longest = max(map(len, wish.stop))
+    for at, piece in enumerate(tokenizer.pieces(answer.ids)):
+        begin = max(0, len(text) - longest + 1)
+        text += piece
+        if at + 1 <= wish.min_tokens:
+            continue
+        found = [(where, one) for one in wish.stop if (where := text.find(one, begin)) >= 0]
+        if found:
+            where, one = min(found)
+            cut = Answer(answer.ids[: at + 1], "stop", tokenizer, answer.tool)
+            cut.limit = where + (len(one) if wish.keeps_stop else 0)
+            cut.ended_by = one
+            return cut
+    return answer
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def json_text(schema: object, random: Random) -> str:
+    """A value that follows ``schema``, as far as the mock reads schemas, as JSON."""
+    root = schema if isinstance(schema, Mapping) else {}
+    text = msgspec.json.encode(_value(root, root, random, 0)).decode()
+    return text if len(text) <= MOST_CHARACTERS else "{}"
+
+
+def _value(schema: object, root: Mapping[str, Any], random: Random, depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return None
+    if isinstance(schema.get("$ref"), str):
+        return _value(_referred(schema["$ref"], root), root, random, depth + 1)
+    if "const" in schema:
+        return schema["const"]
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return random.choice(schema["enum"])
+    for word in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(word), list) and schema[word]:
+            return _value(schema[word][0], root, random, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = kind[0] if kind else None
+    if kind is None and "properties" in schema:
+        kind = "object"
+    if kind == "object":
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping):
+            return {}
+        return {str(name): _value(one, root, random, depth + 1) for name, one in list(properties.items())[:32]}
+    if kind == "array":
+        count = min(8, max(1, _whole(schema.get("minItems"), 1)))
+        return [_value(schema.get("items", {"type": "string"}), root, random, depth + 1) for _ in range(count)]
+    if kind in ("integer", "number"):
+        low = _whole(schema.get("minimum"), 0)
+        return random.randint(low, max(low, _whole(schema.get("maximum"), low + 100)))
+    if kind == "boolean":
+        return random.random() < 0.5
+    if kind == "null":
+        return None
+    return " ".join(random.choice(WORDS) for _ in range(3))
+
+
+def _whole(value: object, default: int) -> int:
+    return int(value) if isinstance(value, int | float) and abs(value) < 1 << 53 else default
+
+
+def _referred(name: str, root: Mapping[str, Any]) -> object:
+    found: object = root
+    for part in name.removeprefix("#").strip("/").split("/"):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(part)
+    return found

@@ -1,0 +1,78 @@
+"""A choice: one job at the engine and the answer it produces, as far as it has come. And a flow: a request's choices together.
+
+Times are nominal nanoseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kvyard.engine.job import Job, State
+from kvyard.server.mock.answers import Answer
+
+
+class Choice:
+    """What the desk writes and a reply reads."""
+
+    __slots__ = (
+        "admitted",
+        "answer",
+        "arrival",
+        "ended",
+        "first",
+        "flow",
+        "index",
+        "job",
+        "last",
+        "produced",
+        "rank",
+        "reason",
+    )
+
+    def __init__(self, index: int, job: Job, answer: Answer, rank: int, flow: Flow) -> None:
+        self.index = index
+        self.job = job
+        self.answer = answer
+        self.rank = rank
+        self.flow = flow
+        self.produced = 0
+        """Tokens that are out."""
+        self.arrival = 0
+        self.admitted = self.first = self.last = self.ended = -1
+        self.reason = ""
+
+    @property
+    def refused(self) -> str:
+        """Why the engine turned it away; empty where it didn't."""
+        return self.reason if self.job.state is State.REJECTED else ""
+
+
+class Flow:
+    """The choices of one request, and the wish to be told when there is more of them."""
+
+    def __init__(self) -> None:
+        self.choices: list[Choice] = []
+        self.dirty = False
+        self.broken = ""
+        """Why nothing more will come, where the worker died."""
+        self._news = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return bool(self.broken) or all(choice.ended >= 0 for choice in self.choices)
+
+    def tell(self) -> None:
+        """There is something new."""
+        self._news.set()
+
+    async def news(self) -> None:
+        """Wait until there is something new."""
+        await self._news.wait()
+        self._news.clear()
+
+    def cached_tokens(self, firsts: Sequence[int]) -> int:
+        """Prompt tokens that needed no computing, by the choices numbered ``firsts``, one for each prompt."""
+        jobs = [self.choices[at].job for at in firsts]
+        return sum(max(0, job.cached_tokens) + job.external_tokens for job in jobs)

@@ -1,0 +1,97 @@
+"""The desk: watches one rank for a worker, and hands what it produces to the choices that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvyard.engine.core import EngineCore
+from kvyard.engine.job import Job
+from kvyard.engine.watcher import Watcher
+from kvyard.events.types import EventBatch
+from kvyard.server.mock.choice import Choice, Flow
+
+if TYPE_CHECKING:
+    from kvyard.engine.timing import Durations
+    from kvyard.server.mock.measures import RankMeasures
+
+
+class Desk(Watcher):
+    """One rank's watcher. Flows that have news are gathered in ``news``, and told all at once."""
+
+    core: EngineCore
+
+    def __init__(self, rank: int, measures: RankMeasures, announce: Callable[[EventBatch, int], None] | None) -> None:
+        self.rank = rank
+        self.choices: dict[str, Choice] = {}
+        """Choices that are under way, by the ids of their jobs."""
+        self.news: list[Flow] = []
+        self._measures = measures
+        self._announce = announce
+
+    def settle(self) -> None:
+        """Tell every flow that has news."""
+        flows, self.news = self.news, []
+        for flow in flows:
+            flow.dirty = False
+            flow.tell()
+
+    def _more(self, choice: Choice, count: int, end: int) -> None:
+        choice.produced += count
+        self._measures.produced(choice, count, end)
+        if choice.first < 0:
+            choice.first = end
+        choice.last = end
+        self._mark(choice)
+
+    def _mark(self, choice: Choice) -> None:
+        flow = choice.flow
+        if not flow.dirty:
+            flow.dirty = True
+            self.news.append(flow)
+
+    def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
+        choice = self.choices.get(job.id)
+        if choice is not None and choice.admitted < 0:
+            choice.admitted = now
+            self._measures.admitted(job, cached, external)
+
+    def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
+        self._measures.iteration(sum(new for _, new, _ in chunks) + decoding)
+        if decoding:
+            self._step(end)
+
+    def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
+        end = start
+        for duration in durations.tolist():
+            end += duration
+            self._measures.iteration(decoding)
+            self._step(end)
+
+    def _step(self, end: int) -> None:
+        """Every job in lockstep has one token more."""
+        choices = self.choices
+        for job in self.core.scheduler.lockstep():
+            choice = choices.get(job.id)
+            if choice is not None:
+                self._more(choice, 1, end)
+
+    def produced(self, job: Job, count: int, end: int) -> None:
+        choice = self.choices.get(job.id)
+        if choice is not None:
+            self._more(choice, count, end)
+
+    def preempted(self, job: Job, now: int) -> None:
+        self._measures.preempted()
+
+    def ended(self, job: Job, now: int, reason: str) -> None:
+        choice = self.choices.pop(job.id, None)
+        if choice is not None:
+            choice.ended = now
+            choice.reason = reason
+            self._measures.ended(choice, now)
+            self._mark(choice)
+
+    def announced(self, batch: EventBatch, now: int) -> None:
+        if self._announce is not None:
+            self._announce(batch, now)

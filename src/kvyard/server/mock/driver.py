@@ -1,0 +1,156 @@
+"""The driver: carries an engine through nominal time while real time decides only when.
+
+What comes from outside is stamped on receipt and carried out at its stamp, in order; a pass that starts at N has seen all
+stamps up to N. However late the process gets its turn, the same stamps give the same decisions. How late that is, is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from kvyard.clock import SECOND, Clock
+from kvyard.engine.job import Job
+from kvyard.engine.ranks import Ranks
+
+AT_ONCE = 64
+"""Instants carried out before others get their turn."""
+
+Deed = Callable[[int], None]
+Journal = Callable[[int, str, Job, int], None]
+"""Told (stamp, ``submit`` or ``cancel``, job, rank) in the order in which things are carried out."""
+
+
+class Driver:
+    """Drives ``engine``. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        engine: Ranks,
+        clock: Clock,
+        speed: float,
+        *,
+        settled: Callable[[], None] = lambda: None,
+        lagged: Callable[[float], None] = lambda seconds: None,
+        journal: Journal | None = None,
+    ) -> None:
+        """``settled`` is called after every turn; ``lagged`` is told by how many real seconds each instant was late."""
+        self.engine = engine
+        self._clock = clock
+        self._unit = speed * SECOND
+        self._settled = settled
+        self._lagged = lagged
+        self._journal = journal
+        self._inbox: deque[tuple[int, Deed]] = deque()
+        self._horizon = clock.now()
+        """Everything up to here is carried out."""
+        self._timer: asyncio.Handle | None = None
+        self._frozen: int | None = None
+        self._lost = 0
+        """Nominal time that passed while it stood still."""
+        self._stopped = False
+
+    def now(self) -> int:
+        """The engine's nominal time: it stands still while the engine is frozen."""
+        at = self._clock.now() if self._frozen is None else self._frozen
+        return at - self._lost
+
+    # -- what comes from outside --------------------------------------------------------------------------------------
+
+    def submit(self, job: Job, rank: int = 0) -> int:
+        """``job`` arrives now; returns its stamp."""
+
+        def deed(now: int) -> None:
+            job.arrival = now
+            if self._journal is not None:
+                self._journal(now, "submit", job, rank)
+            self.engine.submit(job, now, rank)
+
+        return self.receive(deed)
+
+    def cancel(self, job: Job, rank: int = 0) -> int:
+        """``job`` is given up now."""
+
+        def deed(now: int) -> None:
+            if self._journal is not None:
+                self._journal(now, "cancel", job, rank)
+            self.engine.cancel(job, now, rank)
+
+        return self.receive(deed)
+
+    def receive(self, deed: Deed) -> int:
+        """Have ``deed`` done at its stamp, which is returned."""
+        stamp = max(self.now(), self._horizon + 1)
+        if self._inbox:
+            stamp = max(stamp, self._inbox[-1][0])
+        self._inbox.append((stamp, deed))
+        self._wake(0)
+        return stamp
+
+    def freeze(self) -> None:
+        """Let the engine stand still: its time doesn't pass."""
+        if self._frozen is None:
+            self._frozen = self._clock.now()
+            self._cancel_timer()
+
+    def thaw(self) -> None:
+        """Go on where it stood still."""
+        if self._frozen is not None:
+            self._lost += self._clock.now() - self._frozen
+            self._frozen = None
+            self._wake(0)
+
+    def stop(self) -> None:
+        """Nothing happens any more."""
+        self._stopped = True
+        self._inbox.clear()
+        self._cancel_timer()
+
+    # -- time -----------------------------------------------------------------------------------------------------------
+
+    def _wake(self, delay: float) -> None:
+        if self._stopped or self._frozen is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._cancel_timer()
+        self._timer = loop.call_later(delay, self._turn) if delay > 0 else loop.call_soon(self._turn)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _turn(self) -> None:
+        self._timer = None
+        until = self.now()
+        more = self.carry(until)
+        self._settled()
+        if more:
+            self._wake(0)
+            return
+        due = self._next()
+        if due is not None:
+            self._wake(max((due - self.now()) / self._unit, 1e-6))
+
+    def _next(self) -> int | None:
+        due = self.engine.next_decision()
+        if self._inbox and (due is None or self._inbox[0][0] < due):
+            return self._inbox[0][0]
+        return due
+
+    def carry(self, until: int) -> bool:
+        """Carry out what is due by ``until``; returns whether there is more, where it was too much for one turn."""
+        engine, inbox = self.engine, self._inbox
+        for _ in range(AT_ONCE):
+            now = self._next()
+            if now is None or now > until:
+                self._horizon = max(self._horizon, until)
+                return False
+            self._lagged((until - now) / self._unit)
+            engine.advance(now)
+            while inbox and inbox[0][0] <= now:
+                inbox.popleft()[1](now)
+            engine.begin(now)
+            self._horizon = max(self._horizon, now)
+        return True

@@ -1,0 +1,110 @@
+"""Faults of an engine on demand: what a router must survive. By flag for all requests, by header for one, by route at run time.
+
+Values and draws only; who hangs up, stalls or dies is told by ``routes`` and ``fleet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import msgspec
+
+from kvyard.errors import KvyardError
+
+HEADER = "x-mock-fault"
+STATUSES = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often what goes wrong. Times are nominal: they pass ``speed`` times as fast."""
+
+    error_rate: float = 0.0
+    """The share of requests that are refused."""
+    error_status: int = 500
+    latency_ms: float = 0.0
+    """Added before a request is taken in."""
+    abort_rate: float = 0.0
+    """The share of requests whose connection is cut ..."""
+    abort_after: int = 1
+    """... after so many tokens."""
+    stall_rate: float = 0.0
+    """The share of requests that go silent ..."""
+    stall_after: int = 1
+    """... after so many tokens, until the client hangs up."""
+    event_loss: float = 0.0
+    """The share of KV-event batches that are not sent; a replay still has them."""
+    kill_after_s: float = 0.0
+    """When a worker dies, in seconds after its start; 0 for never."""
+
+    def __post_init__(self) -> None:
+        """Raises ``KvyardError`` for what makes no sense."""
+        for name in ("error_rate", "abort_rate", "stall_rate", "event_loss"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise KvyardError(f"{name} is a share from 0 to 1, got {getattr(self, name)}")
+        for name in ("latency_ms", "abort_after", "stall_after", "kill_after_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise KvyardError(f"{name} can't be negative, got {getattr(self, name)}")
+        if self.error_status not in STATUSES:
+            raise KvyardError(f"error_status is {self.error_status}: choose one of {', '.join(map(str, STATUSES))}")
+
+
+class Fate(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to one request."""
+
+    error: int | None = None
+    latency_ms: float = 0.0
+    abort_after: int | None = None
+    stall_after: int | None = None
+    kill: bool = False
+
+
+def draw(faults: Faults, random: Random) -> Fate:
+    """The fate of a request that doesn't ask for one."""
+    return Fate(
+        error=faults.error_status if faults.error_rate and random.random() < faults.error_rate else None,
+        latency_ms=faults.latency_ms,
+        abort_after=faults.abort_after if faults.abort_rate and random.random() < faults.abort_rate else None,
+        stall_after=faults.stall_after if faults.stall_rate and random.random() < faults.stall_rate else None,
+    )
+
+
+def asked(text: str) -> Fate:
+    """The fate that a header asks for, such as ``error=503`` or ``latency_ms=200, abort_after=3``.
+
+    Raises ``KvyardError`` for what isn't one.
+    """
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name == "kill" and not value:
+            given[name] = True
+            continue
+        try:
+            given[name] = float(value) if name == "latency_ms" else int(value)
+        except ValueError:
+            raise KvyardError(f"{HEADER} is {text[:80]!r}: {WAYS}") from None
+    unknown = set(given) - set(Fate.__struct_fields__)
+    if unknown or any(not 0 <= value < float("inf") for value in given.values()):
+        raise KvyardError(f"{HEADER} is {text[:80]!r}: {WAYS}")
+    if given.get("error", 500) not in STATUSES:
+        raise KvyardError(f"{HEADER} asks for status {given['error']}: choose one of {', '.join(map(str, STATUSES))}")
+    return Fate(**given)
+
+
+WAYS = "write error=503, latency_ms=200, abort_after=3, stall_after=3 or kill, with commas between"
+
+
+def fate(faults: Faults, headers: Mapping[str, str], random: Random) -> Fate:
+    """What happens to a request with these headers. Raises ``KvyardError`` for a header that can't be read."""
+    text = headers.get(HEADER)
+    return draw(faults, random) if text is None else asked(text)
+
+
+def changed(faults: Faults, given: Mapping[str, Any]) -> Faults:
+    """``faults`` with what was ``given`` put over it. Raises ``KvyardError``."""
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(faults), **given}, Faults)
+    except msgspec.ValidationError as error:
+        raise KvyardError(f"faults can't be read: {error}") from None

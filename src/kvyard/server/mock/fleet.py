@@ -1,0 +1,198 @@
+"""The fleet: mock workers in one process and one event loop, each at a port of its own, as a router expects them.
+
+A worker that is killed is gone as after a ``kill -9``: its port refuses, open connections are reset, its event stream ends.
+What a real crash also takes is the process; for that, end the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kvyard.clock import WallClock
+from kvyard.errors import KvyardError
+from kvyard.events.transport.endpoint import reachable
+from kvyard.server.mock import schemas
+from kvyard.server.mock.config import MockConfig
+from kvyard.server.mock.driver import Journal
+from kvyard.server.mock.port import Port
+from kvyard.server.mock.routes import build
+from kvyard.server.mock.tokens import make_tokenizer
+from kvyard.server.mock.worker import Worker
+from kvyard.server.running import listen
+
+
+class Fleet:
+    """Workers and their ports. ``run`` blocks; ``start`` and ``stop`` are for those who have a loop."""
+
+    def __init__(
+        self,
+        config: MockConfig,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str | None = None,
+        journal: Callable[[int], Journal] | None = None,
+    ) -> None:
+        """Binds the ports: worker i is at ``port + i``, or at any where that is 0. ``journal`` gives each worker, by number,
+        somebody to tell of stamps. Raises ``KvyardError``, with nothing left open.
+        """
+        config.check()
+        self.config = config
+        tokenizer = make_tokenizer(config.tokenizer)
+        self._host = host
+        self._sockets: list[socket.socket] = []
+        self._stopping: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._forced = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Events carry the date, and that is nominal too.
+        self.clock = WallClock(WallClock.since_epoch().now(), config.speed)
+        self.workers = [
+            Worker(number, config, self.clock, None if journal is None else journal(number))
+            for number in range(config.workers)
+        ]
+        self._apps = [build(worker, self, tokenizer, token) for worker in self.workers]
+        try:
+            for number in range(config.workers):
+                self._sockets.append(listen(host, port + number if port else 0))
+        except BaseException:
+            self._close()
+            raise
+        self.ports = [Port(app, bound, config.drain_seconds) for app, bound in zip(self._apps, self._sockets)]
+
+    @property
+    def urls(self) -> list[str]:
+        """Where the workers are."""
+        return [port.url for port in self.ports]
+
+    async def start(self) -> None:
+        """Serve. Raises ``KvyardError``, with nothing left open, where an address can't be had."""
+        try:
+            for worker, port in zip(self.workers, self.ports):
+                await worker.start()
+                await port.start()
+        except BaseException:
+            await self.stop()
+            raise
+        after = self.config.faults.kill_after_s
+        if after:
+            for worker in self.workers:
+                self._do_later(after / self.config.speed, self.kill, worker.number)
+
+    async def stop(self) -> None:
+        """Take no more requests, let those under way finish for a while, then end."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*(port.stop() for port in self.ports))
+        for worker in self.workers:
+            worker.stop()
+        self._close()
+
+    def run(self, ready: Callable[[list[str]], None] | None = None) -> None:
+        """Serve until SIGINT, SIGTERM or ``end``. ``ready`` is told the addresses once requests are answered."""
+        asyncio.run(self._run(ready))
+
+    def end(self) -> None:
+        """Have ``run`` end; any thread may call it."""
+        if self._loop is not None and self._stopping is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _run(self, ready: Callable[[list[str]], None] | None) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._signalled)
+        await self.start()
+        if ready is not None:
+            ready(self.urls)
+        await self._stopping.wait()
+        await self.stop()
+
+    def _signalled(self) -> None:
+        assert self._stopping is not None
+        if self._stopping.is_set():
+            for port in self.ports:
+                port.hurry()
+        self._stopping.set()
+
+    def _close(self) -> None:
+        for bound in self._sockets:
+            bound.close()
+
+    # -- misbehaviour ---------------------------------------------------------------------------------------------------
+
+    def cut(self, number: int, scope: Any) -> None:
+        """Reset the connection that ``scope`` came over."""
+        self.ports[number].cut(scope)
+
+    async def kill(self, number: int, seconds: float | None = None) -> None:
+        """Let a worker die; after ``seconds`` it comes back, empty."""
+        worker = self.workers[number]
+        if not worker.alive:
+            return
+        port = self.ports[number]
+        port.die()
+        worker.die()
+        await port.stop()
+        if seconds is not None:
+            self._do_later(seconds, self.revive, number)
+
+    async def revive(self, number: int) -> None:
+        """Start a dead worker at its old addresses. Does nothing to a living one. Raises ``KvyardError``."""
+        worker = self.workers[number]
+        if worker.alive or (self._stopping is not None and self._stopping.is_set()):
+            return
+        bound = await self._again(self.ports[number].number)
+        self._sockets.append(bound)
+        await worker.start()
+        self.ports[number] = Port(self._apps[number], bound, self.config.drain_seconds)
+        await self.ports[number].start()
+
+    async def _again(self, number: int) -> socket.socket:
+        for _ in range(100):
+            try:
+                return listen(self._host, number)
+            except KvyardError:
+                await asyncio.sleep(0.05)
+        return listen(self._host, number)
+
+    def _do_later(self, seconds: float, deed: Any, number: int) -> None:
+        async def later() -> None:
+            await asyncio.sleep(seconds)
+            await deed(number)
+
+        task = asyncio.create_task(later())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def states(self) -> list[schemas.WorkerState]:
+        """How everybody is."""
+        return [
+            schemas.WorkerState(
+                name=worker.name,
+                url=port.url,
+                alive=worker.alive,
+                block_size=worker.block_size,
+                running=sum(len(core.scheduler.running) for core in worker.cores),
+                waiting=max(0, worker.waiting),
+                kv_cache_usage=sum(core.scheduler.manager.usage for core in worker.cores) / len(worker.cores),
+                streams=[
+                    schemas.Stream(
+                        rank=one.rank,
+                        endpoint=reachable(one.endpoint),
+                        replay_endpoint=None if one.replay_endpoint is None else reachable(one.replay_endpoint),
+                    )
+                    for one in worker.publishers
+                ],
+                faults=worker.faults,
+            )
+            for worker, port in zip(self.workers, self.ports)
+        ]

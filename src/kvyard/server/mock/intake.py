@@ -1,0 +1,288 @@
+"""The intake: from a request's body to jobs at a worker. Refuses, in vLLM's words where it has some, what vLLM refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+import xxhash
+
+from kvyard.hashing import Namespace
+from kvyard.server.http import Refusal
+from kvyard.server.mock.answers import Answer, Wish, compose
+from kvyard.server.mock.choice import Flow
+from kvyard.server.mock.schemas import Ask, Chat, Completion, Message
+from kvyard.server.mock.tokens import Tokenizer, render
+from kvyard.server.mock.worker import Worker
+
+MOST_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 16
+"""Of plain completions, as in vLLM; a chat goes on until it ends or the context is full."""
+RANK_HEADER = "x-data-parallel-rank"
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was understood, and is not submitted yet."""
+
+    model: str
+    namespace: Namespace
+    prompts: list[list[int]]
+    wish: Wish
+    n: int
+    rank: int | None
+    priority: int
+    name: str
+    """What else makes its answers others."""
+    named_tool: bool = False
+
+
+def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> Refusal:
+    """A refusal about ``field``."""
+    return Refusal(status, message, field=field, **headers)
+
+
+class Intake:
+    """Reads requests for one worker."""
+
+    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
+        self._worker = worker
+        self.tokenizer = tokenizer
+
+    def completion(self, body: Completion, headers: Mapping[str, str]) -> Taken:
+        """A plain completion. Raises ``Refusal``."""
+        if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
+            raise refuse(f"logprobs must be from 0 to {MOST_LOGPROBS}, got {body.logprobs}", "logprobs")
+        if body.suffix:
+            raise refuse("suffix is not currently supported", "suffix")
+        prompts = self._prompts(body.prompt, body.add_special_tokens)
+        most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        return self._take(
+            body, prompts, most, _schema(body.response_format), headers, whole=body.max_tokens is not None
+        )
+
+    def chat(self, body: Chat, headers: Mapping[str, str]) -> Taken:
+        """A chat completion. Raises ``Refusal``."""
+        if body.top_logprobs is not None:
+            if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
+                raise refuse(f"top_logprobs must be from 0 to {MOST_LOGPROBS}, got {body.top_logprobs}", "top_logprobs")
+            if body.top_logprobs and not body.logprobs:
+                raise refuse("when using `top_logprobs`, `logprobs` must be set to true", "top_logprobs")
+        prompt = self.conversation(body.messages, body.tools, body.add_generation_prompt)
+        schema = _schema(body.response_format)
+        tool, named = self._tool(body, prompt)
+        if tool is not None:
+            schema = tool[1]
+        given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        most = self._worker.longest - len(prompt) if given is None else given
+        return self._take(
+            body, [prompt], most, schema, headers, whole=given is not None, tool=tool[0] if tool else None, named=named
+        )
+
+    def conversation(self, messages: Sequence[Message], tools: Sequence[Any] | None, ask: bool) -> list[int]:
+        """The ids of a conversation. Raises ``Refusal``."""
+        if not messages:
+            raise refuse("messages must not be empty", "messages")
+        return self.tokenizer.encode(
+            render([msgspec.structs.asdict(one) for one in messages], tools, ask), special=False
+        )
+
+    def namespace(self, model: str | None, salt: str | None = None) -> tuple[str, Namespace]:
+        """The model's name and what sets its hashes apart. Raises ``Refusal`` for a model that isn't here."""
+        worker = self._worker
+        name = worker.config.served_model_name if model is None else model
+        if salt == "":
+            raise refuse("parameter 'cache_salt' must be a non-empty string if provided", "cache_salt")
+        if name == worker.config.served_model_name:
+            return name, Namespace(salt=salt)
+        lora = worker.loras.get(name)
+        if lora is None:
+            raise refuse(f"The model `{name[:200]}` does not exist.", "model", 404)
+        return name, Namespace(lora_name=lora.name, lora_path=lora.path, lora_id=lora.number, salt=salt)
+
+    def _prompts(self, given: str | list[int | str | list[int]], special: bool) -> list[list[int]]:
+        if isinstance(given, str):
+            return [self.tokenizer.encode(given, special)]
+        if not given:
+            raise refuse("prompt must not be empty", "prompt")
+        if all(type(one) is int for one in given):
+            return [given]  # type: ignore[list-item]
+        if any(type(one) is int for one in given):
+            raise refuse("prompt must be a string, a list of token ids, or a list of either", "prompt")
+        found: list[list[int]] = []
+        for one in given:
+            found.append(self.tokenizer.encode(one, special) if isinstance(one, str) else list(one))  # type: ignore[arg-type]
+        return found
+
+    def _take(
+        self,
+        body: Ask,
+        prompts: list[list[int]],
+        most: int,
+        schema: object,
+        headers: Mapping[str, str],
+        *,
+        whole: bool,
+        tool: str | None = None,
+        named: bool = False,
+    ) -> Taken:
+        worker = self._worker
+        config = worker.config
+        model, namespace = self.namespace(body.model, body.cache_salt)
+        _check(body)
+        n = 1 if body.n is None else body.n
+        if n < 1:
+            raise refuse(f"n must be at least 1, got {n}.", "n")
+        if n * len(prompts) > config.max_choices:
+            raise refuse(
+                f"{n * len(prompts)} choices are more than the {config.max_choices} that one request may have", "n"
+            )
+        if body.priority and config.engine.scheduling_policy != "priority":
+            raise refuse(f"Got priority {body.priority} but Priority scheduling is not enabled.", "priority")
+        if not -(1 << 63) <= body.priority < 1 << 63:
+            raise refuse("priority must fit into 64 bits", "priority")
+        longest = worker.longest
+        for prompt in prompts:
+            if not prompt:
+                raise refuse("The decoder prompt cannot be empty", "prompt")
+            if len(prompt) > config.limits.tokens:
+                raise refuse(f"a prompt may have {config.limits.tokens} tokens, this one has {len(prompt)}", "prompt")
+            if min(prompt) < 0 or max(prompt) >= 1 << 32:
+                raise refuse("token ids are whole numbers from 0 to 4294967295", "prompt")
+            wanted = most if whole else min(most, 1)
+            if len(prompt) + max(1, wanted) > longest:
+                raise refuse(
+                    f"This model's maximum context length is {longest} tokens. However, you requested "
+                    f"{len(prompt) + max(1, wanted)} tokens ({len(prompt)} in the prompt, {max(1, wanted)} in the "
+                    "completion). Please reduce the length of the prompt or completion.",
+                    "max_tokens" if len(prompt) < longest else "prompt",
+                )
+        if most < 1:
+            raise refuse(f"max_tokens must be at least 1, got {most}.", "max_tokens")
+        if not 0 <= body.min_tokens <= most:
+            raise refuse(f"min_tokens must be from 0 to max_tokens={most}, got {body.min_tokens}.", "min_tokens")
+        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        if "" in stop:
+            raise refuse("stop cannot contain an empty string.", "stop")
+        rank = _rank(headers, config.dp_size)
+        return Taken(
+            model=model,
+            namespace=namespace,
+            prompts=prompts,
+            n=n,
+            rank=rank,
+            priority=body.priority,
+            name=f"{model} {body.seed}",
+            named_tool=named,
+            wish=Wish(
+                max_tokens=most,
+                min_tokens=body.min_tokens,
+                ignore_eos=body.ignore_eos,
+                stop=stop,
+                stop_token_ids=frozenset(body.stop_token_ids or ()),
+                keeps_stop=body.include_stop_str_in_output,
+                schema=schema,
+                tool=tool,
+            ),
+        )
+
+    def submit(self, taken: Taken) -> Flow:
+        """Hand the request's choices to the engine. Raises ``Refusal`` where too many wait already."""
+        worker = self._worker
+        config = worker.config
+        if worker.waiting >= config.max_waiting:
+            raise refuse(f"{config.max_waiting} requests wait already", status=503, Retry_After="1")
+        flow = Flow()
+        answers: list[tuple[Sequence[int], Answer]] = []
+        for prompt in taken.prompts:
+            most = min(taken.wish.max_tokens, worker.longest - len(prompt))
+            wish = msgspec.structs.replace(taken.wish, max_tokens=most)
+            for number in range(taken.n):
+                answer = compose(
+                    prompt,
+                    wish,
+                    self.tokenizer,
+                    mean=config.mean_output_tokens,
+                    seed=config.seed & 0xFFFF_FFFF,
+                    name=f"{taken.name} {number}",
+                )
+                answers.append((prompt, answer))
+        rank = worker.choose_rank() if taken.rank is None else taken.rank
+        worker.rank_measures[rank].asked(taken.n, taken.wish.max_tokens)
+        for asked, answer in answers:
+            worker.submit(flow, asked, answer, taken.namespace, rank=rank, priority=taken.priority)
+        return flow
+
+    def _tool(self, body: Chat, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:
+        """The tool to call with the schema of its arguments, and whether the request named it."""
+        choice = body.tool_choice
+        tools = [_function(one, at) for at, one in enumerate(body.tools or ())]
+        if isinstance(choice, dict):
+            function = choice.get("function")
+            wanted = function.get("name") if isinstance(function, dict) else None
+            for name, schema in tools:
+                if name == wanted:
+                    return (name, schema), True
+            raise refuse("tool_choice names a tool that is not in tools", "tool_choice")
+        if choice not in (None, "auto", "none", "required"):
+            raise refuse("tool_choice must be auto, none, required, or name a function", "tool_choice")
+        if choice == "required" and not tools:
+            raise refuse("tool_choice is required, and there are no tools", "tool_choice")
+        if not tools or choice == "none":
+            return None, False
+        random = Random(xxhash.xxh3_64_intdigest(repr(prompt[-64:]).encode(), 0))
+        if choice != "required":
+            last = body.messages[-1].role
+            if last == "tool" or random.random() >= self._worker.config.tool_call_rate:
+                return None, False
+        return random.choice(tools), False
+
+
+def _check(body: Ask) -> None:
+    """Raise ``Refusal`` for sampling parameters outside of their ranges."""
+    for name, low, high in (
+        ("temperature", 0.0, float("inf")),
+        ("top_p", 0.0, 1.0),
+        ("frequency_penalty", -2.0, 2.0),
+        ("presence_penalty", -2.0, 2.0),
+        ("repetition_penalty", 0.0, float("inf")),
+    ):
+        value = getattr(body, name)
+        if value is not None and not low <= value <= high:
+            raise refuse(f"{name} must be from {low:g} to {high:g}, got {value}.", name)
+    if body.top_k is not None and body.top_k < -1:
+        raise refuse(f"top_k must be 0 (disable), or at least 1, got {body.top_k}.", "top_k")
+    if body.stream_options is not None and not body.stream:
+        raise refuse("Stream options can only be defined when `stream=True`.", "stream_options")
+
+
+def _rank(headers: Mapping[str, str], ranks: int) -> int | None:
+    text = headers.get(RANK_HEADER)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 6 or int(text) >= ranks:
+        raise refuse(f"{RANK_HEADER} must be a rank from 0 to {ranks - 1}", RANK_HEADER)
+    return int(text)
+
+
+def _schema(given: Mapping[str, Any] | None) -> object:
+    """The JSON schema that a response format asks for; ``None`` for words."""
+    if given is None or given.get("type") in (None, "text"):
+        return None
+    if given["type"] == "json_object":
+        return {"type": "object", "properties": {"answer": {"type": "string"}}}
+    if given["type"] == "json_schema":
+        inner = given.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        if isinstance(schema, dict):
+            return schema
+        raise refuse("response_format needs json_schema.schema", "response_format")
+    raise refuse("response_format must be of type text, json_object or json_schema", "response_format")
+
+
+def _function(tool: Mapping[str, Any], at: int) -> tuple[str, object]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refuse(f"tools[{at}] must be a function with a name", f"tools[{at}]")
+    return function["name"], function.get("parameters") or {"type": "object", "properties": {}}

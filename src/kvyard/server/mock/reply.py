@@ -1,0 +1,139 @@
+"""Replies: what a request's choices produce, as OpenAI's JSON or as a stream of it, until they end or the client hangs up.
+
+A reply writes when it is told that there is news, all of it at once: the tokens of one pass leave as one write per stream. It
+is loaded with Starlette only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from kvyard.server.http import JSON, Refusal
+from kvyard.server.mock.choice import Flow
+from kvyard.server.mock.faults import Fate
+from kvyard.server.mock.shapes import Shape
+from kvyard.server.mock.words import worded
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Reply(Response):
+    """The answer to one completion request."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        shape: Shape,
+        *,
+        stream: bool,
+        fate: Fate,
+        gone: Callable[[Flow], None],
+        cut: Callable[[Any], None],
+        headers: dict[str, str],
+    ) -> None:
+        """``gone`` is told where the client hung up; ``cut`` cuts the connection of a client."""
+        super().__init__(b"", 200, headers=headers, media_type="text/event-stream" if stream else JSON)
+        self._flow = flow
+        self._shape = shape
+        self._stream = stream
+        self._fate = fate
+        self._gone = gone
+        self._cut = cut
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer; the request's choices are over when this returns."""
+        watching = asyncio.create_task(_hung_up(receive))
+        answering = asyncio.create_task(self._answer(scope, send))
+        try:
+            await asyncio.wait((watching, answering), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            for task in (watching, answering):
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(watching, answering, return_exceptions=True)
+            if not self._flow.done:
+                self._gone(self._flow)
+
+    async def _answer(self, scope: Any, send: Any) -> None:
+        if self._stream:
+            await self._write(scope, send)
+            return
+        flow = self._flow
+        while not flow.done:
+            await flow.news()
+            if self._cut_short(scope):
+                return
+            await self._fall_silent()
+        refused = _refused(flow)
+        value: Any
+        if refused is not None:
+            status, value = worded(refused)
+        else:
+            status, value = 200, self._shape.whole(flow.choices)
+        body = _encode(value)
+        headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _write(self, scope: Any, send: Any) -> None:
+        headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        flow, shape = self._flow, self._shape
+        while True:
+            await flow.news()
+            over = flow.done
+            refused = _refused(flow)
+            parts = [b"data: %b\n\n" % _encode(value) for value in shape.more(flow.choices)]
+            if over:
+                if refused is not None:
+                    parts.append(b"data: %b\n\n" % _encode(worded(refused)[1]))
+                else:
+                    parts += [b"data: %b\n\n" % _encode(value) for value in shape.last(flow.choices)]
+                parts.append(b"data: [DONE]\n\n")
+            if parts:
+                await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
+            if over:
+                break
+            if self._cut_short(scope):
+                return
+            await self._fall_silent()
+        await send({"type": "http.response.body", "body": b""})
+
+    @property
+    def _produced(self) -> int:
+        return sum(choice.produced for choice in self._flow.choices)
+
+    def _cut_short(self, scope: Any) -> bool:
+        after = self._fate.abort_after
+        if after is None or self._produced < after:
+            return False
+        self._cut(scope)
+        return True
+
+    async def _fall_silent(self) -> None:
+        after = self._fate.stall_after
+        if after is not None and self._produced >= after:
+            await asyncio.Event().wait()  # until the client hangs up
+
+
+async def _hung_up(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refused(flow: Flow) -> Refusal | None:
+    """Why nobody gets an answer, where the engine or its end is the cause."""
+    if flow.broken:
+        return Refusal(503, flow.broken)
+    for choice in flow.choices:
+        if choice.refused:
+            return Refusal(400, choice.refused)
+    return None

@@ -1,0 +1,305 @@
+"""The mock's routes: those of a vLLM server, and a few under ``/admin`` that make it misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import msgspec
+
+from kvyard import __version__
+from kvyard.server.http import Operation, Raw, Refusal, application
+from kvyard.server.mock import schemas
+from kvyard.server.mock.choice import Flow
+from kvyard.server.mock.config import Lora
+from kvyard.server.mock.faults import Fate, Faults, changed, fate
+from kvyard.server.mock.intake import Intake, Taken, refuse
+from kvyard.server.mock.shapes import ChatShape, Setup, Shape, TextShape
+from kvyard.server.mock.tokens import Tokenizer
+from kvyard.server.mock.words import worded
+from kvyard.server.mock.worker import Worker
+
+if TYPE_CHECKING:
+    from kvyard.server.mock.fleet import Fleet
+
+Headers = Mapping[str, str]
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Routes:
+    """One worker's routes."""
+
+    def __init__(self, worker: Worker, fleet: Fleet, tokenizer: Tokenizer) -> None:
+        self._worker = worker
+        self._fleet = fleet
+        self._tokenizer = tokenizer
+        self._intake = Intake(worker, tokenizer)
+        self._created = int(time.time())
+        self._loras = 1000
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- completions ----------------------------------------------------------------------------------------------------
+
+    async def completions(self, body: schemas.Completion, headers: Headers) -> Any:
+        what = await self._befall(headers)
+        taken = self._intake.completion(body, headers)
+        setup = self._setup(body, taken, "cmpl", headers, body.logprobs, echo=bool(body.echo))
+        return self._reply(body, taken, TextShape(setup), what)
+
+    async def chat(self, body: schemas.Chat, headers: Headers) -> Any:
+        what = await self._befall(headers)
+        taken = self._intake.chat(body, headers)
+        likely = (body.top_logprobs or 0) if body.logprobs else None
+        setup = self._setup(body, taken, "chatcmpl", headers, likely, echo=False)
+        return self._reply(body, taken, ChatShape(setup), what)
+
+    async def _befall(self, headers: Headers) -> Fate:
+        """What is to go wrong with this request, as far as it does so at once."""
+        worker = self._worker
+        what = fate(worker.faults, headers, worker.random)
+        if what.latency_ms:
+            await asyncio.sleep(what.latency_ms / 1000 / worker.config.speed)
+        if what.kill:
+            self._later(self._fleet.kill(worker.number))
+        if what.error is not None:
+            raise Refusal(what.error, "this error was asked for", x_mock_fault="error")
+        if not worker.alive:
+            raise refuse("the server is shutting down", status=503)
+        return what
+
+    def _setup(
+        self, body: schemas.Ask, taken: Taken, prefix: str, headers: Headers, logprobs: int | None, echo: bool
+    ) -> Setup:
+        options = body.stream_options
+        given = headers.get("x-request-id", "")
+        name = given if _ID.fullmatch(given) else uuid4().hex
+        return Setup(
+            id=f"{prefix}-{name}",
+            created=int(time.time()),
+            model=taken.model,
+            tokenizer=self._tokenizer,
+            prompts=taken.prompts,
+            n=taken.n,
+            include_usage=options is not None and bool(options.include_usage),
+            usage_always=options is not None and bool(options.continuous_usage_stats),
+            logprobs=logprobs,
+            echo=echo,
+            token_ids=bool(body.return_token_ids),
+            named_tool=taken.named_tool,
+        )
+
+    def _reply(self, body: schemas.Ask, taken: Taken, shape: Shape, what: Fate) -> Any:
+        from kvyard.server.mock.reply import Reply
+
+        worker = self._worker
+        flow: Flow = self._intake.submit(taken)
+        headers = {"x-mock-worker": worker.name, "x-mock-rank": str(flow.choices[0].rank)}
+        return Reply(
+            flow,
+            shape,
+            stream=bool(body.stream),
+            fate=what,
+            gone=worker.give_up,
+            cut=lambda scope: self._fleet.cut(worker.number, scope),
+            headers=headers,
+        )
+
+    # -- models and tokens ----------------------------------------------------------------------------------------------
+
+    async def models(self, body: None, headers: Headers) -> schemas.Models:
+        worker = self._worker
+        base = worker.config.served_model_name
+        found = [schemas.Model(id=base, created=self._created, root=base, parent=None, max_model_len=worker.longest)]
+        found += [
+            schemas.Model(id=lora.name, created=self._created, root=lora.path, parent=base, max_model_len=None)
+            for lora in worker.loras.values()
+        ]
+        return schemas.Models(data=found)
+
+    async def tokenize(self, body: schemas.Tokenize, headers: Headers) -> schemas.Tokenized:
+        self._intake.namespace(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise refuse("give either prompt or messages", "prompt")
+        if body.prompt is not None:
+            ids = self._tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+        else:
+            ids = self._intake.conversation(body.messages or [], body.tools, body.add_generation_prompt)
+        strings = [self._tokenizer.word(token) for token in ids] if body.return_token_strs else None
+        return schemas.Tokenized(count=len(ids), max_model_len=self._worker.longest, tokens=ids, token_strs=strings)
+
+    async def detokenize(self, body: schemas.Detokenize, headers: Headers) -> schemas.Detokenized:
+        self._intake.namespace(body.model)
+        if any(not 0 <= token < 1 << 32 for token in body.tokens):
+            raise refuse("token ids are whole numbers from 0 to 4294967295", "tokens")
+        return schemas.Detokenized(prompt=self._tokenizer.decode(body.tokens))
+
+    async def load_lora(self, body: schemas.LoadLora, headers: Headers) -> Raw:
+        worker = self._worker
+        name = body.lora_name
+        if not name or not body.lora_path:
+            raise refuse("Both 'lora_name' and 'lora_path' must be provided.", "lora_name")
+        if name == worker.config.served_model_name or (name in worker.loras and not body.load_inplace):
+            raise refuse(f"The lora adapter '{name[:200]}' has already been loaded.", "lora_name")
+        if name not in worker.loras and len(worker.loras) >= worker.config.max_loras:
+            raise refuse(f"there is room for {worker.config.max_loras} adapters: unload one first", "lora_name")
+        self._loras += 1
+        worker.loras[name] = Lora(name=name, path=body.lora_path, number=self._loras)
+        return Raw(f"Success: LoRA adapter '{name}' added successfully.".encode("utf-8", "replace"), "text/plain")
+
+    async def unload_lora(self, body: schemas.UnloadLora, headers: Headers) -> Raw:
+        if self._worker.loras.pop(body.lora_name, None) is None:
+            raise refuse(f"The lora adapter '{body.lora_name[:200]}' cannot be found.", "lora_name", 404)
+        said = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        return Raw(said.encode("utf-8", "replace"), "text/plain")
+
+    # -- the server -----------------------------------------------------------------------------------------------------
+
+    async def health(self, body: None, headers: Headers) -> Raw:
+        if not self._worker.alive:
+            raise refuse("the engine is down", status=503)
+        return Raw(b"", "text/plain")
+
+    async def version(self, body: None, headers: Headers) -> schemas.Version:
+        return schemas.Version(version=f"kvyard-{__version__}")
+
+    async def metrics(self, body: None, headers: Headers) -> Raw:
+        return Raw(*self._worker.measures.text())
+
+    async def reset(self, body: None, headers: Headers) -> Raw:
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        worker = self._worker
+        if worker.alive:
+            worker.reset(lambda was: None if done.done() else done.set_result(was))
+            try:
+                async with asyncio.timeout(5.0):
+                    was = await done
+            except TimeoutError:
+                was = False  # frozen: vLLM says nothing either
+            return Raw(b"", "text/plain") if was else Raw(b"blocks are in use; nothing was reset", "text/plain")
+        raise refuse("the engine is down", status=503)
+
+    # -- misbehaviour ---------------------------------------------------------------------------------------------------
+
+    async def workers(self, body: None, headers: Headers) -> list[schemas.WorkerState]:
+        return self._fleet.states()
+
+    async def faults(self, body: None, headers: Headers) -> Any:
+        return self._worker.faults
+
+    async def set_faults(self, body: schemas.FaultPatch, headers: Headers) -> Any:
+        self._worker.faults = changed(self._worker.faults, msgspec.to_builtins(body))
+        return self._worker.faults
+
+    async def kill(self, body: schemas.Outage, headers: Headers) -> schemas.Done:
+        number, seconds = self._which(body), self._seconds(body)
+        self._later(self._fleet.kill(number, seconds))
+        return schemas.Done()
+
+    async def revive(self, body: schemas.Outage, headers: Headers) -> schemas.Done:
+        await self._fleet.revive(self._which(body))
+        return schemas.Done()
+
+    async def stall(self, body: schemas.Outage, headers: Headers) -> schemas.Done:
+        worker = self._fleet.workers[self._which(body)]
+        seconds = self._seconds(body)
+        if seconds is None:
+            raise refuse("say for how many seconds", "seconds")
+        if worker.alive:
+            worker.stall(seconds)
+        return schemas.Done()
+
+    def _which(self, body: schemas.Outage) -> int:
+        number = self._worker.number if body.worker is None else body.worker
+        if not 0 <= number < len(self._fleet.workers):
+            raise refuse(f"there is no worker {number}: they are 0 to {len(self._fleet.workers) - 1}", "worker")
+        return number
+
+    def _seconds(self, body: schemas.Outage) -> float | None:
+        if body.seconds is not None and not 0 <= body.seconds <= 86_400:
+            raise refuse("seconds must be from 0 to 86400", "seconds")
+        return body.seconds
+
+    def _later(self, deed: Any) -> None:
+        """Do it once this request is answered, or cut."""
+
+        async def soon() -> None:
+            await asyncio.sleep(0.05)
+            await deed
+
+        task = asyncio.create_task(soon())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def operations(self) -> list[Operation]:
+        """All of them."""
+
+        def get(path: str, summary: str, handler: Any, reply: Any = None, **more: Any) -> Operation:
+            return Operation(method="GET", path=path, summary=summary, handler=handler, reply=reply, **more)
+
+        def post(path: str, summary: str, handler: Any, body: Any, reply: Any = None, **more: Any) -> Operation:
+            return Operation(method="POST", path=path, summary=summary, handler=handler, body=body, reply=reply, **more)
+
+        text = ("text/plain",)
+        both = ("application/json", "text/event-stream")
+        s = schemas
+        return [
+            post(
+                "/v1/chat/completions",
+                "Answer a conversation.",
+                self.chat,
+                s.Chat,
+                media_types=both,
+                refusals=(404, 503),
+            ),
+            post(
+                "/v1/completions",
+                "Go on with a text.",
+                self.completions,
+                s.Completion,
+                media_types=both,
+                refusals=(404, 503),
+            ),
+            get("/v1/models", "The model and its adapters.", self.models, s.Models),
+            post("/v1/load_lora_adapter", "Load an adapter.", self.load_lora, s.LoadLora, media_types=text),
+            post(
+                "/v1/unload_lora_adapter",
+                "Unload one.",
+                self.unload_lora,
+                s.UnloadLora,
+                media_types=text,
+                refusals=(404,),
+            ),
+            post(
+                "/tokenize", "Text or a conversation as ids.", self.tokenize, s.Tokenize, s.Tokenized, refusals=(404,)
+            ),
+            post("/detokenize", "Ids as text.", self.detokenize, s.Detokenize, s.Detokenized, refusals=(404,)),
+            get("/health", "Whether it is up.", self.health, media_types=text, refusals=(503,), open=True),
+            get("/ping", "The same.", self.health, media_types=text, refusals=(503,), open=True),
+            get("/version", "Which version.", self.version, s.Version, open=True),
+            get("/metrics", "Metrics for Prometheus.", self.metrics, media_types=text, open=True),
+            post("/reset_prefix_cache", "Forget what is cached.", self.reset, None, media_types=text, refusals=(503,)),
+            get("/admin/workers", "The fleet.", self.workers, list[s.WorkerState]),
+            get("/admin/faults", "What goes wrong here.", self.faults, Faults),
+            post("/admin/faults", "Let something else go wrong here.", self.set_faults, s.FaultPatch, Faults),
+            post("/admin/kill", "Let a worker die.", self.kill, s.Outage, s.Done),
+            post("/admin/revive", "Start a dead worker again.", self.revive, s.Outage, s.Done),
+            post("/admin/stall", "Let an engine stand still.", self.stall, s.Outage, s.Done),
+        ]
+
+
+def build(worker: Worker, fleet: Fleet, tokenizer: Tokenizer, token: str | None) -> Any:
+    """The ASGI application of one worker. Raises ``KvyardError`` where something isn't installed."""
+    return application(
+        Routes(worker, fleet, tokenizer).operations(),
+        title="kvyard mock",
+        version=__version__,
+        bounds=worker.config.limits,
+        token=token,
+        seen=worker.seen,
+        reword=worded,
+        problem=schemas.Problem,
+    )

@@ -1,0 +1,261 @@
+"""The JSON of replies: chat and plain completions, whole and in chunks, with usage, log probabilities and tool calls.
+
+A shape remembers of each choice how much of it was shown. It reads choices and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+
+from kvyard.server.mock.choice import Choice
+from kvyard.server.mock.schemas import CachedTokens, Usage
+from kvyard.server.mock.tokens import Tokenizer
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of its reply."""
+
+    id: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    prompts: Sequence[Sequence[int]]
+    n: int
+    include_usage: bool = False
+    usage_always: bool = False
+    logprobs: int | None = None
+    """How many alternatives per token; ``None`` for no log probabilities at all."""
+    echo: bool = False
+    token_ids: bool = False
+    named_tool: bool = False
+    """Whether the request chose the tool itself."""
+
+
+class Shape:
+    """Common ground of both kinds."""
+
+    object = ""
+    chunk_object = ""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        count = len(setup.prompts) * setup.n
+        self._shown = [0] * count
+        self._told = [False] * count
+        """Whether a choice's last chunk is out."""
+        self._length = [0] * count
+        """Characters shown."""
+
+    # -- whole ----------------------------------------------------------------------------------------------------------
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The reply in one piece."""
+        found = self._head(self.object)
+        found["choices"] = [self._choice(choice) for choice in choices]
+        found["usage"] = self._usage(choices)
+        return found
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        raise NotImplementedError
+
+    # -- chunks ---------------------------------------------------------------------------------------------------------
+
+    def more(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+        """Chunks of what is new."""
+        for choice in choices:
+            at = choice.index
+            over = choice.ended >= 0
+            if self._told[at] or (choice.produced == self._shown[at] and not over):
+                continue
+            if choice.refused:
+                self._told[at] = True
+                continue
+            for made in self._chunks(choice, over):
+                found = self._head(self.chunk_object)
+                found["choices"] = [made]
+                if self.setup.usage_always:
+                    found["usage"] = self._usage(choices)
+                yield found
+            self._told[at] = over
+
+    def last(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+        """What follows the last chunk of the last choice."""
+        if self.setup.include_usage:
+            found = self._head(self.chunk_object)
+            found["choices"] = []
+            found["usage"] = self._usage(choices)
+            yield found
+
+    def _chunks(self, choice: Choice, over: bool) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    # -- parts ----------------------------------------------------------------------------------------------------------
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        setup = self.setup
+        return {"id": setup.id, "object": kind, "created": setup.created, "model": setup.model}
+
+    def _usage(self, choices: Sequence[Choice]) -> Usage:
+        setup = self.setup
+        asked = sum(map(len, setup.prompts))
+        given = sum(choice.produced for choice in choices)
+        cached = choices[0].flow.cached_tokens(range(0, len(choices), setup.n)) if choices else 0
+        return Usage(
+            prompt_tokens=asked,
+            completion_tokens=given,
+            total_tokens=asked + given,
+            prompt_tokens_details=CachedTokens(cached_tokens=cached),
+        )
+
+    def _take(self, choice: Choice) -> tuple[list[int], list[str]]:
+        """The ids that weren't shown yet, and the text of each."""
+        start, stop = self._shown[choice.index], choice.produced
+        self._shown[choice.index] = stop
+        answer = choice.answer
+        return list(answer.ids[start:stop]), [answer.next_piece() for _ in range(start, stop)]
+
+    def _finish(self, choice: Choice, over: bool) -> str | None:
+        if not over:
+            return None
+        if choice.answer.tool is not None and choice.answer.finish == "stop" and not self.setup.named_tool:
+            return "tool_calls"
+        return choice.answer.finish
+
+    def _stop_reason(self, choice: Choice, over: bool) -> str | int | None:
+        return choice.answer.ended_by if over else None
+
+    def _likelihoods(self, token: int, at: int) -> tuple[float, list[tuple[int, float]]]:
+        """A log probability for ``token``, and for the most likely ones in its place, itself first. Made up, but steady."""
+        draw = xxhash.xxh3_64_intdigest(f"{token} {at}".encode()) / 2**64
+        own = -0.01 - draw * draw
+        size = self.setup.tokenizer.size
+        others = [((token + 7 * step) % size, own - 0.5 * step) for step in range(1, self.setup.logprobs or 0)]
+        return own, [(token, own), *others] if self.setup.logprobs else []
+
+
+class TextShape(Shape):
+    """``/v1/completions``."""
+
+    object = chunk_object = "text_completion"
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        return next(self._chunks(choice, True))
+
+    def _chunks(self, choice: Choice, over: bool) -> Iterator[dict[str, Any]]:
+        setup = self.setup
+        at = choice.index
+        prompt = setup.prompts[at // setup.n]
+        first = self._shown[at] == 0
+        start = self._shown[at]
+        ids, texts = self._take(choice)
+        head: list[int] = list(prompt) if setup.echo and first else []
+        heads = list(setup.tokenizer.pieces(head)) if head else []
+        found: dict[str, Any] = {"index": at, "text": "".join(heads) + "".join(texts), "logprobs": None}
+        if setup.logprobs is not None:
+            found["logprobs"] = self._logprobs(at, head, heads, ids, texts, start)
+        found["finish_reason"] = self._finish(choice, over)
+        found["stop_reason"] = self._stop_reason(choice, over)
+        if setup.token_ids:
+            found["token_ids"] = ids
+            if first:
+                found["prompt_token_ids"] = list(prompt)
+        yield found
+
+    def _logprobs(
+        self, at: int, head: Sequence[int], heads: Sequence[str], ids: Sequence[int], texts: Sequence[str], start: int
+    ) -> dict[str, Any]:
+        word = self.setup.tokenizer.word
+        tokens: list[str] = []
+        likely: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for number, (token, text) in enumerate(zip((*head, *ids), (*heads, *texts))):
+            own, top = self._likelihoods(token, start + number)
+            first = bool(head) and number == 0
+            tokens.append(word(token))
+            likely.append(None if first else own)
+            tops.append(None if first else {word(one): value for one, value in reversed(top)})
+            offsets.append(self._length[at])
+            self._length[at] += len(text)
+        return {"text_offset": offsets, "token_logprobs": likely, "tokens": tokens, "top_logprobs": tops}
+
+
+class ChatShape(Shape):
+    """``/v1/chat/completions``."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        ids, texts = self._take(choice)
+        text = "".join(texts)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if choice.answer.tool is not None:
+            message["content"] = None
+            message["tool_calls"] = [self._call(choice, text)]
+        found: dict[str, Any] = {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._content(ids, 0),
+            "finish_reason": self._finish(choice, True),
+            "stop_reason": self._stop_reason(choice, True),
+        }
+        if self.setup.token_ids:
+            found["token_ids"] = ids
+        return found
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        found = super().whole(choices)
+        if self.setup.token_ids:
+            found["prompt_token_ids"] = list(self.setup.prompts[0])
+        return found
+
+    def _chunks(self, choice: Choice, over: bool) -> Iterator[dict[str, Any]]:
+        start = self._shown[choice.index]
+        if not start:
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
+        ids, texts = self._take(choice)
+        text = "".join(texts)
+        delta: dict[str, Any] = {"content": text}
+        if choice.answer.tool is not None:
+            delta = {"tool_calls": [self._call(choice, text) if not start else _arguments(text)]}
+        made = self._chunk(choice, delta)
+        made["logprobs"] = self._content(ids, start)
+        made["finish_reason"] = self._finish(choice, over)
+        made["stop_reason"] = self._stop_reason(choice, over)
+        if self.setup.token_ids:
+            made["token_ids"] = ids
+        yield made
+
+    def _chunk(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _call(self, choice: Choice, arguments: str) -> dict[str, Any]:
+        number = xxhash.xxh3_64_hexdigest(f"{self.setup.id} {choice.index}".encode())
+        return {
+            "id": f"chatcmpl-tool-{number}",
+            "type": "function",
+            "index": 0,
+            "function": {"name": choice.answer.tool, "arguments": arguments},
+        }
+
+    def _content(self, ids: Sequence[int], start: int) -> dict[str, Any] | None:
+        if self.setup.logprobs is None:
+            return None
+        content = []
+        for number, token in enumerate(ids):
+            own, top = self._likelihoods(token, start + number)
+            content.append({**self._one(token, own), "top_logprobs": [self._one(*one) for one in top]})
+        return {"content": content}
+
+    def _one(self, token: int, likely: float) -> dict[str, Any]:
+        text = self.setup.tokenizer.word(token)
+        return {"token": text, "logprob": likely, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    return {"index": 0, "function": {"arguments": text}}

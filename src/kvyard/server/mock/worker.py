@@ -1,0 +1,280 @@
+"""A worker: one engine with its ranks, their event streams, and the adapters it has loaded. It knows no HTTP.
+
+It lives between ``start`` and ``stop``; ``die`` ends it as a crash would, and a new ``start`` gives it an empty cache and a
+new stream of events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+
+from kvyard.clock import WallClock
+from kvyard.engine.build import make_core
+from kvyard.engine.core import EngineCore
+from kvyard.engine.job import Job
+from kvyard.engine.ranks import Ranks
+from kvyard.errors import KvyardError
+from kvyard.events.batcher import Batcher
+from kvyard.events.transport import Publisher
+from kvyard.events.transport.endpoint import split_tcp
+from kvyard.events.types import EventBatch, Tier
+from kvyard.hashing import Namespace, Run, TokenChain, algorithm
+from kvyard.server.mock.answers import Answer
+from kvyard.server.mock.choice import Choice, Flow
+from kvyard.server.mock.config import Lora, MockConfig
+from kvyard.server.mock.desk import Desk
+from kvyard.server.mock.driver import Driver, Journal
+from kvyard.server.mock.measures import Measures, RankMeasures
+
+WAITING_COUNTS = 4
+"""How much heavier a request that waits is than one that runs, when a rank is chosen; as in vLLM."""
+
+
+class Worker:
+    """One worker of a mock fleet. Everything happens on one event loop."""
+
+    def __init__(self, number: int, config: MockConfig, clock: WallClock, journal: Journal | None = None) -> None:
+        """Raises ``KvyardError`` for a config that can't be honoured."""
+        self.number = number
+        self.name = f"worker{number}"
+        self.config = config
+        self.faults = config.faults
+        self.random = Random(f"{config.seed} {number}")
+        """For draws that are about faults."""
+        self.cores: list[EngineCore] = []
+        self.desks: list[Desk] = []
+        self.publishers: list[Publisher] = []
+        self._places: dict[int, tuple[str, str | None]] = {}
+        """Where each rank's stream was first found, so that it is there again after a death."""
+        self.loras: dict[str, Lora] = {}
+        self.alive = False
+        seed = f"kvyard-mock-{config.seed}-{number}" if config.hash_seed is None else config.hash_seed
+        self._algorithm = algorithm(config.hash_algorithm, seed=seed)
+        self._clock = clock
+        self._journal = journal
+        self._serial = self._deaths = 0
+        self._build()
+        self.longest = config.engine.max_model_len or config.engine.capacity_tokens
+        """Tokens of prompt and answer together."""
+        self.measures = Measures(self, config.served_model_name, self.longest)
+        self._attach()
+
+    def _build(self) -> None:
+        """A new engine, with nothing cached."""
+        config = self.config
+        self.cores = []
+        for rank in range(config.dp_size):
+            batcher = None
+            if config.events_endpoint is not None:
+                specs = config.engine.specs
+                batcher = Batcher(
+                    [spec.meta for spec in specs],
+                    stream=self.name,
+                    rank=rank,
+                    with_tokens=True,
+                    snapshot=partial(_everything, self.cores, rank),
+                )
+            self.cores.append(make_core(config.engine, name=f"{self.name}@{rank}", batcher=batcher, plans=False))
+        manager = self.cores[0].scheduler.manager
+        self.block_size = manager.geometry.hash_block_size
+        self.engine = Ranks(self.cores)
+
+    def _attach(self) -> None:
+        """Have the engine watched."""
+        self.loras = {lora.name: lora for lora in self.config.loras}
+        self.desks = []
+        self.rank_measures = [RankMeasures(self.measures, rank) for rank in range(len(self.cores))]
+        for rank, core in enumerate(self.cores):
+            desk = Desk(rank, self.rank_measures[rank], partial(self._announce, rank))
+            desk.core = core
+            core.watcher = core.scheduler.watcher = desk
+            self.desks.append(desk)
+
+    # -- life -----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the event streams and let time pass. Raises ``KvyardError``, with nothing left open, where that fails."""
+        config = self.config
+        self.driver = Driver(
+            self.engine,
+            self._clock,
+            config.speed,
+            settled=self._settle,
+            lagged=self.measures.lagged,
+            journal=self._journal,
+        )
+        if config.events_endpoint is not None:
+            try:
+                for rank, core in enumerate(self.cores):
+                    assert isinstance(core.batcher, Batcher)
+                    self.publishers.append(await self._publisher(rank, core.batcher))
+            except BaseException:
+                self._close_streams()
+                raise
+        self.alive = True
+
+    async def _publisher(self, rank: int, batcher: Batcher) -> Publisher:
+        config = self.config
+        assert config.events_endpoint is not None
+        endpoint, replay = config.endpoint_of(config.events_endpoint, self.number), config.replay_endpoint
+        replay = None if replay is None else config.endpoint_of(replay, self.number)
+        if rank in self._places:
+            endpoint, replay = self._places[rank]
+        for attempt in range(100):
+            publisher = Publisher(
+                endpoint,
+                batcher.resync,
+                replay=replay,
+                topic=config.topic.replace("{worker}", self.name),
+                rank=rank,
+                bind=not config.events_connect,
+            )
+            publisher.withhold = self._withheld
+            try:
+                publisher.start()
+            except KvyardError:
+                # After a death: ZeroMQ gives an address back some time after its socket was closed.
+                if not self._deaths or attempt == 99:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                self._places[rank] = (
+                    _base(publisher.endpoint, rank),
+                    None if publisher.replay_endpoint is None else _base(publisher.replay_endpoint, rank),
+                )
+                return publisher
+        raise AssertionError("unreachable")
+
+    def stop(self) -> None:
+        """End in order: requests that are left are given up, events go out, streams close."""
+        if self.alive:
+            self.alive = False
+            self._break("the server is shutting down")
+            self.driver.stop()
+        self._close_streams()
+
+    def die(self) -> None:
+        """End as in a crash: nobody is told, and what was cached is gone."""
+        self._deaths += 1
+        self.stop()
+        self._build()
+        self.measures = Measures(self, self.config.served_model_name, self.longest)
+        self._attach()
+
+    def _break(self, why: str) -> None:
+        for desk in self.desks:
+            for choice in desk.choices.values():
+                choice.flow.broken = why
+                choice.flow.tell()
+            desk.choices.clear()
+
+    def _close_streams(self) -> None:
+        for publisher in self.publishers:
+            publisher.close()
+        self.publishers = []
+
+    # -- requests -------------------------------------------------------------------------------------------------------
+
+    @property
+    def load(self) -> int:
+        """Choices that wait or run."""
+        return sum(len(desk.choices) for desk in self.desks)
+
+    @property
+    def waiting(self) -> int:
+        """Choices that wait."""
+        return self.load - sum(len(core.scheduler.running) for core in self.cores)
+
+    def choose_rank(self) -> int:
+        """The rank with the least to do, the first of equals."""
+
+        def weight(rank: int) -> int:
+            running = len(self.cores[rank].scheduler.running)
+            return WAITING_COUNTS * max(0, len(self.desks[rank].choices) - running) + running
+
+        return min(range(len(self.cores)), key=weight)
+
+    def submit(
+        self, flow: Flow, prompt: Sequence[int], answer: Answer, namespace: Namespace, *, rank: int, priority: int = 0
+    ) -> Choice:
+        """Hand one choice to a rank; it arrives now."""
+        self._serial += 1
+        ids = answer.ids
+        job = Job(
+            f"{self.name}-{self._serial}",
+            TokenChain(prompt, self.block_size, self._algorithm, namespace),
+            len(ids),
+            priority=priority,
+            sample=lambda start, stop: ids[start:stop],
+        )
+        choice = Choice(len(flow.choices), job, answer, rank, flow)
+        flow.choices.append(choice)
+        self.desks[rank].choices[job.id] = choice
+        choice.arrival = self.driver.submit(job, rank)
+        return choice
+
+    def give_up(self, flow: Flow) -> None:
+        """Whoever asked has gone: cancel what is left."""
+        if self.alive:
+            for choice in flow.choices:
+                if choice.ended < 0:
+                    self.driver.cancel(choice.job, choice.rank)
+
+    def reset(self, done: Callable[[bool], None]) -> None:
+        """Forget what is cached on the device, unless somebody uses it; ``done`` is told whether it was."""
+
+        def deed(now: int) -> None:
+            done(all([core.scheduler.manager.reset() for core in self.cores]))
+
+        self.driver.receive(deed)
+
+    def stall(self, seconds: float) -> None:
+        """Let the engine stand still for so many real seconds."""
+        driver = self.driver
+        driver.freeze()
+        asyncio.get_running_loop().call_later(seconds, driver.thaw)
+
+    def _settle(self) -> None:
+        for desk in self.desks:
+            if desk.news:
+                desk.settle()
+
+    # -- events ---------------------------------------------------------------------------------------------------------
+
+    def _announce(self, rank: int, batch: EventBatch, now: int) -> None:
+        if self.publishers:
+            self.publishers[rank].publish(batch, now)
+
+    def _withheld(self, batch: EventBatch) -> bool:
+        loss = self.faults.event_loss
+        withheld = loss > 0 and self.random.random() < loss
+        self.measures.announced(batch.rank or 0, withheld)
+        return withheld
+
+    def seen(self, path: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self.measures.seen(path, status, seconds)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every rank's books are right."""
+        self.engine.check_integrity()
+
+
+def _base(endpoint: str, rank: int) -> str:
+    """The endpoint of rank 0 that goes with ``endpoint`` of ``rank``."""
+    if endpoint.startswith("tcp://"):
+        host, port = split_tcp(endpoint)
+        return f"tcp://{host}:{port - rank}"
+    return endpoint.removesuffix(f"_dp{rank}")
+
+
+def _everything(cores: Sequence[EngineCore], rank: int) -> list[tuple[int, Tier, list[Run]]]:
+    """What a rank's tiers hold, for a batcher that must announce it anew."""
+    core = cores[rank]
+    found = list(core.scheduler.manager.pool.snapshot())
+    if core.offload is not None:
+        found += core.offload.snapshot()
+    return found

@@ -1,0 +1,157 @@
+"""What the mock's tests share: a real fleet on ports of its own, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from tests.server.support import PATIENCE, eventually
+
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.timing import FixedTiming
+from kvyard.server.mock.config import MockConfig
+from kvyard.server.mock.fleet import Fleet
+
+LOOPBACK = "tcp://127.0.0.1:0"
+ENGINE: dict[str, Any] = {
+    "block_size": 16,
+    "num_gpu_blocks": 512,
+    "max_model_len": 2048,
+    "timing": FixedTiming(prefill_ms=2, decode_ms=1),
+}
+
+__all__ = ["ENGINE", "LOOPBACK", "PATIENCE", "Process", "Served", "eventually"]
+
+
+class Served:
+    """A fleet over HTTP, in a thread."""
+
+    def __init__(
+        self, *, engine: dict[str, Any] | None = None, token: str | None = None, journal: Any = None, **settings: Any
+    ) -> None:
+        settings.setdefault("drain_seconds", 1.0)
+        config = MockConfig(engine=EngineConfig(**{**ENGINE, **(engine or {})}), **settings)
+        self.fleet = Fleet(config, token=token, journal=journal)
+        self.urls = self.fleet.urls
+        self.url = self.urls[0]
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.fleet.run(lambda urls: self._ready.set())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+        if self._failure is not None:
+            self.__exit__()
+            raise self._failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.fleet.end()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        assert self._failure is None, self._failure
+
+    def inside(self, deed: Callable[[], Any]) -> Any:
+        """Have ``deed`` done on the fleet's loop."""
+
+        async def done() -> Any:
+            return deed()
+
+        loop = self.fleet._loop
+        assert loop is not None
+        return asyncio.run_coroutine_threadsafe(done(), loop).result(PATIENCE)
+
+    def check(self) -> None:
+        """Nothing runs, nothing is held, and the books are right."""
+
+        def idle() -> bool:
+            workers = self.fleet.workers
+            for worker in workers:
+                worker.check_integrity()
+            return all(core.scheduler.idle and core.scheduler.manager.usage == 0 for w in workers for core in w.cores)
+
+        eventually(lambda: self.inside(idle))
+
+    def post(self, path: str, status: int = 200, headers: dict[str, str] | None = None, **body: Any) -> Any:
+        reply = self.client.post(path, json=body, headers=headers)
+        assert reply.status_code == status, (reply.status_code, reply.text)
+        return reply.json() if reply.headers["content-type"] == "application/json" else reply.text
+
+    def complete(self, prompt: Any, status: int = 200, headers: dict[str, str] | None = None, **body: Any) -> Any:
+        return self.post("/v1/completions", status, headers, **{"prompt": prompt, "max_tokens": 4, **body})
+
+    def cached(self, prompt: Any, **body: Any) -> int:
+        """Tokens of ``prompt`` that were there."""
+        return int(self.complete(prompt, **body)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    def get(self, path: str) -> Any:
+        reply = self.client.get(path)
+        assert reply.status_code == 200, (reply.status_code, reply.text)
+        return reply.json()
+
+    def metrics(self) -> dict[str, float]:
+        lines = self.client.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.said: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvyard", "mock", "--port", "0", *arguments],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "KVYARD_TOKEN"},
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.said)
+
+    def urls(self, count: int = 1) -> list[str]:
+        def found() -> list[str]:
+            assert self.process.poll() is None, self.text
+            urls = re.findall(r"at (http://\S+?),? ?(?:events|$)", self.text, re.MULTILINE)
+            return urls if len(urls) == count else []
+
+        return eventually(found, lambda: self.text)

@@ -1,0 +1,188 @@
+"""Whatever is sent, something sensible is answered: never a 500, never silence, and the books stay right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+
+from tests.server.mock.support import Served
+
+from kvyard.engine.timing import FixedTiming
+
+MANY = max(40, settings.default.max_examples // 2)
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter", "/admin/faults", "/admin/revive", "/reset_prefix_cache",
+)  # fmt: skip
+"""All that take a body, but for those that are meant to break something."""
+WORDS = [
+    "model", "prompt", "messages", "role", "content", "n", "stream", "stream_options", "include_usage", "stop",
+    "max_tokens", "max_completion_tokens", "min_tokens", "seed", "logprobs", "top_logprobs", "echo", "tools", "type",
+    "function", "name", "parameters", "tool_choice", "response_format", "json_schema", "schema", "cache_salt", "tokens",
+    "lora_name", "lora_path", "priority", "temperature", "stop_token_ids", "error_rate", "worker", "return_token_ids",
+]  # fmt: skip
+ATOMS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-1, 300)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(["mock", "user", "system", "text", "function", "auto", "required", "json_object", "json_schema"])
+)
+VALUES = st.recursive(
+    ATOMS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=5), inner, max_size=6)
+    ),
+    max_leaves=20,
+)
+SCHEMA = st.fixed_dictionaries(
+    {"type": st.sampled_from(["object", "string", "array", 5])}, optional={"properties": VALUES}
+)
+COMMON: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from(["mock", "lora", "x", None]),
+    "n": st.none() | st.integers(-1, 5),
+    "stream": st.booleans(),
+    "stream_options": st.none() | st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+    "stop": st.none() | st.text(max_size=3) | st.lists(st.text(max_size=2), max_size=3),
+    "max_tokens": st.none() | st.integers(-1, 60) | st.integers(),
+    "min_tokens": st.integers(-1, 10),
+    "ignore_eos": st.booleans(),
+    "seed": st.none() | st.integers(),
+    "temperature": st.none() | st.floats(-1, 3),
+    "cache_salt": st.none() | st.text(max_size=4),
+    "priority": st.integers(),
+    "stop_token_ids": st.lists(st.integers(), max_size=3),
+    "return_token_ids": st.booleans(),
+    "response_format": st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "json_object", "json_schema", "x"])},
+        optional={"json_schema": st.fixed_dictionaries({}, optional={"schema": SCHEMA})},
+    ),
+}
+TEXT = st.text(max_size=20)
+COMPLETION = st.fixed_dictionaries(
+    {"prompt": TEXT | st.lists(st.integers(-1, 1 << 33), max_size=60) | st.lists(TEXT, max_size=3)},
+    optional={**COMMON, "logprobs": st.none() | st.integers(-1, 21), "echo": st.booleans()},
+)
+TOOL = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "x"])},
+    optional={"function": st.fixed_dictionaries({"name": TEXT}, optional={"parameters": SCHEMA})},
+)
+CHAT = st.fixed_dictionaries(
+    {
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
+                optional={
+                    "content": TEXT
+                    | st.lists(st.fixed_dictionaries({"type": st.just("text")}, optional={"text": TEXT}), max_size=2),
+                    "tool_calls": st.lists(st.dictionaries(TEXT, VALUES, max_size=2), max_size=2),
+                },
+            ),
+            max_size=4,
+        )
+    },
+    optional={
+        **COMMON,
+        "logprobs": st.booleans(),
+        "top_logprobs": st.none() | st.integers(-1, 21),
+        "tools": st.lists(TOOL, max_size=3),
+        "tool_choice": st.sampled_from(["auto", "none", "required", "x"]) | st.dictionaries(TEXT, VALUES, max_size=2),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    quick = {"timing": FixedTiming(prefill_ms=0.02, decode_ms=0.01), "scheduling_policy": "priority"}
+    with Served(engine=quick, tool_call_rate=1.0) as fleet:
+        fleet.post("/v1/load_lora_adapter", lora_name="lora", lora_path="/x")
+        yield fleet
+        fleet.check()
+
+
+def answered(served: Served, path: str, content: bytes) -> None:
+    reply = served.client.post(path, content=content)
+    assert reply.status_code < 500, (reply.status_code, reply.text)
+    if reply.status_code >= 400:
+        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+    elif reply.headers["content-type"].startswith("text/event-stream"):
+        assert reply.text.endswith("data: [DONE]\n\n")
+        for line in reply.text.splitlines():
+            if line and line != "data: [DONE]":
+                json.loads(line.removeprefix("data: "))
+    elif path.startswith("/v1/c"):
+        found = reply.json()
+        assert found["usage"]["completion_tokens"] > 0 and all(one["finish_reason"] for one in found["choices"])
+    if path == "/admin/faults":
+        calm = {"error_rate": 0, "latency_ms": 0, "abort_rate": 0, "stall_rate": 0, "event_loss": 0}
+        assert served.client.post(path, json=calm).status_code == 200
+
+
+@settings(max_examples=MANY, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(path=st.sampled_from(PATHS), body=st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=8) | VALUES)
+def test_any_json(served: Served, path: str, body: object) -> None:
+    answered(served, path, json.dumps(body).encode())
+
+
+@settings(max_examples=2 * MANY, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(body=COMPLETION)
+def test_nearly_right_completions(served: Served, body: dict[str, object]) -> None:
+    answered(served, "/v1/completions", json.dumps(body).encode())
+
+
+@settings(max_examples=2 * MANY, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(body=CHAT)
+def test_nearly_right_chats(served: Served, body: dict[str, object]) -> None:
+    answered(served, "/v1/chat/completions", json.dumps(body).encode())
+
+
+@settings(max_examples=MANY)
+@given(path=st.sampled_from(PATHS), content=st.binary(max_size=200))
+def test_any_bytes(served: Served, path: str, content: bytes) -> None:
+    answered(served, path, content)
+
+
+def test_every_route_is_described(served: Served) -> None:
+    described = served.get("/openapi.json")
+    taking = {path for path, methods in described["paths"].items() if "requestBody" in methods.get("post", {})}
+    assert taking - {"/admin/kill", "/admin/stall"} <= set(PATHS)
+    for path, methods in described["paths"].items():
+        if "get" in methods:
+            assert served.client.get(path).status_code == 200
+
+
+@pytest.mark.slow
+def test_the_description_is_true() -> None:
+    """Schemathesis makes requests from /openapi.json, right ones and wrong ones, and compares the answers with it."""
+    schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
+    from schemathesis import checks
+
+    chosen = [
+        checks.not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+        checks.allow_header_conformance,
+    ]
+    with Served(engine={"timing": FixedTiming(prefill_ms=0.02, decode_ms=0.01)}) as fleet:
+        schema = schemathesis.openapi.from_url(f"{fleet.url}/openapi.json")
+        for operation in schema.get_all_operations():
+            if operation.ok().path in ("/admin/kill", "/admin/stall", "/admin/faults"):
+                continue
+
+            @settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+            @given(case=operation.ok().as_strategy())
+            def run(case: Any) -> None:
+                case.call_and_validate(checks=chosen, timeout=30)
+
+            run()
+        fleet.check()
