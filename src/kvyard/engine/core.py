@@ -63,6 +63,8 @@ class EngineCore:
         self.batcher = batcher
         self.watcher = watcher
         self.offload = offload
+        self.busy_ns = 0
+        """How long passes took that are over, in all."""
         self.passes = 0
         """Passes that have ended."""
         if bulk and plans and Growth.fits(scheduler.manager) and not scheduler.exacting:
@@ -130,10 +132,17 @@ class EngineCore:
         """
         if self._ends:
             return True
-        durations = self.propose(now)
-        if durations is None:
+        batch = self._form(now)
+        if batch is None:
             return False
-        self.adopt(durations, now)
+        if batch.chunks or batch.bursts:
+            # One pass by itself, which is most of them: no need for a vector.
+            self._start = now
+            self._ends = [now + self._single(batch)]
+            self._done = 0
+            self._first = self.scheduler.cohort.tick
+        else:
+            self.adopt(self._durations_of(batch, now), now)
         return True
 
     def propose(self, now: int) -> Durations | None:
@@ -142,14 +151,8 @@ class EngineCore:
         ``begin`` does this and ``adopt``. Whoever runs several ranks in step asks all of them, and has them adopt what
         the slowest takes.
         """
-        if self.scheduler.loads is not None:
-            self.scheduler.loads.land(now)
-        batch = self.scheduler.form(now)
-        if batch is None:
-            self._announce(now)
-            return None
-        self._batch = batch
-        return self._durations_of(batch, now)
+        batch = self._form(now)
+        return self._durations_of(batch, now) if batch is not None else None
 
     def adopt(self, durations: Durations, now: int) -> None:
         """Run what was proposed from ``now`` on, in passes of these lengths."""
@@ -161,11 +164,28 @@ class EngineCore:
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
+    def _form(self, now: int) -> Batch | None:
+        """What runs from ``now`` on, if anything does."""
+        scheduler = self.scheduler
+        loads = scheduler.loads
+        if loads is not None:
+            loads.land(now)
+        batch = scheduler.form(now)
+        if loads is not None:
+            loads.formed()
+        if batch is None:
+            self._announce(now)
+        else:
+            self._batch = batch
+        return batch
+
+    def _single(self, batch: Batch) -> int:
+        return self.timing.pass_ns([(new, past) for _, new, past in batch.chunks], batch.decoding, batch.context)
+
     def _durations_of(self, batch: Batch, now: int) -> Durations:
         scheduler = self.scheduler
         if batch.chunks or batch.bursts:
-            spent = self.timing.pass_ns([(new, past) for _, new, past in batch.chunks], batch.decoding, batch.context)
-            return np.array([spent], dtype=np.int64)
+            return np.array([self._single(batch)], dtype=np.int64)
         passes = static_passes(scheduler, self._longest)
         durations = self.timing.decode_ns(batch.decoding, batch.context, passes)
         if self.offload is not None and passes > 1:
@@ -192,21 +212,25 @@ class EngineCore:
         """When a transfer next lands here, if nothing else uses its link."""
         return self.offload.earliest_deadline() if self.offload is not None else None
 
-    def end_by(self, end: int) -> None:
-        """Plan no pass that ends after ``end``, where another one ends."""
-        del self._ends[bisect_right(self._ends, end) :]
+    def uncertain_from(self, now: int) -> int | None:
+        """From when on things may be other than planned: from ``now``, if a shared tier has changed for somebody here, or from the next landing on."""
+        loads = self.scheduler.loads
+        if loads is None:
+            return None
+        return now if loads.disturbed else loads.offload.earliest_deadline()
 
-    def trim(self, now: int) -> None:
-        """Somebody used a link that is shared, so a landing may come earlier than was planned with: plan no further."""
-        if self.offload is None or len(self._ends) - self._done < 2:
+    def trim(self, now: int, begun: bool = False) -> None:
+        """Somebody used a tier that is shared: plan no further than is certain. ``begun``: passes due now have started."""
+        self.plan_until(self.uncertain_from(now), now, begun)
+
+    def plan_until(self, when: int | None, now: int, begun: bool = False) -> None:
+        """Nothing after the pass that is under way at ``when`` is certain. ``begun``: a pass that starts ``now`` has."""
+        if when is None or not self._ends:
             return
-        deadline = self.offload.earliest_deadline()
-        if deadline is None:
-            return
-        if deadline <= now:
-            self.cut(now)
+        if when <= now:
+            self.cut(now + 1 if begun else now)
         else:
-            del self._ends[bisect_left(self._ends, deadline) + 1 :]
+            del self._ends[bisect_left(self._ends, when) + 1 :]
 
     def _commit(self, count: int) -> None:
         """Carry out the plan's passes up to, not including, number ``count``."""
@@ -263,16 +287,17 @@ class EngineCore:
         """Give the pass under way its blocks now, which it has had since it started: those of a plan get theirs late, when
         they are carried out. For whoever looks at what is held after ``advance``.
         """
-        if self._ends and self._done:
+        if self._ends:
             scheduler = self.scheduler
             if scheduler.growth is not None and not scheduler.cohort.exact:
                 scheduler.growth.through(self._first + self._done + 1)
-            else:
+            elif self._done:
                 self._touch(self._first + self._done)
 
     def _close(self, count: int) -> None:
         """The plan is over after ``count`` passes: whoever ends with it ends now."""
         end = self._ends[count - 1]
+        self.busy_ns += end - self._start
         batch = self._batch
         assert batch is not None
         self._ends = []
@@ -295,7 +320,7 @@ class EngineCore:
         else:
             jobs: Sequence[Job] = ()
             if self.watcher.wants_tokens:
-                jobs = [job for job in self.scheduler.running.values() if job.state is State.DECODE]
+                jobs = self.scheduler.lockstep()
             self.watcher.decoded(start, self._durations[done:count], batch.decoding, jobs)
 
     def _announce(self, now: int) -> None:

@@ -44,13 +44,12 @@ class Growth:
             return False
         return not prefilling or next(reversed(running)) in prefilling
 
-    def through(self, tick: int) -> bool:
-        """Take the blocks that jobs need in passes before ``tick``; whether any did. There must be enough."""
+    def through(self, tick: int) -> None:
+        """Take the blocks that jobs need in passes before ``tick``. There must be enough."""
         jobs = self._cohort.grow(tick, self._size)
         if jobs:
             for job, block in zip(jobs, self._manager.pool.take(len(jobs))):
                 job.ahead.append(block)
-        return bool(jobs)
 
     def settle(self, job: Job) -> None:
         """Put what was taken for ``job`` into its table."""

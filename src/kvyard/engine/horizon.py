@@ -19,7 +19,7 @@ def static_passes(scheduler: Scheduler, most: int) -> int:
     if scheduler.preempted or scheduler.steps_alone or (scheduler.prefilling and not scheduler.prompts_apart):
         return 1
     cleans = loads is not None and loads.cleans
-    if cleans and loads is not None and (scheduler.took_blocks or loads.stalled):
+    if cleans and loads is not None and (scheduler.took_blocks or loads.stalled or loads.cleaning):
         return 1
     end = cohort.next_end()
     assert end is not None

@@ -23,7 +23,7 @@ from kvyard.engine.job import Job, State
 from kvyard.engine.loads import Loads
 from kvyard.engine.queue import make_queue
 from kvyard.engine.watcher import NOBODY, Watcher
-from kvyard.hashing import TraceChain
+from kvyard.hashing import Key, TraceChain
 
 if TYPE_CHECKING:
     from kvyard.blocks import Hit
@@ -49,6 +49,37 @@ class Batch(NamedTuple):
     """The decoding jobs' summed lengths, the tokens being computed included."""
     bursts: Sequence[tuple[Job, int]] = ()
     """Jobs that verify drafts, and how many tokens each computes."""
+
+
+class Stuck(NamedTuple):
+    """A head of the queue that didn't fit: what has to change before it is worth asking again.
+
+    For one group of full attention without lower tiers: free blocks must become more, or somebody must have computed the block
+    after its hit.
+    """
+
+    job: Job
+    form: int
+    free: int
+    block: int
+    key: Key | None
+
+    @classmethod
+    def at(cls, job: Job, hit: int, form: int, free: int) -> Stuck:
+        """``job`` found ``hit`` tokens cached and not enough among ``free`` blocks, when pass number ``form`` was formed."""
+        keys = job.chain.keys
+        block = hit // job.chain.block_size
+        return cls(job, form, free, block, keys[block] if block < len(keys) else None)
+
+    def holds(self, job: Job, form: int, free: int, chunks: Sequence[Chunk]) -> bool:
+        """Whether ``job`` is still stuck, one pass later: in between only ``chunks`` were computed."""
+        if job is not self.job or form != self.form + 1 or free > self.free:
+            return False
+        for chunk in chunks:
+            keys = chunk.job.chain.keys
+            if self.block < len(keys) and keys[self.block] == self.key:
+                return False
+        return True
 
 
 class Scheduler:
@@ -98,6 +129,11 @@ class Scheduler:
             self._may_defer = False
         aligned = [spec.block_size for spec in config.specs if spec.is_state and spec.mode == "align"]
         self._chunk_unit = max(aligned, default=1) if config.enable_prefix_caching else 1
+        full = [spec.block_size for spec in config.specs if spec.is_full]
+        self._surely_fits = self._usable // len(full) * min(full) if full else UNLIMITED
+        """So many tokens fit into the pool in any case; of more, it has to be worked out."""
+        self._stuck: Stuck | None = None
+        self._forms = 0
         self.preempted = False
         """Whether somebody was pushed out while the last pass was formed."""
         self.took_blocks = False
@@ -155,6 +191,7 @@ class Scheduler:
         return batch
 
     def _form(self, now: int) -> Batch | None:
+        self._forms += 1
         self.manager.begin_step()
         self.preempted = False
         cohort = self.cohort
@@ -162,8 +199,11 @@ class Scheduler:
         bursting = self.bursts
         growth = self.growth
         if growth is not None and growth.covers(self):
-            self.took_blocks = growth.through(cohort.tick + 1)
             due = []
+            # With nobody else to take any, blocks can be taken together with those of the passes that follow.
+            if self.waiting or self.prefilling:
+                growth.through(cohort.tick + 1)
+            self.took_blocks = False
         else:
             due = cohort.due()
             self.took_blocks = bool(due)
@@ -276,7 +316,11 @@ class Scheduler:
         waiting, running, manager, loads = self.waiting, self.running, self.manager, self.loads
         while waiting and budget > 0 and len(running) < self._max_seqs:
             job = waiting.peek()
-            if self._hopeless(job):
+            stuck = self._stuck
+            if stuck is not None and stuck.holds(job, self._forms, manager.pool.free, chunks):
+                self._stuck = stuck._replace(form=self._forms)
+                break
+            if job.num_tokens > self._surely_fits and self._hopeless(job):
                 waiting.pop()
                 self._reject(
                     job, now, f"its {job.num_tokens} tokens need more blocks than the {self._usable} there are"
@@ -307,7 +351,7 @@ class Scheduler:
                     f"its {job.num_tokens - past} tokens don't fit into a pass of {self._budget}, and chunks are off",
                 )
                 continue
-            if loads is not None and loads.cleans and loads.must_wait(job, past + new, now):
+            if loads is not None and loads.cleans and loads.must_wait(job, new, now, hit):
                 break
             if not self._enter(job, new, hit):
                 if not running and not manager.requests and manager.pool.free == self._usable:
@@ -316,6 +360,8 @@ class Scheduler:
                         job, now, f"its {job.num_tokens} tokens don't fit into the {self._usable} blocks there are"
                     )
                     continue
+                if self.growth is not None and loads is None and hit is not None and type(self) is Scheduler:
+                    self._stuck = Stuck.at(job, hit.tokens, self._forms, manager.pool.free)
                 break
             waiting.pop()
             budget -= new

@@ -36,6 +36,10 @@ NEEDS_EVENTS = frozenset({"kv"})
 """Router policies that read the index."""
 
 
+BLIND = frozenset({"random", "round-robin"})
+"""Router policies that look at nothing."""
+
+
 class WholeChain(TokenChain):
     """Real tokens, kept for as long as anything of them is cached: the index of chains needs their beginnings."""
 
@@ -67,6 +71,7 @@ class Fleet:
         """Requests that came when no worker took any."""
         chooses = config.router.fallback if config.router.policy == "affinity" else config.router.policy
         self._reads_events = chooses in NEEDS_EVENTS
+        self._reads_keys = chooses not in BLIND
         self._index = ChainIndex()
         self.indexer: Indexer | None = None
         if self._reads_events:
@@ -226,7 +231,7 @@ class Fleet:
         decision = self.router.route(
             RouteRequest(
                 id=row.id,
-                keys=job.chain.keys,  # type: ignore[arg-type]  # trace keys are integers
+                keys=job.chain.keys if self._reads_keys else (),  # type: ignore[arg-type]  # trace keys are integers
                 num_tokens=row.input_length,
                 session=row.session,
                 expected_output=row.output_length,

@@ -22,7 +22,7 @@ _ROOM = 1 << 16
 class Gaps:
     """Durations with counts."""
 
-    __slots__ = ("_buffer", "_counts", "_durations", "_held", "_weights")
+    __slots__ = ("_buffer", "_counts", "_durations", "_held", "_singles", "_weights")
 
     def __init__(self) -> None:
         self._durations: Column = np.zeros(0, dtype=np.int64)
@@ -30,6 +30,7 @@ class Gaps:
         self._buffer: list[Column] = []
         self._weights: list[int] = []
         self._held = 0
+        self._singles: list[tuple[int, int]] = []
 
     def add(self, durations: Column, count: int) -> None:
         """Each of ``durations`` (nanoseconds) was the gap of ``count`` requests."""
@@ -39,17 +40,30 @@ class Gaps:
         if self._held >= _ROOM:
             self._settle()
 
+    def add_one(self, duration: int, count: int) -> None:
+        """``duration`` was the gap of ``count`` requests."""
+        self._singles.append((duration, count))
+        if len(self._singles) >= _ROOM:
+            self._settle()
+
     def columns(self) -> tuple[Column, Column]:
         """The durations, ascending, in nanoseconds, and how often each occurred."""
         self._settle()
         return self._durations * US, self._counts
 
     def _settle(self) -> None:
+        if self._singles:
+            alone = np.array(self._singles, dtype=np.int64)
+            self._buffer.append(alone[:, 0])
+            self._weights.append(0)
         if not self._buffer:
             return
         lengths = [len(part) for part in self._buffer]
         fresh = (np.concatenate(self._buffer) + US // 2) // US
         weights = np.repeat(np.array(self._weights, dtype=np.int64), lengths)
+        if self._singles:
+            weights[-len(self._singles) :] = alone[:, 1]
+            self._singles = []
         values, places = np.unique(np.concatenate((self._durations, fresh)), return_inverse=True)
         counts = np.zeros(len(values), dtype=np.int64)
         np.add.at(counts, places, np.concatenate((self._counts, weights)))

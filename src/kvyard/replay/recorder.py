@@ -86,8 +86,6 @@ class Recorder(Watcher):
         self.seen = seen
         self.block_size = block_size
         self.gaps = Gaps()
-        self.busy = 0
-        """Nanoseconds that passes took."""
         self.computed = 0
         """Prompt tokens computed, again ones included."""
         self.steps = 0
@@ -115,9 +113,11 @@ class Recorder(Watcher):
             record.loading += now - self._since.pop(job.id)
 
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
-        self.busy += end - start
         if decoding:
-            self._add_gaps(np.array([end - start], dtype=np.int64), decoding)
+            if self._paused:
+                self._add_gaps(np.array([end - start], dtype=np.int64), decoding)
+            else:
+                self.gaps.add_one(end - start, decoding)
             self.steps += decoding
         for chunk in chunks:
             self.computed += chunk[1]
@@ -143,7 +143,6 @@ class Recorder(Watcher):
     def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
         self._add_gaps(durations, decoding)
         self.steps += decoding * len(durations)
-        self.busy += int(durations.sum())
 
     def produced(self, job: Job, count: int, end: int) -> None:
         record = self.records[job.id]

@@ -235,7 +235,7 @@ def _workers(fleet: Fleet, records: Sequence[Record], duration: int) -> list[Wor
                 cached_tokens=sum(record.cached for record in mine),
                 loaded_tokens=sum(record.host + record.storage for record in mine),
                 computed_tokens=sum(recorder.computed for recorder in worker.recorders),
-                busy=max(recorder.busy for recorder in worker.recorders) / duration,
+                busy=max(core.busy_ns for core in worker.cores) / duration,
                 preemptions=sum(core.scheduler.preemptions for core in worker.cores),
                 passes=sum(core.passes for core in worker.cores),
                 evicted_blocks=sum(core.scheduler.manager.pool.evicted for core in worker.cores),
