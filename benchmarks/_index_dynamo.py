@@ -2,60 +2,47 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from _index_workload import DEPTHS, KINDS, load, timed_lookups, timed_stores
+from _index_workload import Step, load, lookups, removals, stores, walk
 
 os.environ.setdefault("DYN_LOG", "error")
 
 
-def main(peers: str, work: dict[str, Any]) -> dict[str, Any]:
+def steps(peers: str, work: dict[str, Any]) -> Iterator[Step]:
     from dynamo.llm import RadixTree  # type: ignore[import-not-found]
 
     workload, peer = load(peers, work)
     tree = RadixTree()
     tree.find_matches([1])  # starts its thread
 
-    def make(number: int, event: Any) -> tuple[int, bytes]:
-        worker, parent, blocks = event
-        named = [{"block_hash": key, "tokens_hash": local} for key, local in blocks]
-        data = {"stored": {"parent_hash": parent, "blocks": named}}
-        return worker, json.dumps({"event_id": number, "data": data}).encode()
+    def event(number: int, data: Any) -> bytes:
+        return json.dumps({"event_id": number, "data": data}).encode()
 
-    gc.collect()
-    before = peer.rss_bytes()
-    spent, blocks = timed_stores(workload.events(), make, lambda item: tree.apply_event(*item))
-    grown = peer.rss_bytes() - before
-    out: dict[str, Any] = {"found": {}}
-    out["store_per_block_ns"] = spent / blocks * 1e9
-    out["memory_per_block_bytes"] = grown / blocks
-    for depth in DEPTHS:
-        for kind in KINDS:
-            queries = list(workload.queries(depth, kind, work["queries"]))
-            took, found = timed_lookups(queries, lambda query: tree.find_matches(query).scores)
-            out[f"lookup_{depth}_{kind}_us"], out["found"][f"{depth} {kind}"] = took, found
-    payloads = []
-    for worker in range(min(8, work["workers"])):
-        for sequence in workload.placement[worker]:
-            gone = workload.chained(workload.local(sequence))[1024:][::-1]
-            for at in range(0, len(gone), 64):
-                data = {"removed": {"block_hashes": gone[at : at + 64]}}
-                payloads.append((worker, json.dumps({"event_id": 0, "data": data}).encode()))
-    start = time.process_time()
-    for item in payloads:
+    def stored(number: int, item: Any) -> tuple[int, bytes]:
+        worker, parent, blocks = item
+        named = [{"block_hash": key, "tokens_hash": local} for key, local in blocks]
+        return worker, event(number, {"stored": {"parent_hash": parent, "blocks": named}})
+
+    def removed(worker: int, gone: list[int]) -> tuple[int, bytes]:
+        return worker, event(0, {"removed": {"block_hashes": gone}})
+
+    def apply(item: tuple[int, bytes]) -> None:
         tree.apply_event(*item)
-    out["remove_per_block_ns"] = (time.process_time() - start) / (len(payloads) * 64) * 1e9
-    last = work["workers"] - 1
+
+    yield from stores(workload, peer.rss_bytes, stored, apply)
+    yield from lookups(workload, work["queries"], list, lambda query: tree.find_matches(query).scores)
+    yield from removals(workload, removed, apply)
+    cleared = event(0, "cleared")
     start = time.process_time()
-    tree.apply_event(last, json.dumps({"event_id": 0, "data": "cleared"}).encode())
-    out["clear_one_worker_us"] = (time.process_time() - start) * 1e6
-    return out
+    tree.apply_event(work["workers"] - 1, cleared)
+    yield "clear_one_worker_us", (time.process_time() - start) * 1e6
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], json.loads(sys.argv[2]))))
+    walk(steps(sys.argv[1], json.loads(sys.argv[2])))

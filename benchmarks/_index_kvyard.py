@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from _index_workload import DEPTHS, KINDS, load, timed_lookups, timed_stores
+from _index_workload import Step, load, lookups, removals, stores, walk
 
 from kvyard.events.transport import Origin, State, Update
 from kvyard.events.types import Cleared, Removed, Stored
@@ -29,52 +29,32 @@ def update(stream: int, seq: int, event: Any) -> Update:
     )
 
 
-def against_the_peer(peers: str, work: dict[str, Any]) -> dict[str, Any]:
+def steps(peers: str, work: dict[str, Any]) -> Iterator[Step]:
     workload, peer = load(peers, work)
     indexer = Indexer(Identity(16, direct=True))
     for worker in range(work["workers"]):
         indexer.register(Source(stream=str(worker), worker=str(worker)))
-    seqs = [0] * work["workers"]
+    seqs = [-1] * work["workers"]
 
-    def make(_: int, event: Any) -> Update:
-        worker, parent, blocks = event
+    def stored(_: int, item: Any) -> Update:
+        worker, parent, blocks = item
         seqs[worker] += 1
         # New lists of new integers, as a decoder makes them.
         hashes = [int(str(key)) for key, _ in blocks]
-        return update(worker, seqs[worker] - 1, Stored(hashes=hashes, parent=parent, tokens=None, block_size=16))
+        return update(worker, seqs[worker], Stored(hashes=hashes, parent=parent, tokens=None, block_size=16))
 
-    gc.collect()
-    before = peer.rss_bytes()
-    spent, blocks = timed_stores(workload.events(), make, indexer.apply)
-    grown = peer.rss_bytes() - before
-    out: dict[str, Any] = {"found": {}}
-    out["store_per_block_ns"] = spent / blocks * 1e9
-    out["memory_per_block_bytes"] = grown / blocks
-    for depth in DEPTHS:
-        for kind in KINDS:
-            queries = [workload.chained(local) for local in workload.queries(depth, kind, work["queries"])]
-            out[f"lookup_{depth}_{kind}_us"], out["found"][f"{depth} {kind}"] = timed_lookups(queries, indexer.matches)
-    chain = random.Random(1).choices(range(100_000), k=2048 * 16)
-    start = time.process_time()
-    for _ in range(10):
-        indexer.identity.keys(chain)
-    out["chaining_2048_blocks_us"] = (time.process_time() - start) / 10 * 1e6
-    removals = []
-    for worker in range(min(8, work["workers"])):
-        for sequence in workload.placement[worker]:
-            gone = workload.chained(workload.local(sequence))[1024:][::-1]
-            for at in range(0, len(gone), 64):
-                removals.append(update(worker, seqs[worker], Removed(hashes=gone[at : at + 64])))
-                seqs[worker] += 1
-    start = time.process_time()
-    for item in removals:
-        indexer.apply(item)
-    out["remove_per_block_ns"] = (time.process_time() - start) / (len(removals) * 64) * 1e9
+    def removed(worker: int, gone: list[int]) -> Update:
+        seqs[worker] += 1
+        return update(worker, seqs[worker], Removed(hashes=gone))
+
+    yield from stores(workload, peer.rss_bytes, stored, indexer.apply)
+    yield from lookups(workload, work["queries"], workload.chained, indexer.matches)
+    yield from removals(workload, removed, indexer.apply)
     last = work["workers"] - 1
+    cleared = update(last, seqs[last] + 1, Cleared())
     start = time.process_time()
-    indexer.apply(update(last, seqs[last], Cleared()))
-    out["clear_one_worker_us"] = (time.process_time() - start) * 1e6
-    return out
+    indexer.apply(cleared)
+    yield "clear_one_worker_us", (time.process_time() - start) * 1e6
 
 
 def from_tokens() -> list[dict[str, Any]]:
@@ -113,6 +93,13 @@ def from_tokens() -> list[dict[str, Any]]:
     return rows
 
 
+def chaining() -> float:
+    """Microseconds to name the blocks of a prompt as deep as the deepest lookup."""
+    text = random.Random(1).choices(range(100_000), k=2048 * 16)
+    identity = Identity(16)
+    return best(lambda: identity.keys(text)) * 1e6
+
+
 def best(call: Any, rounds: int = 7) -> float:
     times = []
     for _ in range(rounds):
@@ -123,5 +110,8 @@ def best(call: Any, rounds: int = 7) -> float:
 
 
 if __name__ == "__main__":
-    work = json.loads(sys.argv[2])
-    print(json.dumps({"scoring": from_tokens()} if work["tokens"] else against_the_peer(sys.argv[1], work)))
+    given = json.loads(sys.argv[2])
+    if given["tokens"]:
+        print(json.dumps({"chaining_us": chaining(), "scoring": from_tokens()}))
+    else:
+        walk(steps(sys.argv[1], given))

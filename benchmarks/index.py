@@ -1,13 +1,14 @@
 """Our index against Dynamo's, on the same workload, alternating, in CPU time of all threads.
 
-Both sides get ready request keys, so neither hashes nor decodes. Ours goes the whole way of an event: sequencer, catalog,
-dedup and rows. The peer is ``dynamo.llm.RadixTree``, as in ../shared/peers/dynamo_index.py, whose workload both sides use;
-its Python is found by KVYARD_DYNAMO_PYTHON (CONTRIBUTING.md says how to make one). Lookups must find the same: best match
-and number of workers are compared before any time is.
+Both sides go through the same steps in turns, some milliseconds each, so that a busy machine is as busy for one as for the
+other; ratios are taken step by step. Both get ready request keys, so neither hashes nor decodes. Ours goes the whole way of
+an event: sequencer, catalog, dedup and rows. The peer is ``dynamo.llm.RadixTree``, as in ../shared/peers/dynamo_index.py,
+whose workload both sides use; its Python is found by KVYARD_DYNAMO_PYTHON (CONTRIBUTING.md says how to make one). Lookups
+must find the same on both sides: best match and number of workers are compared.
 
 Then what only our side can show: scoring from raw tokens against hashing them alone, and what clearing one worker costs.
 
-    python benchmarks/index.py [--repeats 3] [--workers 64] [--blocks 10000] [--queries 500]
+    python benchmarks/index.py [--repeats 5] [--workers 64] [--blocks 10000] [--queries 500]
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,65 +29,109 @@ PEERS = HERE.parent.parent / "shared" / "peers"
 DYNAMO = os.environ.get("KVYARD_DYNAMO_PYTHON", "/opt/peers/venv-dynamo/bin/python")
 
 
-def one(side: str, work: dict[str, Any]) -> dict[str, Any]:
-    python, script = (DYNAMO, "_index_dynamo.py") if side == "dynamo" else (sys.executable, "_index_kvyard.py")
-    done = subprocess.run(
-        [python, script, str(PEERS), json.dumps(work)], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+class Side:
+    """One side's process, which does a step whenever it is asked to."""
+
+    def __init__(self, name: str, work: dict[str, Any]) -> None:
+        self.name = name
+        python, script = (DYNAMO, "_index_dynamo.py") if name == "dynamo" else (sys.executable, "_index_kvyard.py")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
+        self._process = subprocess.Popen(
+            [python, script, str(PEERS), json.dumps(work)],
+            cwd=HERE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def step(self) -> list[Any] | None:
+        """What the next step gave; ``None`` after the last. Exits, saying why, where the process died."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            found: list[Any] | None = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):
+            self._process.wait()
+            self._errors.seek(0)
+            sys.exit(f"{self.name} failed:\n{self._errors.read()[-2000:]}")
+        return found
+
+
+def alternate(names: list[str], work: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Run the sides step by step, in turns; every figure with its value on each side."""
+    sides = [Side(name, work) for name in names]
+    while True:
+        found = [side.step() for side in sides]
+        if any(step is None for step in found):
+            return
+        figures = {step[0] for step in found if step is not None}
+        assert len(figures) == 1, f"the sides are out of step: {figures}"
+        figure = figures.pop()
+        if figure is not None:
+            yield figure, [step[1] for step in found if step is not None]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=64, help="at least 25")
     parser.add_argument("--blocks", type=int, default=10_000, help="per worker")
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--skip-tokens", action="store_true", help="leave out scoring from raw tokens")
     args = parser.parse_args()
+    if args.workers < 25:
+        sys.exit("24 workers evict and one more is cleared: use at least 25")
     if not (PEERS / "dynamo_index.py").exists():
         sys.exit(f"the workload is that of {PEERS / 'dynamo_index.py'}, which isn't there")
     work = {"workers": args.workers, "blocks": args.blocks, "queries": args.queries, "tokens": False}
     sides = ["kvyard", "dynamo"] if Path(DYNAMO).exists() else ["kvyard"]
     if len(sides) == 1:
         print(f"no Dynamo at {DYNAMO}: our side only")
-    found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    figures: dict[str, list[list[Any]]] = {}
     for _ in range(args.repeats):
-        for side in sides:
-            found[side].append(one(side, work))
-    if len(sides) > 1:
-        compare(found["kvyard"][0], found["dynamo"][0])
-    print(f"{args.workers} workers of {args.blocks} blocks, medians of {args.repeats}, CPU time")
-    print(f"{'figure':34} {'kvyard':>12} {'Dynamo':>12} {'ratio':>7}  spread of ratio")
-    names = [name for name in found["kvyard"][0] if name.endswith(("_us", "_ns", "_bytes"))]
-    for name in names:
-        report(name, *([row.get(name) for row in found[side]] for side in sides))
+        for figure, values in alternate(sides, work):
+            if figure.startswith("found"):
+                # Both sides must find the same before their times mean anything.
+                if len({json.dumps(value) for value in values}) > 1:
+                    sys.exit(f"the sides differ on what they {figure}: {values}")
+            else:
+                figures.setdefault(figure, []).append(values)
+    print(f"{args.workers} workers of {args.blocks} blocks, CPU time, {args.repeats} runs in turns")
+    print(f"{'median of':32} {'times':>5} {'kvyard':>10} {'Dynamo':>10} {'ratio':>7}  middle half, all")
+    for figure, taken in figures.items():
+        report(figure, taken)
     if not args.skip_tokens:
-        for row in one("kvyard", {**work, "tokens": True})["scoring"]:
-            print(
-                f"{row['tokens']:>7} tokens, {row['workers']:>2} workers, blocks of {row['block']:>2}: "
-                f"{row['score_ms']:7.2f} ms, hashing alone {row['hash_ms']:7.2f} ms, ratio {row['ratio']:.2f}"
-            )
+        tokens()
 
 
-def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Both sides must find the same before their times mean anything."""
-    for name, value in ours["found"].items():
-        if theirs["found"][name] != value:
-            sys.exit(f"the sides differ on {name}: {value} and {theirs['found'][name]}")
+def report(figure: str, taken: list[list[float]]) -> None:
+    medians = [statistics.median(values) for values in zip(*taken, strict=True)]
+    line = f"{figure:32} {len(taken):5}" + "".join(f" {value:10,.1f}" for value in medians)
+    if len(medians) > 1:
+        ratios = sorted(theirs / ours for ours, theirs in taken)
+        low, high = (ratios[len(ratios) * part // 4] for part in (1, 3))
+        line += f" {statistics.median(ratios):6.1f}x  {low:.1f}-{high:.1f}, {ratios[0]:.1f}-{ratios[-1]:.1f}"
+    print(line)
 
 
-def report(name: str, ours: list[Any], theirs: list[Any] | None = None) -> None:
-    mine = statistics.median(ours)
-    if theirs is None or theirs[0] is None:
-        print(f"{name:34} {mine:12,.1f}")
-        return
-    other = statistics.median(theirs)
-    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    print(f"{name:34} {mine:12,.1f} {other:12,.1f} {other / mine:6.1f}x  {min(ratios):.1f}-{max(ratios):.1f}")
+def tokens() -> None:
+    """What only our side can show, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "_index_kvyard.py", str(PEERS), json.dumps({"tokens": True})],
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    print(f"naming the 2048 blocks of a prompt of 32768 tokens: {found['chaining_us']:,.0f} us")
+    for row in found["scoring"]:
+        print(
+            f"{row['tokens']:>7} tokens, {row['workers']:>2} workers, blocks of {row['block']:>2}: "
+            f"{row['score_ms']:7.2f} ms, hashing alone {row['hash_ms']:7.2f} ms, ratio {row['ratio']:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """An index of whole chains, for whoever has them: a simulation, where caches and prompts live in one process.
 
-``MemoryIndex`` is told keys and must remember each of them. Here a store says which blocks of which chain, so that a chain's own
-keys do the remembering: a stretch of it is one node, found by its first key and told apart by its last, and rows are kept by
-runs. Cost goes by the number of stretches and rows, not by blocks, and the block size hardly matters.
+``MemoryIndex`` is told keys and must remember each of them. Here a store says which blocks of which chain, so that the chain's
+own keys do the remembering: a stretch of it is one node, found by its first key and told apart by its last, and rows are kept
+by runs. Cost goes by the number of stretches and rows, not by blocks, and the block size hardly matters.
 
 It answers ``lookup`` as every backend does. It is no ``Backend``: it can't be told keys out of nowhere.
 """

@@ -90,7 +90,7 @@ class DedupFilter:
     def removed(self, place: int, keys: Sequence[Key]) -> Sequence[Key]:
         """A removal came: the keys to pass on, in order, each as often as it is to be. Unknown ones always are."""
         counts = self._beyond.get(place)
-        if counts is None:
+        if counts is None or counts.keys().isdisjoint(keys):
             self.counters.forwarded += len(keys)
             return keys
         forward: list[Key] = []

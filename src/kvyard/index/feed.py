@@ -76,7 +76,9 @@ class Feed:
         self._parts = Parts(self.bridge, backend, dedup)
         self._numbers: dict[tuple[int, int | None], int] = {}
         self._said: tuple[object, ...] = ()
-        """What the last store said of its group: most say the same again."""
+        """What the last store said of its group and tier: most say the same again."""
+        self._last = 0
+        """The place that it meant."""
 
     def apply(self, events: Iterable[Event], clear_all: bool = False) -> None:
         """Take in ``events`` in order. ``clear_all``: a clear that names no tier means every tier."""
@@ -106,18 +108,24 @@ class Feed:
     # -- stores -----------------------------------------------------------------------------------------------------
 
     def _store(self, event: Stored) -> None:
-        said = (event.group, event.block_size, event.kind)
-        if said != self._said:
+        identity, hashes = self._identity, event.hashes
+        said = (event.group, event.tier, event.block_size, event.kind)
+        if said == self._said:
+            place = self._last
+        else:
+            self._catalog.learn(self.holder, event, self._size if identity.direct else 0)
+            if not hashes:
+                return
+            place = self._last = self._place(event.tier, event.group)
             self._said = said
-            self._catalog.learn(self.holder, event, self._size if self._identity.direct else 0)
-        if not event.hashes:
+        if not hashes:
             return
-        place = self._place(event.tier, event.group)
-        if self._identity.direct:
-            self._store_direct(place, event)
+        if identity.direct:
+            self._store_direct(place, event, hashes)
             return
         bridge, tokens = self.bridge, event.tokens
-        hashes = event.hashes if isinstance(event.hashes, list) else list(event.hashes)
+        if not isinstance(hashes, list):
+            hashes = list(hashes)
         if tokens is None or not event.block_size or len(tokens) != event.block_size * len(hashes):
             self._store_by_hash(place, event, hashes)
             return
@@ -165,17 +173,20 @@ class Feed:
         for keys, parent in self._runs(place, known, storing=True):
             self._dedup.repeated(place, self._backend.store(place, keys, parent))
 
-    def _store_direct(self, place: int, event: Stored) -> None:
+    def _store_direct(self, place: int, event: Stored, hashes: Sequence[Key]) -> None:
+        size = event.block_size
         if event.lora_name is not None:
-            self._refuse("an adapter's blocks can't be named in direct mode", len(event.hashes))
-        elif event.block_size not in (0, self._size):
-            self._refuse(f"blocks of {event.block_size} tokens where the index has {self._size}", len(event.hashes))
+            self._refuse("an adapter's blocks can't be named in direct mode", len(hashes))
+        elif size and size != self._size:
+            self._refuse(f"blocks of {size} tokens where the index has {self._size}", len(hashes))
         else:
-            keys = self._identity.direct_keys(event.hashes)
+            keys = self._identity.direct_keys(hashes)
             parent = event.parent
             if parent is not None and (not isinstance(parent, int) or parent < 0):
                 parent = wire_hash(parent)
-            self._dedup.repeated(place, self._backend.store(place, keys, parent))
+            repeated = self._backend.store(place, keys, parent)
+            if repeated:
+                self._dedup.repeated(place, repeated)
             self.counters.stored += len(keys)
 
     def _resume(self, piece: Piece) -> None:
@@ -192,8 +203,9 @@ class Feed:
 
     def _remove(self, event: Removed) -> None:
         place = self._place(event.tier, event.group)
-        if self._identity.direct:
-            keys = self._identity.direct_keys(event.hashes)
+        identity = self._identity
+        if identity.direct:
+            keys = identity.direct_keys(event.hashes)
             self.counters.removed += len(keys)
             self._backend.remove(place, self._dedup.removed(place, keys))  # type: ignore[arg-type]
             return
@@ -276,10 +288,10 @@ class Feed:
         return bool(last) and any(self._backend.holds(number, last[0]) for number in self._numbers.values())
 
     def _place(self, tier: Tier, group: int | None) -> int:
-        number = self._numbers.get((tier.value, group))
+        number = self._numbers.get((tier._value_, group))  # the plain attribute: ``value`` goes a long way round
         if number is None:
             named = self._catalog.group(self.holder, group)
-            number = self._numbers[tier.value, group] = self._places.number(Place(self.holder, tier, named))
+            number = self._numbers[tier._value_, group] = self._places.number(Place(self.holder, tier, named))
             self.mask |= 1 << number
             self._places.version += 1
         return number

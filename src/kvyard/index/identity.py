@@ -24,6 +24,9 @@ Mark: TypeAlias = tuple[int, tuple[object, ...]]
 """A token position, and what starts there."""
 
 
+_U64 = (1 << 64) - 1
+
+
 class IdentityError(KvyardError, ValueError):
     """A prompt or an event whose blocks can't be named."""
 
@@ -71,14 +74,12 @@ class Identity:
         """An engine's hashes as request keys, in direct mode; the same list where they are that already."""
         if isinstance(hashes, array):
             return hashes.tolist()
-        # Either all are fit or, in a trace, those of generated blocks at the end aren't.
-        if hashes and _fits(hashes[0]) and _fits(hashes[-1]):
-            return hashes if isinstance(hashes, list) else list(hashes)  # type: ignore[arg-type]
+        if hashes:
+            # Either all are fit or, in a trace, those of generated blocks at the end aren't.
+            first, last = hashes[0], hashes[-1]
+            if isinstance(first, int) and isinstance(last, int) and 0 <= first <= _U64 and 0 <= last <= _U64:
+                return hashes if isinstance(hashes, list) else list(hashes)  # type: ignore[arg-type]
         return [wire_hash(key) for key in hashes]
-
-
-def _fits(key: Key) -> bool:
-    return isinstance(key, int) and 0 <= key < 1 << 64
 
 
 def marks_of_event(event: Stored, begin: int) -> list[Mark]:

@@ -104,25 +104,24 @@ class Indexer:
 
     def apply(self, update: Update, now: int = 0) -> None:
         """Take in an update of a registered stream, received at ``now``."""
-        source = self._sources.get(update.stream)
-        if source is None:
-            self.unknown_streams += 1
-            return
         key = (update.stream, update.topic)
         stream = self._streams.get(key)
         if stream is None:
+            source = self._sources.get(update.stream)
+            if source is None:
+                self.unknown_streams += 1
+                return
             stream = self._streams[key] = Stream(source)
             self._feeds[key] = {}
         state = stream.state
         verdict = stream.admit(update, now)
-        feeds = self._feeds[key]
         if verdict == "replace":
-            for feed in feeds.values():
+            for feed in self._feeds[key].values():
                 feed.clear()
         if verdict != "drop" and update.events:
             feed = stream.feeds.get(update.rank) or self._feed(key, stream, update.rank)
             before = feed.mask
-            feed.apply(update.events, source.clear_scope == "all")
+            feed.apply(update.events, stream.source.clear_scope == "all")
             if feed.mask != before:
                 self._dirty = True
         if stream.state != state:

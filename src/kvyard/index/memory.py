@@ -1,8 +1,10 @@
 """The index in memory: a dict from key to location, and segments that hold rows by runs.
 
 What it costs: a store or removal goes by the number of different rows it touches, plus one dict entry for each block that
-nobody held before or nobody holds any more. A lookup probes the dict once per segment on the prompt's way, and compares the
-last key of each; depth hardly matters. One place is cleared by looking at its own segments only.
+nobody held before or nobody holds any more; each is probed once. What streams mostly say (a chain goes on where it ended, a
+replica fills up, a cache evicts from the tail) takes a short way through one run of one segment. A lookup probes the dict
+once per segment on the prompt's way, and compares the last key of each; depth hardly matters. One place is cleared by
+looking at its own segments only.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from collections.abc import Iterator, Sequence
 
 from kvyard.errors import KvyardError
 from kvyard.index.backend import BACKENDS, Rows, Usage
-from kvyard.index.segment import Segment, agreeing
+from kvyard.index.segment import Segment
 
-_exhaust = deque[None](maxlen=0).extend
+_exhaust = deque[int](maxlen=0).extend
 """Runs an iterator for its effects, at the speed of built-ins."""
 _BITS = 12
 _MOST = 1 << _BITS
@@ -49,35 +51,26 @@ class MemoryIndex:
 
     def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
         """See ``Backend``."""
+        if not isinstance(keys, list):
+            keys = list(keys)
+        if not keys:
+            return ()
         bit = 1 << place
-        held = self._held_by(place)
-        where, segments = self._where, self._segments
-        repeated: list[int] = []
-        at, count = 0, len(keys)
-        while at < count:
-            loc = where.get(keys[at])
-            if loc is None:
-                at = self._store_fresh(held, bit, keys, at, keys[at - 1] if at else parent)
-                continue
+        held = self._held[place] if place < len(self._held) else self._held_by(place)
+        repeated: Sequence[int] = ()
+        loc = self._where.get(keys[0])
+        if loc is None:
+            at = self._store_fresh(held, bit, keys, parent)
+            if at < len(keys):
+                repeated = self._store_rest(held, bit, keys, at)
+        else:
             number = loc >> _BITS
-            segment = segments[number]
-            off = loc & _OFFSET
-            end = off + segment.agree(off, keys, at)
-            stop = off
-            before = segment.paint(off, end, bit, 0)
-            for low, high, old in before:
-                if not old and not self._revive(segment, low, high):
-                    # Dead here and alive elsewhere: what was painted from here on must not stand.
-                    for undo_low, undo_high, was in before:
-                        if undo_low >= low and not was & bit:
-                            segment.paint(undo_low, undo_high, 0, bit)
-                    break
-                if old & bit:
-                    repeated += segment.keys[low:high]
-                stop = high
-            held.add(number)
-            segment.touched = True
-            at += stop - off
+            segment = self._segments[number]
+            if segment.join(loc & _OFFSET, keys, bit):
+                held.add(number)
+                segment.touched = True
+                return ()
+            repeated = self._store_rest(held, bit, keys, 0)
         if self.budget is not None:
             self._shrink()
         return repeated
@@ -86,26 +79,37 @@ class MemoryIndex:
         """See ``Backend``."""
         bit = 1 << place
         where, segments = self._where, self._segments
-        keys = keys if isinstance(keys, list) else list(keys)
+        if not isinstance(keys, list):
+            keys = list(keys)
         removed = at = 0
+        most = len(keys)
         elsewhere: list[int] = []
-        while at < len(keys):
+        while at < most:
             loc = where.get(keys[at])
             if loc is None:
                 at += 1
                 continue
             number = loc >> _BITS
             segment = segments[number]
-            off = loc & _OFFSET
-            count, step = segment.span(off, keys, at)
-            low = off if step > 0 else off - count + 1
-            for piece_low, piece_high, old in segment.paint(low, low + count, 0, bit):
-                if not old:
-                    elsewhere += segment.keys[piece_low:piece_high]
-                elif old & bit:
-                    removed += piece_high - piece_low
-                    if old == bit:
-                        _exhaust(map(where.__delitem__, segment.keys[piece_low:piece_high]))
+            low = loc & _OFFSET
+            count = 1
+            if most - at > 1:
+                count, step = segment.span(low, keys, at)
+                if step < 0:
+                    low -= count - 1
+            old = segment.leave(low, low + count, bit)
+            if old:
+                removed += count
+                if old == bit:
+                    _exhaust(map(where.pop, keys if count == most else keys[at : at + count]))
+            else:
+                for piece_low, piece_high, was in segment.paint(low, low + count, 0, bit):
+                    if not was:
+                        elsewhere += segment.keys[piece_low:piece_high]
+                    elif was & bit:
+                        removed += piece_high - piece_low
+                        if was == bit:
+                            _exhaust(map(where.pop, segment.keys[piece_low:piece_high]))
             self._settle(number, segment, place, bit)
             at += count
         if elsewhere:
@@ -122,7 +126,7 @@ class MemoryIndex:
                 if old & bit:
                     removed += high - low
                     if old == bit:
-                        _exhaust(map(where.__delitem__, segment.keys[low:high]))
+                        _exhaust(map(where.pop, segment.keys[low:high]))
             self._settle(number, segment, place, bit)
         return removed
 
@@ -149,25 +153,28 @@ class MemoryIndex:
             segment.touched = True
             off = loc & _OFFSET
             mine, stops, masks = segment.keys, segment.stops, segment.masks
-            run = bisect_right(stops, off)
+            run = bisect_right(stops, off) if off else 0
+            shift = at - off
+            end = len(mine)
+            if end > count - shift:
+                end = count - shift
             # Run by run, since two texts mostly part where rows change: two comparisons each, and no search.
-            while masks[run]:
-                length = stops[run] - off
-                if length > count - at:
-                    length = count - at
-                agrees = mine[off + length - 1] == keys[at + length - 1]
-                if not agrees:
-                    length = agreeing(mine, off, keys, at, length)
-                at += length
-                if masks[run] == last:
-                    rows[-1] = (at, last)
+            while mask := masks[run]:
+                stop = stops[run]
+                if stop > end:
+                    stop = end
+                if mine[stop - 1] != keys[stop - 1 + shift]:
+                    stop = end = segment.part(off, keys, at, stop)
+                at = stop + shift
+                if mask == last:
+                    rows[-1] = (at, mask)
                 else:
-                    last = masks[run]
-                    rows.append((at, last))
-                off += length
-                run += 1
-                if not agrees or at == count or run == len(stops) or mine[off] != keys[at]:
+                    last = mask
+                    rows.append((at, mask))
+                if stop == end or mine[stop] != keys[at]:
                     break
+                off = stop
+                run += 1
         return rows
 
     def holds(self, place: int, key: int) -> bool:
@@ -228,44 +235,92 @@ class MemoryIndex:
             held.append(set())
         return held[place]
 
-    def _store_fresh(self, held: set[int], bit: int, keys: Sequence[int], at: int, parent: int | None) -> int:
-        """Store what nobody holds, from ``at`` up to the next key that somebody does; returns where that is."""
-        where = self._where
-        fresh = keys[at:] if at else keys
-        if not where.keys().isdisjoint(fresh):
-            fresh = fresh[: next(i for i, key in enumerate(fresh) if key in where)]
-        loc = where.get(parent) if parent is not None else None
+    def _store_rest(self, held: set[int], bit: int, keys: list[int], at: int) -> list[int]:
+        """Store ``keys`` from ``at`` on, whatever is known of them; returns those that were held."""
+        where, segments = self._where, self._segments
+        repeated: list[int] = []
+        count = len(keys)
+        while at < count:
+            loc = where.get(keys[at])
+            if loc is None:
+                at += self._store_fresh(held, bit, keys[at:], keys[at - 1])
+                continue
+            number = loc >> _BITS
+            segment = segments[number]
+            off = loc & _OFFSET
+            end = off + segment.agree(off, keys, at)
+            stop = off
+            before = segment.paint(off, end, bit, 0)
+            for low, high, old in before:
+                if not old and not self._revive(segment, low, high):
+                    # Dead here and alive elsewhere: what was painted from here on must not stand.
+                    for undo_low, undo_high, was in before:
+                        if undo_low >= low and not was & bit:
+                            segment.paint(undo_low, undo_high, 0, bit)
+                    break
+                if old & bit:
+                    repeated += segment.keys[low:high]
+                stop = high
+            held.add(number)
+            segment.touched = True
+            at += stop - off
+        return repeated
+
+    def _store_fresh(self, held: set[int], bit: int, fresh: list[int], parent: int | None) -> int:
+        """Store ``fresh``, whose first nobody holds, up to the next that somebody does; returns how many that are."""
+        loc = self._where.get(parent) if parent is not None else None
         if loc is not None:
-            segment = self._segments[loc >> _BITS]
+            number = loc >> _BITS
+            segment = self._segments[number]
             off = (loc & _OFFSET) + 1
             if off < len(segment.keys):
                 if segment.keys[off] == fresh[0]:
-                    return at + self._store_on_dead(held, bit, segment, off, fresh)
+                    return self._store_on_dead(held, bit, segment, off, fresh)
             elif off + len(fresh) <= _MOST:
-                return at + self._append(held, bit, segment, fresh)
-        return at + self._append(held, bit, self._open(), fresh[:_MOST])
-
-    def _append(self, held: set[int], bit: int, segment: Segment, fresh: Sequence[int]) -> int:
-        packed = array("Q", fresh)  # raises, before anything is changed, for what is no key
-        start = segment.base + len(segment.keys)
-        where, before = self._where, len(self._where)
-        where.update(zip(fresh, range(start, start + len(fresh)), strict=True))
-        if len(where) - before != len(fresh):
-            # A key is listed twice. Go as far as the first that is; the next round finds it held.
-            for key in fresh:
-                where.pop(key, None)
-            fresh = fresh[: next(i for i, key in enumerate(fresh) if key in fresh[:i])]
-            where.update(zip(fresh, range(start, start + len(fresh)), strict=True))
-            packed = packed[: len(fresh)]
-        segment.extend(packed, bit)
+                segment.keys.fromlist(fresh)  # raises, before anything is changed, for what is no key
+                count = self._enter(segment, off, fresh)
+                segment.grow(off + count, bit)
+                held.add(number)
+                return count
+        if len(fresh) > _MOST:
+            fresh = fresh[:_MOST]
+        packed = array("Q", fresh)  # raises as above
+        segment = self._open()
+        segment.keys = packed
+        count = self._enter(segment, 0, fresh)
+        segment.grow(count, bit)
         held.add(segment.base >> _BITS)
-        return len(fresh)
+        return count
 
-    def _store_on_dead(self, held: set[int], bit: int, segment: Segment, off: int, fresh: Sequence[int]) -> int:
-        """Store ``fresh`` where it was before it died, as far as that goes."""
+    def _enter(self, segment: Segment, off: int, fresh: list[int]) -> int:
+        """Make ``fresh``, which ends ``segment`` from ``off`` on, known up to the first key that is known already.
+
+        Cuts off the rest; returns how many are left. One probe per key both asks and tells.
+        """
+        where, count = self._where, len(fresh)
+        start = segment.base + off
+        expected = len(where) + count
+        _exhaust(map(where.setdefault, fresh, range(start, start + count)))
+        if len(where) != expected:
+            # Somebody holds one of them, or one is listed twice; either way it is found elsewhere than expected.
+            rest = zip(fresh, range(start, start + count), strict=True)
+            count = next(at for at, (key, new) in enumerate(rest) if where[key] != new)
+            for key, new in rest:
+                if where.get(key) == new:
+                    del where[key]
+            del segment.keys[off + count :]
+        return count
+
+    def _store_on_dead(self, held: set[int], bit: int, segment: Segment, off: int, fresh: list[int]) -> int:
+        """Store ``fresh`` where it was before it died, as far as that goes and nobody holds it elsewhere."""
+        where = self._where
         stop = min(segment.live(off)[0], off + segment.agree(off, fresh, 0))
+        keys = segment.keys[off:stop]
+        if not where.keys().isdisjoint(keys):
+            keys = keys[: next(at for at, key in enumerate(keys) if key in where)]
+            stop = off + len(keys)
         segment.paint(off, stop, bit, 0)
-        self._where.update(zip(segment.keys[off:stop], range(segment.base + off, segment.base + stop), strict=True))
+        where.update(zip(keys, range(segment.base + off, segment.base + stop), strict=True))
         held.add(segment.base >> _BITS)
         return stop - off
 
@@ -292,7 +347,8 @@ class MemoryIndex:
             if mask & bit:
                 break
         else:
-            self._held_by(place).discard(number)
+            if place < len(self._held):
+                self._held[place].discard(number)
         if not masks[-1]:
             segment.trim()
             if not masks:

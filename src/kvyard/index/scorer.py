@@ -32,6 +32,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+_each = dict.fromkeys
 NOBODY = Standing(state=State.STALE, confidence=0.0, reason="no stream speaks for it")
 
 
@@ -55,7 +56,7 @@ class Scorer:
         self._standings: dict[Holder, Standing] = {}
         self._untrusted = 0
         self._views: Views | None = None
-        self._version = (-1, -1)
+        self._version = -1
 
     def trust(self, standings: Mapping[Holder, Standing], untrusted: int) -> None:
         """Answer for these workers from now on, and count nothing of the ``untrusted`` places."""
@@ -72,10 +73,11 @@ class Scorer:
     @property
     def views(self) -> Views:
         """What there is to know of every worker."""
-        version = (self._places.version, self._catalog.version)
-        if self._views is None or version != self._version:
+        views = self._views
+        version = self._places.version + self._catalog.version  # both only go up
+        if views is None or version != self._version:
             self._version = version
-            self._views = Views(
+            views = self._views = Views(
                 self._places,
                 self._catalog,
                 [holder for holder in self._standings if not holder.shared],
@@ -83,7 +85,7 @@ class Scorer:
                 self._untrusted,
                 self.block_size,
             )
-        return self._views
+        return views
 
     def full_rows(self, keys: Sequence[int]) -> Rows:
         """All rows of a prompt, holes and what comes after them included."""
@@ -150,21 +152,27 @@ class Scorer:
     def _walk(self, views: Views, rows: Rows, level: int) -> dict[Holder, int]:
         """How far each plain worker's unbroken prefix goes, in our blocks."""
         found: dict[Holder, int] = {}
-        fold, names = views.fold, views.names
+        folds, named = views.folds[level], views.named
         start = 0
         alive = -1
         for stop, mask in rows:
-            have = fold(level, mask) & alive
+            have = folds.get(mask)
+            if have is None:
+                have = views.fold(level, mask)
             if have != alive:
-                if start:
-                    gone = dict.fromkeys(names(alive ^ have), start)
-                    found = found | gone if found else gone
+                have &= alive
+                if start and have != alive:
+                    gone = alive ^ have
+                    if found:
+                        found |= _each(named.get(gone) or views.names(gone), start)
+                    else:
+                        found = _each(named.get(gone) or views.names(gone), start)
                 alive = have
                 if not alive:
                     return found
             start = stop
         if alive > 0:
-            found |= dict.fromkeys(names(alive), start)
+            found |= _each(named.get(alive) or views.names(alive), start)
         return found
 
     def reach(self, view: View, rows: Rows, level: int, limit: int, end: int) -> int:

@@ -18,7 +18,7 @@ Piece: TypeAlias = tuple[int, int, int]
 class Segment:
     """Up to a few thousand blocks. Offsets count from its first block."""
 
-    __slots__ = ("base", "keys", "masks", "stops", "touched")
+    __slots__ = ("base", "fork", "keys", "masks", "stops", "touched")
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -26,17 +26,19 @@ class Segment:
         self.keys = array("Q")
         self.stops: list[int] = []
         self.masks: list[int] = []
+        self.fork = 0
+        """Where another chain was last found to leave this one; only ever a guess."""
         self.touched = False
         """Whether it was of use since eviction last looked at it."""
 
-    def extend(self, keys: array[int], mask: int) -> None:
-        """Add ``keys`` at the end, all with the row ``mask``."""
-        self.keys.extend(keys)
-        if self.masks and self.masks[-1] == mask:
-            self.stops[-1] = len(self.keys)
+    def grow(self, stop: int, mask: int) -> None:
+        """Give the row ``mask`` to what was added to ``keys``, up to ``stop``."""
+        masks = self.masks
+        if masks and masks[-1] == mask:
+            self.stops[-1] = stop
         else:
-            self.stops.append(len(self.keys))
-            self.masks.append(mask)
+            self.stops.append(stop)
+            masks.append(mask)
 
     def agree(self, off: int, keys: Sequence[int], at: int) -> int:
         """How many keys from ``off`` on are those of the chain ``keys`` from ``at`` on; at least the first one is.
@@ -47,7 +49,31 @@ class Segment:
         high = min(len(mine) - off, len(keys) - at)
         if mine[off + high - 1] == keys[at + high - 1]:
             return high
-        return agreeing(mine, off, keys, at, high)
+        return self.part(off, keys, at, off + high) - off
+
+    def part(self, off: int, keys: Sequence[int], at: int, stop: int) -> int:
+        """Where the chain ``keys`` leaves this one, with which it agrees at ``off`` and no longer just before ``stop``.
+
+        Texts often part where others did before (a common template, a conversation begun anew), so that is tried first.
+        """
+        mine, shift = self.keys, at - off
+        same, other = off, stop - 1
+        fork = self.fork
+        if same < fork <= other:
+            if mine[fork - 1] != keys[fork - 1 + shift]:
+                other = fork - 1
+            elif mine[fork] != keys[fork + shift]:
+                return fork
+            else:
+                same = fork
+        while other - same > 1:
+            middle = (same + other) >> 1
+            if mine[middle] == keys[middle + shift]:
+                same = middle
+            else:
+                other = middle
+        self.fork = other
+        return other
 
     def span(self, off: int, keys: Sequence[int], at: int) -> tuple[int, int]:
         """How many of ``keys`` from ``at`` on lie here from ``off`` on, in order, and the step: 1 forwards, -1 backwards.
@@ -69,24 +95,46 @@ class Segment:
         run = bisect_right(self.stops, off)
         return self.stops[run], self.masks[run]
 
+    def join(self, off: int, keys: Sequence[int], bit: int) -> bool:
+        """Set ``bit`` for all of the chain ``keys``, whose first is at ``off``, where they lie in one living run without it.
+
+        The common case of a store, in one step; says whether it was that.
+        """
+        mine = self.keys
+        end = off + len(keys)
+        if end > len(mine) or mine[end - 1] != keys[-1]:
+            return False
+        run = bisect_right(self.stops, off)
+        old = self.masks[run]
+        if not old or old & bit or end > self.stops[run]:
+            return False
+        self._repaint(run, off, end, old | bit)
+        return True
+
+    def leave(self, low: int, high: int, bit: int) -> int:
+        """Unset ``bit`` from ``low`` to ``high`` where that lies in one run that has it: the common case of a removal.
+
+        Returns the row that was there, 0 where nothing was changed because it isn't so.
+        """
+        run = bisect_right(self.stops, low)
+        old = self.masks[run]
+        if not old & bit or high > self.stops[run]:
+            return 0
+        self._repaint(run, low, high, old ^ bit)
+        return old
+
     def paint(self, low: int, high: int, add: int, drop: int) -> list[Piece]:
         """Set the bits ``add`` and unset the bits ``drop`` from ``low`` to ``high``; returns what was there before."""
         stops, masks = self.stops, self.masks
         first = run = bisect_right(stops, low)
-        start = stops[run - 1] if run else 0
         keep = ~drop
         if high <= stops[run]:
-            # Inside one run, and going on where a neighbour ends: a replica that fills up, an eviction from the tail.
             old = masks[run]
             new = (old | add) & keep
-            if new == old:
-                return [(low, high, old)]
-            if start == low and high < stops[run] and run and masks[run - 1] == new:
-                stops[run - 1] = high
-                return [(low, high, old)]
-            if start < low and high == stops[run] and run + 1 < len(masks) and masks[run + 1] == new:
-                stops[run] = low
-                return [(low, high, old)]
+            if new != old:
+                self._repaint(run, low, high, new)
+            return [(low, high, old)]
+        start = stops[run - 1] if run else 0
         before: list[Piece] = []
         new_stops: list[int] = []
         new_masks: list[int] = []
@@ -123,25 +171,44 @@ class Segment:
         masks[first:run] = new_masks
         return before
 
+    def _repaint(self, run: int, low: int, high: int, new: int) -> None:
+        """Make ``new`` the row of a part of one run, which has another."""
+        stops, masks = self.stops, self.masks
+        stop = stops[run]
+        at_start = low == (stops[run - 1] if run else 0)
+        if at_start and run and masks[run - 1] == new:
+            # On where the neighbour ends: a replica that fills up.
+            if high < stop:
+                stops[run - 1] = high
+                return
+            del stops[run - 1], masks[run]
+            if run < len(masks) and masks[run] == new:
+                del stops[run - 1], masks[run]
+        elif high == stop and run + 1 < len(masks) and masks[run + 1] == new:
+            # Up to where the neighbour begins: an eviction from the tail.
+            if at_start:
+                del stops[run], masks[run]
+            else:
+                stops[run] = low
+        elif high == stop:
+            if at_start:
+                masks[run] = new
+            else:
+                stops.insert(run, low)
+                masks.insert(run + 1, new)
+        elif at_start:
+            stops.insert(run, high)
+            masks.insert(run, new)
+        else:
+            stops[run:run] = (low, high)
+            masks[run:run] = (masks[run], new)
+
     def trim(self) -> None:
         """Let go of a dead end."""
         if self.masks and not self.masks[-1]:
             self.masks.pop()
             self.stops.pop()
             del self.keys[self.stops[-1] if self.stops else 0 :]
-
-
-def agreeing(mine: Sequence[int], off: int, keys: Sequence[int], at: int, high: int) -> int:
-    """How many of ``high`` keys are equal, of two chains that agree on the first and not on the last."""
-    low = 1
-    high -= 1
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if mine[off + middle - 1] == keys[at + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _common(mine: list[int], theirs: Sequence[int]) -> int:

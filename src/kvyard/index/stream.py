@@ -20,6 +20,8 @@ from kvyard.index.feed import Feed
 from kvyard.index.places import Holder
 
 CLEAR_SCOPES = ("device", "all")
+_LIVE, _FRESH = Origin.LIVE, State.FRESH
+"""Asked for with every batch, and members of an enumeration are slow to look up."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,18 @@ class Stream:
         if update.ts:
             self.ts = update.ts
         origin = update.origin
+        if (
+            update.seq == self.seq + 1
+            and update.epoch == self.epoch
+            and update.state is self.state is _FRESH
+            and origin is _LIVE
+            and not self._lost
+        ):
+            # The next batch of a stream that is whole, as nearly all are.
+            self.seq += 1
+            self._ranks = {update.rank}
+            self.counters.applied += 1
+            return "apply"
         if origin is Origin.STATE:
             if not self._lost:
                 self._become(update.state, update.reason)

@@ -58,12 +58,14 @@ class Views:
         """Plain workers whose blocks are larger than ours: two texts may part inside one of theirs."""
         self.through_holes = any(not _has_full(view) for view in self.hybrid)
         """Whether somebody can use a prompt's end without having its start."""
-        self._folds: list[dict[int, int]] = [{} for _ in self.tiers]
-        self._names: dict[int, dict[Holder, None]] = {}
+        self.folds: list[dict[int, int]] = [{} for _ in self.tiers]
+        """Per level what ``fold`` has worked out so far: look here first."""
+        self.named: dict[int, dict[Holder, None]] = {}
+        """The same for ``names``."""
 
     def fold(self, level: int, mask: int) -> int:
         """A row as the set of plain workers (bits by position in ``plain``) that have it at ``level``, in every group."""
-        memo = self._folds[level]
+        memo = self.folds[level]
         found = memo.get(mask)
         if found is None:
             found = 0
@@ -80,11 +82,11 @@ class Views:
 
     def names(self, workers: int) -> dict[Holder, None]:
         """The workers of a fold. A dict, since that keeps their hashes: answers are made from it by the million."""
-        found = self._names.get(workers)
+        found = self.named.get(workers)
         if found is None:
-            if len(self._names) > 1 << 16:
-                self._names.clear()
-            found = self._names[workers] = {self.plain[at].worker: None for at in bits(workers)}
+            if len(self.named) > 1 << 16:
+                self.named.clear()
+            found = self.named[workers] = {self.plain[at].worker: None for at in bits(workers)}
         return found
 
     def _fill(self, view: View, places: Places, catalog: Catalog, untrusted: int) -> None:
