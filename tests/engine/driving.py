@@ -10,6 +10,7 @@ from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
+from kvyard.engine.together import begin_together
 from kvyard.engine.watcher import Watcher
 from kvyard.hashing import TraceChain
 from kvyard.tiers import Timeline
@@ -133,6 +134,7 @@ def drive_together(cores: Sequence[EngineCore], rows: Sequence[Row], timeline: T
     at = 0
     while True:
         due = [core.next_decision() for core in cores]
+        due.append(timeline.earliest())
         if at < len(rows):
             due.append(rows[at].arrival)
         now = min((when for when in due if when is not None), default=None)
@@ -144,10 +146,8 @@ def drive_together(cores: Sequence[EngineCore], rows: Sequence[Row], timeline: T
         while at < len(rows) and rows[at].arrival == now:
             cores[at % len(cores)].submit(jobs[at], now)
             at += 1
+        begin_together(dict(enumerate(cores)), [n for n, core in enumerate(cores) if not core.busy], now, timeline)
         for core in cores:
-            core.begin(now)
-        for core in cores:
-            core.trim(now)
             if check:
                 core.check_integrity()
         if check:

@@ -121,6 +121,29 @@ def test_with_host_tiers_too() -> None:
     assert made.report.reuse["host"].part > 0
 
 
+def test_a_failed_worker_leaves_no_page_of_a_shared_host_held() -> None:
+    """It fails while it fetches the first prompt back from storage, with what the host still has of it kept for that."""
+    shared = {"host_blocks": 60, "host_scope": "shared", "storage_blocks": 400, "storage_scope": "shared"}
+    slow = {"bytes_per_block": 8 << 20, "storage_bandwidth": 1, "num_gpu_blocks": 50}
+    texts = [1, 2, 3, 1, 9]
+    rows = [
+        request(
+            str(at),
+            when,
+            input_length=640,
+            output_length=2,
+            ids=[text * 10 + part for part in range(2)],
+            id_block_size=320,
+        )
+        for at, (when, text) in enumerate(zip([0, 2, 4, 8, 12], texts, strict=True))
+    ]
+    made = run([{"fail": "8100ms"}, {"start": "8050ms"}], rows, router="round-robin", **shared, **slow)
+    assert made.report.requests == {"all": 5, "finished": 5}
+    assert made.records[3].retries == 1
+    offload = made.fleet.workers[1].cores[0].offload
+    assert offload is not None and not offload.host.pool.holds and offload.host.pool.free == 60
+
+
 def test_nonsense_is_refused() -> None:
     for kinds, match in (
         ([{"start": "2s"}], "no worker is there at the start"),

@@ -6,8 +6,9 @@ import pytest
 from tests.tiers.support import Worker, tiers
 
 from kvyard.blocks import Request
+from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import Tier
-from kvyard.tiers import Step
+from kvyard.tiers import Step, Timeline
 
 # -- after hits -------------------------------------------------------------------------------------------------------
 
@@ -98,17 +99,19 @@ def test_who_reaches_an_uncopied_head_waits_for_it() -> None:
 def test_or_drops_it() -> None:
     worker, request = idle(1, on_unclean="drop")
     assert worker.offload.make_clean(9, 1_000) is None
-    assert worker.offload.counters.dropped_blocks == 4
+    assert worker.offload.counters.dropped_blocks == 0  # not before they are taken
     worker.compute(request, 1_000)
     worker.settle()
+    assert worker.offload.counters.dropped_blocks == 4
     assert worker.held(Tier.G2) == 1  # the one ahead of it
 
 
 def test_a_host_that_is_too_small_lets_blocks_go() -> None:
     worker, request = idle(1, host=2)
     assert worker.offload.make_clean(9, 1_000) is None
-    assert worker.offload.counters.dropped_blocks == 4
     worker.compute(request, 1_000)
+    worker.tick(1_000)
+    assert worker.offload.counters.dropped_blocks == 4
 
 
 def test_cleaning_one_block_does_not_soil_another() -> None:
@@ -172,3 +175,83 @@ def test_the_prefix_of_a_block_is_known_though_its_request_has_gone() -> None:
     again = worker.make("again", [*text[:904], *[ord("y")] * 30])
     outcome = worker.onboard(again, 10**9)
     assert (outcome.step, outcome.tokens) == (Step.STARTED, 932)
+
+
+def test_more_ahead_than_the_host_holds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="offload_ahead 9 asks for more clean blocks than the host holds, 8"):
+        Worker(tiers(8, policy="on_eviction", offload_ahead=9))
+    Worker(tiers(8, policy="on_eviction"))  # what nobody asked for is kept to what there is
+
+
+@pytest.mark.parametrize("host", [1, 3, 40, 63, 64, 100])
+def test_cleaning_comes_to_an_end(host: int) -> None:
+    """The line has more than the host can hold: copies of it must not push each other out for ever (I8)."""
+    worker = Worker(tiers(host, policy="on_eviction"), num_blocks=83)
+    for text in range(2):
+        worker.finish(worker.run(f"r{text}", range(1000 * text, 1000 * text + 164), now=text), text)
+    now = 2
+    worker.tick(now)
+    for _ in range(50):
+        if (at := worker.offload.earliest_deadline()) is None:
+            break
+        now = at
+        worker.tick(now)
+    assert worker.offload.earliest_deadline() is None, "no end to copying"
+    assert worker.held(Tier.G2) == worker.offload.counters.stores.blocks == min(host, 64)
+
+
+@pytest.mark.parametrize("on_unclean", ["wait", "drop"])
+@pytest.mark.parametrize("needed", [5, 30, 80])
+@pytest.mark.parametrize("host", [2, 20, 100])
+def test_so_does_cleaning_for_a_taker(host: int, needed: int, on_unclean: str) -> None:
+    worker = Worker(tiers(host, policy="on_eviction", on_unclean=on_unclean), num_blocks=83)
+    for text in range(8):
+        worker.finish(worker.run(f"r{text}", range(1000 * text, 1000 * text + 40), now=text), text)
+    now = 10
+    for _ in range(20):
+        worker.tick(now)
+        wait = worker.offload.make_clean(needed, now)
+        again = worker.offload.make_clean(needed, now)
+        assert (wait is None) == (again is None), "asking twice changes the answer"
+        if wait is None:
+            break
+        now = wait
+    else:
+        raise AssertionError("waits for ever")
+
+
+def test_what_will_be_adopted_needs_no_copy() -> None:
+    """Ten blocks are cached and the host has none of them; a prompt that hits them takes the five without a name."""
+    worker, _ = idle(1)
+    again = worker.make("again", range(61))
+    hit = worker.manager.lookup(again)
+    assert hit.tokens == 40 and worker.offload.needed(again, 21, hit) == 6
+    other = worker.make("other", range(57))
+    hit = worker.manager.lookup(other)
+    assert worker.offload.needed(other, 17, hit) == 5
+    assert worker.offload.make_clean(5, 1_000, hit) is None
+    assert worker.offload.counters.unclean_waits == 0
+    worker.manager.allocate(other, 17, hit)
+    worker.tick(1_001)
+    assert worker.offload.counters.dropped_blocks == 0
+
+
+def test_members_of_a_shared_host_clean_no_more_than_their_part() -> None:
+    config = tiers(10, policy="on_eviction", host_keys={"scope": "shared"})
+    timeline = Timeline()
+    workers = [Worker(config, 31, name=f"w{at}", timeline=timeline) for at in range(2)]
+    for at, worker in enumerate(workers):
+        worker.finish(worker.run(f"r{at}", range(1000 * at, 1000 * at + 120), now=0), 0)
+    now = 0
+    for worker in workers:
+        worker.tick(now)
+    for _ in range(50):
+        times = [at for worker in workers if (at := worker.offload.earliest_deadline()) is not None]
+        if not times:
+            break
+        now = min(times)
+        for worker in workers:
+            worker.tick(now)
+    else:
+        raise AssertionError("no end to copying")
+    assert [worker.offload.counters.stores.blocks for worker in workers] == [5, 5]

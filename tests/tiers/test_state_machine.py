@@ -24,7 +24,8 @@ POLICIES: list[dict[str, Any]] = [
     {"policy": "write_through_generated"},
     {"policy": "after_hits"},
     {"policy": "on_eviction", "offload_ahead": 3},
-    {"policy": "on_eviction", "offload_ahead": 5, "on_unclean": "drop"},
+    {"policy": "on_eviction"},
+    {"policy": "on_eviction", "on_unclean": "drop"},
     {"offload_batch_size": 2},
 ]
 

@@ -374,3 +374,35 @@ def test_bytes_survive_between_workers(name: str, groups: list[GroupSpec], seed:
             assert depot.store.pool.free == depot.store.num_pages, f"{depot.store.tier.name} lost pages"
     assert sum(engine.offload.counters.loads.landed for engine in engines.values()) > 3
     assert sum(engine.offload.counters.cross_worker_blocks for engine in engines.values()) > 3
+
+
+# -- a worker that fails ----------------------------------------------------------------------------------------------
+
+
+def test_a_failed_worker_leaves_nothing_behind_in_a_shared_host() -> None:
+    """It fails while a fetch is under way, for which it keeps pages of the host, and while batches of a store wait."""
+    config = tiers(20, 100, host_keys=SHARED, storage_keys={**SHARED, "link": link(10**8)}, offload_batch_size=2)
+    fleet = Fleet(config)
+    one, two = fleet.workers
+    one.finish(one.run("a", range(41), now=0), 0)
+    fleet.until(1_000_000)
+    two.finish(two.run("b", range(1000, 1061), now=1_000_000), 1_000_000)  # pushes the tail of it out of the host
+    fleet.until(10_000_000)
+    one.evict_all()
+    again = one.make("again", range(41))
+    assert one.onboard(again, 10_000_000).step is Step.WAITING and one.offload.site.tracks[again].keep
+    running = one.make("c", range(2000, 2017))
+    one.compute(running, 10_000_000)
+    store = fleet.timeline.depot(Tier.G2).store
+    assert one.offload.counters.stores.submitted - one.offload.counters.stores.landed == 1
+    assert store.pool.free < 20 and any(copy.rest for copy in fleet.timeline.depot(Tier.G2).under_way.values())
+    submitted = one.offload.counters.stores.submitted
+    one.offload.close(10_000_000)
+    one.offload.check_integrity()
+    while (at := fleet.timeline.earliest()) is not None:
+        fleet.timeline.advance(at)
+    fleet.timeline.check_integrity()
+    assert store.pool.free == 20 and not store.pool.holds and not store.reserved
+    assert one.offload.counters.stores.submitted == submitted
+    late = two.make("late", range(41))
+    assert two.onboard(late, 10**9).step is Step.STARTED  # what was under way landed, for whoever wants it

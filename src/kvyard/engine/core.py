@@ -115,6 +115,12 @@ class EngineCore:
         return None
 
     @property
+    def restless(self) -> bool:
+        """Whether it may come to something else if it is asked to ``propose`` once more, though nothing happens until then."""
+        loads = self.scheduler.loads
+        return len(self.scheduler.waiting) > 0 or (loads is not None and loads.cleaning)
+
+    @property
     def busy(self) -> bool:
         """Whether a pass is under way."""
         return bool(self._ends)
@@ -213,7 +219,9 @@ class EngineCore:
         return self.offload.earliest_deadline() if self.offload is not None else None
 
     def uncertain_from(self, now: int) -> int | None:
-        """From when on things may be other than planned: from ``now``, if a shared tier has changed for somebody here, or from the next landing on."""
+        """From when on things may be other than planned: from ``now``, if a shared tier has changed for somebody here, else
+        from the next landing on.
+        """
         loads = self.scheduler.loads
         if loads is None:
             return None

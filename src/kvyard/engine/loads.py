@@ -32,6 +32,9 @@ class Loads:
         self._deferred: list[Job] = []
         """Those of the parked that wait for somebody else's transfer, and ask again after each landing."""
         self._landings = 0
+        self._known = 0
+        """How often shared tiers had been disturbed when the last pass was formed."""
+        self._line: tuple[int, ...] = ()
         self._barred: set[str] = set()
         """Jobs that must compute what they could load: with it they would never get in."""
 
@@ -57,9 +60,9 @@ class Loads:
         self.parked[job.id] = job
         if step is Step.STARTED:
             job.loaded, job.loaded_storage = outcome.tokens, outcome.storage_tokens
-            scheduler.watcher.loading(job, now, outcome.tokens)
         else:
             self._deferred.append(job)
+        scheduler.watcher.loading(job, now, outcome.tokens)
         return True
 
     def land(self, now: int) -> None:
@@ -67,6 +70,7 @@ class Loads:
         those that waited for somebody else's blocks ask again behind them.
         """
         offload = self.offload
+        self._line = offload.line
         loaded = offload.tick(now)
         landings = offload.landings
         if landings != self._landings:
@@ -81,6 +85,13 @@ class Loads:
         for request in reversed(loaded):
             assert isinstance(request, Job)
             self._return(request)
+
+    @property
+    def cleaning(self) -> bool:
+        """Whether blocks were sent to be copied or were taken since ``land``: the next pass may find others to send. Under
+        ``on_eviction`` only.
+        """
+        return self.offload.line != self._line
 
     def untangle(self, now: int) -> bool:
         """Nothing runs and nobody could be let in. If that is because waiting jobs hold loaded blocks, and no transfer will
@@ -112,15 +123,21 @@ class Loads:
         job.state = State.WAITING
         self._scheduler.waiting.push_front(job)
 
-    def must_wait(self, job: Job, tokens: int, now: int) -> bool:
-        """Whether the blocks that ``job`` would get for ``tokens`` more tokens are still being copied out."""
-        groups = self._scheduler.manager.groups
-        reach = job.num_computed_tokens + tokens
-        held = [table.length for table in job.tables] or [0] * len(groups)
-        blocks = 0
-        for group, count in zip(groups, held):
-            blocks += max(0, -(-reach // group.block_size) - count)
-        return blocks > 0 and self.offload.make_clean(blocks, now) is not None
+    def must_wait(self, job: Job, tokens: int, now: int, hit: Hit | None = None) -> bool:
+        """Whether the blocks that ``job`` would get for ``tokens`` more tokens, after ``hit``, are still being copied out."""
+        blocks = self.offload.needed(job, tokens, hit)
+        return blocks > 0 and self.offload.make_clean(blocks, now, hit) is not None
+
+    def formed(self) -> None:
+        """A pass was formed, with all that is known now."""
+        self._known = self.offload.disturbances
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether what a shared tier has to offer has changed since, and somebody here may be about to ask for it."""
+        if self.offload.disturbances == self._known:
+            return False
+        return self.cleans or bool(self._deferred) or len(self._scheduler.waiting) > 0
 
     def stall(self, job: Job) -> None:
         """``job`` leaves the lockstep until a copy has landed."""

@@ -59,6 +59,9 @@ class Ranks:
         if not proposed:
             return False
         passes = min(len(durations) for _, durations in proposed)
+        running = [core for core, _ in proposed]
+        if any(core.restless for core in self.cores if core not in running):
+            passes = 1
         slowest = np.maximum.reduce([durations[:passes] for _, durations in proposed])
         landing = min((when for core in self.cores if (when := core.next_landing()) is not None), default=None)
         if landing is not None:
@@ -68,16 +71,11 @@ class Ranks:
             core.adopt(slowest, now)
         return True
 
-    def trim(self, now: int) -> None:
-        """Somebody used a shared link; see ``EngineCore.trim``."""
-        before = self.next_decision() if self.busy else None
+    def trim(self, now: int, begun: bool = False) -> None:
+        """Somebody used a shared tier; see ``EngineCore.trim``. What is uncertain for one rank ends the plans of all."""
+        times = [when for core in self.cores if (when := core.uncertain_from(now)) is not None]
         for core in self.cores:
-            core.trim(now)
-        if before is not None:
-            last = min(end for core in self.cores if core.busy and (end := core.next_decision()) is not None)
-            if last != before:
-                for core in self.cores:
-                    core.end_by(last)
+            core.plan_until(min(times, default=None), now, begun)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every rank agrees with itself and they are in step."""

@@ -132,6 +132,7 @@ class Scheduler:
         full = [spec.block_size for spec in config.specs if spec.is_full]
         self._surely_fits = self._usable // len(full) * min(full) if full else UNLIMITED
         """So many tokens fit into the pool in any case; of more, it has to be worked out."""
+        self._has_states = any(spec.is_state for spec in config.specs)
         self._stuck: Stuck | None = None
         self._forms = 0
         self.preempted = False
@@ -192,7 +193,8 @@ class Scheduler:
 
     def _form(self, now: int) -> Batch | None:
         self._forms += 1
-        self.manager.begin_step()
+        if self._has_states:
+            self.manager.begin_step()
         self.preempted = False
         cohort = self.cohort
         chunks: list[Chunk] = []

@@ -3,6 +3,9 @@
 A block is *clean* if giving it up loses nothing: it has no name, or the host has it or is getting it. While a block is copied
 it is out of the line; then it goes back to the head, where it can still be hit until somebody takes it. Who needs a block
 that isn't clean yet waits for its copy, or drops the content, as configured.
+
+Cleaning always comes to an end. No more is kept clean than the host can hold (of a shared host: a member's part), and a block
+is copied once until the device next gives one up: should the host lose it before, copying it again would only cost another.
 """
 
 from __future__ import annotations
@@ -10,14 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvyard.blocks import Hit
 from kvyard.blocks.cache_map import Node
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.table import Table
 from kvyard.tiers.depot import Kind
 from kvyard.tiers.outward import Outward
 from kvyard.tiers.path import whole_chain
+from kvyard.tiers.pending import Pending
 from kvyard.tiers.piece import Piece, total_pages
+from kvyard.tiers.prefix import without
 from kvyard.tiers.site import Site
+
+DEFAULT_AHEAD = 64
 
 
 class _Dirty(NamedTuple):
@@ -28,15 +36,36 @@ class _Dirty(NamedTuple):
     depth: int
     """How many blocks of the line go before the last of them does."""
 
+    @property
+    def size(self) -> int:
+        return self.piece.stop - self.piece.start
+
 
 class Cleaner:
     """Keeps the head of one worker's free line clean."""
 
-    def __init__(self, site: Site, out: Outward) -> None:
+    def __init__(self, site: Site, out: Outward, members: Callable[[], int]) -> None:
+        """``members`` says how many workers the host is for."""
         self.site = site
         self.out = out
-        self.ahead = site.config.offload_ahead or 64
+        self._members = members
         self._drops = site.config.on_unclean == "drop"
+        self.cohorts = 0
+        """Sent so far. Each may have pushed out of the host what made other blocks clean."""
+        self._copied = [Pending() for _ in range(site.layout.num_groups)]
+        """What has been copied since the device last gave something up,"""
+        self._given_up = 0
+        """and how much it had given up by then."""
+        self._doomed: list[tuple[int, int]] = []
+        """What goes without a copy if it is taken: how many named blocks go before it, and how many it is."""
+        self._stuck = -1
+        """How many copies had landed when the host last had no room."""
+
+    @property
+    def ahead(self) -> int:
+        """How many blocks at the head of the line are to be clean."""
+        share = max(1, self.site.host.store.num_pages // self._members())
+        return min(self.site.config.offload_ahead or DEFAULT_AHEAD, share)
 
     @property
     def copying(self) -> int:
@@ -50,38 +79,54 @@ class Cleaner:
 
     def work(self, now: int) -> None:
         """Copy from the head of the line until enough blocks are clean, or will be."""
+        self._notice()
         wanted = self.ahead - self.copying
         if wanted > 0:
-            self._clean(self._survey(wanted), now)
+            self._clean(self._survey(wanted), wanted, now)
 
-    def make_clean(self, needed: int, now: int, deadline: Callable[[], int | None]) -> int | None:
+    def make_clean(self, needed: int, now: int, deadline: Callable[[], int | None], hit: Hit | None) -> int | None:
         """See ``Offload.make_clean``."""
+        self._notice()
         counters, pool, copying = self.site.counters, self.site.layout.pool, self.copying
-        if needed > pool.free:
+        pinned = sum(group.free_blocks(0) for group in hit.groups) if hit is not None else 0
+        if needed + pinned > pool.free:
             # What is being copied comes back. If even that is not enough, the allocation fails as it would without tiers.
-            if needed > pool.free + copying:
+            if needed + pinned > pool.free + copying:
                 return None
             counters.unclean_waits += 1
             return deadline()
         spare = self.site.host.store.num_pages - max(0, needed - pool.unnamed)
-        waits = not self._drops and spare >= 0
-        dirty = self._survey(needed + max(0, min(self.ahead - copying, spare)), needed)
+        reach = needed + max(0, min(self.ahead, spare)) - copying
+        dirty = self._survey(max(reach, needed), needed, hit)
         reached = [item for item in dirty if item.depth < needed]
-        if reached and waits:
-            self._touch(needed)
-            self._clean(dirty, now)
-            if self.copying:
-                counters.unclean_waits += 1
-                return deadline()
+        if reached and not self._drops and spare >= 0:
+            # What is being copied comes back to the head, clean: that much less of what stands there now is needed.
+            self._clean([item for item in dirty if item.depth < reach], max(reach, 0), now)
+            if needed + pinned > pool.free or self._survey(needed, hit=hit):
+                if self.copying:
+                    counters.unclean_waits += 1
+                    return deadline()
+            else:
+                return None  # others that are clean will do
         else:
-            self._clean([item for item in dirty if item.depth >= needed], now)
-        counters.dropped_blocks += sum(item.piece.stop - item.piece.start for item in reached)
+            self._clean([item for item in dirty if needed <= item.depth < reach], max(reach, 0), now)
+        self._doomed = [(item.depth - pool.unnamed, item.size) for item in reached]
         return None
 
-    def _touch(self, count: int) -> None:
-        """Have the host give up last what it has of the first ``count`` blocks of the line.
+    def _notice(self) -> None:
+        """See what the device has given up since last time."""
+        given_up = self.site.layout.pool.evicted
+        taken = given_up - self._given_up
+        if taken:
+            self._given_up = given_up
+            self._copied = [Pending() for _ in self._copied]
+            counters = self.site.counters
+            counters.dropped_blocks += sum(max(0, min(size, taken - before)) for before, size in self._doomed)
+        self._doomed = []
 
-        Else it might do so for the sake of the others, and there would be no end to copying.
+    def _touch(self, count: int) -> None:
+        """Have the host give up last what it has of the first ``count`` blocks of the line: else it would do so for the sake
+        of the others.
         """
         pool, store = self.site.layout.pool, self.site.host.store
         depth = pool.unnamed
@@ -92,36 +137,63 @@ class Cleaner:
             if extent.node is not None:
                 store.touch(extent.node.map.group, whole_chain(extent.node).keys, extent.stop)
 
-    def _survey(self, count: int, cut: int = 0) -> list[_Dirty]:
-        """What is not clean among the first ``count`` blocks of the line, nothing reaching across the first ``cut``."""
+    def _survey(self, count: int, cut: int = 0, hit: Hit | None = None) -> list[_Dirty]:
+        """What is not clean among the first ``count`` blocks of the line, nothing reaching across the first ``cut``.
+
+        What ``hit`` has is about to be held, so it doesn't count.
+        """
         pool, store = self.site.layout.pool, self.site.host.store
         found: list[_Dirty] = []
-        seen: set[Node] = set()
         depth = pool.unnamed
         if depth >= count:
             return found
+        kept = _kept(hit) if hit is not None else {}
+        seen: set[Node] = set()
         for extent in pool.order:
             node = extent.node
-            stop = extent.start + len(extent.ids)
-            low = max(extent.start, stop - (count - depth))
-            if node is not None and node not in seen:
-                seen.add(node)  # one copy of several is enough
+            start, stop = extent.start, extent.start + len(extent.ids)
+            clean = node is None or node in seen  # one copy of several is enough
+            if node is not None and node in kept:
+                low, high = kept[node]
+                if node.copies[0] is extent and high < stop:
+                    start = max(start, high)
+                elif node.copies[0] is extent:
+                    stop = min(stop, max(start, low))
+                else:
+                    clean = True
+            first = max(start, stop - (count - depth))
+            if not clean and node is not None:
+                seen.add(node)
                 chain, group = whole_chain(node), node.map.group
-                middle = max(low, stop - (cut - depth)) if depth < cut else low
-                for first, last in ((low, middle), (middle, stop)):
-                    for start, end in store.missing(group, chain.keys, first, last) if first < last else ():
-                        found.append(_Dirty(extent, Piece(group, chain, start, end), depth + stop - end))
-            depth += stop - low
+                middle = max(first, stop - (cut - depth)) if depth < cut else first
+                for low, high in ((first, middle), (middle, stop)):
+                    for begin, end in store.missing(group, chain.keys, low, high) if low < high else ():
+                        found.append(_Dirty(extent, Piece(group, chain, begin, end), depth + stop - end))
+            depth += stop - first
             if depth >= count:
                 break
         return found
 
-    def _clean(self, dirty: list[_Dirty], now: int) -> None:
-        """Copy ``dirty`` to the host: all of it, or one by one as far as there is room."""
-        if dirty and not self._send(dirty, now):
-            for item in dirty if len(dirty) > 1 else ():
+    def _clean(self, dirty: list[_Dirty], reach: int, now: int) -> None:
+        """Copy to the host what of ``dirty`` has not been copied lately: all of it, or one by one as far as there is room.
+
+        It lies among the first ``reach`` blocks of the line.
+        """
+        if not dirty or self._stuck == self.site.landings:
+            return
+        fresh: list[_Dirty] = []
+        for extent, (group, chain, start, stop), depth in dirty:
+            done = self._copied[group].spans(chain.keys, stop)
+            for low, high in without(start, stop, done) if done else ((start, stop),):
+                fresh.append(_Dirty(extent, Piece(group, chain, low, high), depth + stop - high))
+        if not fresh:
+            return
+        self._touch(reach)
+        if not self._send(fresh, now):
+            for item in fresh if len(fresh) > 1 else ():
                 if not self._send([item], now):
                     break
+            self._stuck = self.site.landings
 
     def _send(self, dirty: list[_Dirty], now: int) -> bool:
         """Copy ``dirty`` as one cohort; returns whether the host had room."""
@@ -131,6 +203,8 @@ class Cleaner:
         if far is None:
             site.counters.no_host_room += 1
             return False
+        for item in dirty:
+            self._copied[item.piece.group].add(item.piece)
         items = iter(dirty)
         extent, left = dirty[0].extent, 0
         near: list[list[Table]] = []
@@ -139,7 +213,7 @@ class Cleaner:
             for piece in batch:
                 if not left:
                     item = next(items)
-                    extent, left = item.extent, item.piece.stop - item.piece.start
+                    extent, left = item.extent, item.size
                 left -= piece.stop - piece.start
                 # From front to back: what is split off is the earlier part, and the extent keeps the later.
                 if extent.start < piece.start:
@@ -148,4 +222,10 @@ class Cleaner:
                 tables.append(pool.hold([part]))
             near.append(tables)
         self.out.send(Kind.STORE, batches, near, far, now, returns=True)
+        self.cohorts += 1
         return True
+
+
+def _kept(hit: Hit) -> dict[Node, tuple[int, int]]:
+    """The positions that ``hit`` has of each node."""
+    return {node: (group.low, group.blocks) for group in hit.groups for node in group.parts() if node.stop > group.low}

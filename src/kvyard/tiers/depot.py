@@ -102,9 +102,7 @@ class Depot:
         self.watch: Callable[[Copy], None] | None = None
         """Told of each copy as it lands, while both its ends are held: for whoever keeps contents."""
         self.landings = 0
-        """How many copies have landed: whoever waits for somebody else's asks again when it changes."""
-        self.landings = 0
-        """How many copies have landed so far,"""
+        """How many copies have landed so far: whoever waits for somebody else's asks again when it changes,"""
         self.last_landing = 0
         """and when the last one did."""
         self._now = 0
@@ -128,7 +126,6 @@ class Depot:
             return False
         self._now = now
         landed = self.link.advance(now)
-        self.landings += len(landed)
         for transfer in landed:
             copy = self.under_way.pop(transfer)
             assert transfer.ended is not None

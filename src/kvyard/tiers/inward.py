@@ -7,7 +7,7 @@ brought twice.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.rules import Spans, intersect
@@ -17,6 +17,9 @@ from kvyard.tiers.pending import Pending
 from kvyard.tiers.piece import Piece, total_pages
 from kvyard.tiers.prefix import overlaps, unite, without
 from kvyard.tiers.site import Site, Track
+
+if TYPE_CHECKING:
+    from kvyard.tiers.ahead import Cleaner
 
 
 class _Need(NamedTuple):
@@ -45,8 +48,10 @@ class Inward:
         self.site = site
         self.loading = [Pending() for _ in range(site.layout.num_groups)]
         """What is on its way to the device."""
-        self.landings = 0
-        """Counts loads that ended: whoever waits for one asks again then."""
+        self.changes = 0
+        """Counts loads that began or ended: whoever could do with one asks again then."""
+        self.cleaner: Cleaner | None = None
+        """Whom to ask before blocks of the device are taken."""
         full = all(group.spec.is_full for group in site.layout.manager.groups)
         self._last_block = site.config.last_block if full else "skip"
 
@@ -59,13 +64,18 @@ class Inward:
         if limit - hit.tokens < layout.alignment or not request.reads_cache:
             return NOTHING
         track = site.track(request)
-        version = (hit.tokens, site.host.store.arrivals, site.storage and site.storage.store.arrivals, self.landings)
-        if track.asked == version and track.answer is not None:
+        stores = (site.host.store,) if site.storage is None else (site.host.store, site.storage.store)
+        version = (hit.tokens, site.landings, self.changes, *[(store.arrivals, store.reservations) for store in stores])
+        asked = track.asked == version
+        if asked and track.answer is not None:
             return track.answer
-        site.counters.lookups += 1
         # A hit that ends inside a block can't be continued by a load: load it all, if that goes further.
         local = hit if all(hit.tokens % size == 0 for size in layout.block_sizes) else None
         views = self._look(request, local)
+        if asked:
+            # It may begin as far as lower tiers are concerned, and nothing has changed there: it is about the device only.
+            return self._load(request, track, hit, local, views, now, (must_fit, reserved, has_running))
+        site.counters.lookups += 1
         answer = self._decide(request, track, hit, local, views, now)
         track.asked, track.answer = version, answer
         if answer is NOTHING:
@@ -256,6 +266,12 @@ class Inward:
             return NOTHING
         found = local.tokens if local is not None else 0
         must_fit, reserved, has_running = terms
+        if self.cleaner is not None:
+            needed = site.layout.demand(request, local, 0, tokens - found)
+            wait = self.cleaner.make_clean(needed, now, site.host.earliest, local)
+            if wait is not None or not self._still_there(needs):
+                site.counters.no_device_room += 1
+                return NO_ROOM
         taken = manager.allocate(
             request,
             0,
@@ -278,6 +294,7 @@ class Inward:
         track.load = copy
         for piece in pieces:
             self.loading[piece.group].add(piece)
+        self.changes += 1
         self._release(track)
         site.counters.hits += 1
         counted = self._counted(request, tokens)
@@ -288,11 +305,20 @@ class Inward:
         site.send(now, copy, sum(need.high - need.low for need in present))
         return Outcome(Step.STARTED, counted - hit.tokens, staged)
 
+    def _still_there(self, needs: list[_Need | None]) -> bool:
+        """Whether making room in the host, for what has to leave the device, has cost nothing of what is to be loaded."""
+        store = self.site.host.store
+        pieces = [need.piece for need in needs if need is not None]
+        return not any(
+            without(piece.start, piece.stop, store.resident(piece.group, piece.chain.keys, piece.stop))
+            for piece in pieces
+        )
+
     def _unmark(self, copy: Copy) -> None:
         """What ``copy`` brings is not on its way any more."""
         for piece in copy.pieces:
             self.loading[piece.group].remove(piece)
-        self.landings += 1
+        self.changes += 1
 
     def loaded(self, copy: Copy) -> Request | None:
         """A load has landed: the request may go on after ``copy.tokens``. ``None`` if it has gone in the meantime."""

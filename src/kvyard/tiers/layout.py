@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kvyard.blocks import BlockManager, Request
+from kvyard.blocks import BlockManager, Hit, Request
+from kvyard.blocks.demand import NO_HIT, Demand
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.rules import Spans
 from kvyard.blocks.spec import ConfigError, GroupSpec
@@ -100,6 +101,20 @@ class Layout:
     def hold_blocks(self, extents: Iterable[Extent], piece: Piece) -> Table:
         """Hold the device blocks behind ``piece``, out of ``extents``, for a transfer that reads them."""
         return self.pool.hold(self.pool.cut(extents, piece.start * self.chunk, piece.stop * self.chunk))
+
+    def demand(self, request: Request, hit: Hit | None, tokens: int, external: int = 0) -> int:
+        """How many blocks an allocation takes from the head of the line for ``external`` tokens to be loaded after ``hit``
+        and ``tokens`` after those. What it adopts is not taken.
+        """
+        local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
+        slots = local + external + tokens
+        demand = Demand(slots, slots, local, local + external)
+        total = 0
+        for index, group in enumerate(self.manager.groups):
+            table = request.tables[index] if request.tables else Table()
+            found = hit.groups[index] if hit is not None else NO_HIT
+            total += max(0, group.uses(request, table, found, demand) - found.free_blocks(0))
+        return total
 
     def hold_slots(self, request: Request, group: int, low: int, high: int) -> Table:
         """Hold the request's blocks ``low`` to ``high`` of ``group``, named or not."""

@@ -52,6 +52,12 @@ class Offload:
         self.config = config
         self.manager = manager
         layout = self.layout = Layout(manager, config.blocks_per_chunk, block_bytes)
+        pages = layout.pages(config.host.capacity(block_bytes))
+        if config.offload_ahead is not None and config.offload_ahead > pages:
+            raise ConfigError(
+                f"offload_ahead {config.offload_ahead} asks for more clean blocks than the host holds, {pages}: "
+                "lower it or leave it out"
+            )
         if config.shared and timeline is None:
             raise ConfigError("shared tiers need a Timeline: make one for the fleet and pass it to every worker")
         if not config.shared and timeline is not None:
@@ -73,10 +79,16 @@ class Offload:
         policy = POLICIES[config.policy](config, host.store.num_pages, layout.num_groups)
         self._out = Outward(self.site, policy)
         self._in = Inward(self.site)
-        self._cleaner = Cleaner(self.site, self._out) if policy.ahead else None
+        self._cleaner: Cleaner | None = None
+        if policy.ahead:
+            self._cleaner = self._in.cleaner = Cleaner(self.site, self._out, self._sharers)
         self._ready: list[Request] = []
         self._shared = [depot for depot in self._depots if depot.shared]
         self._heard = {depot: depot.landings for depot in self._shared}
+
+    def _sharers(self) -> int:
+        """How many workers the host is for."""
+        return len(self.timeline.members) if self.timeline is not None and self.site.host.shared else 1
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -126,6 +138,23 @@ class Offload:
     def depots(self) -> Sequence[Depot]:
         """The tiers with their links, the host's first."""
         return self._depots
+
+    @property
+    def line(self) -> tuple[int, ...]:
+        """Changes with what is clean at the head of the device's free line, under ``on_eviction``: blocks were sent to be
+        copied, or taken, or the host made room for something.
+        """
+        if self._cleaner is None:
+            return ()
+        pool = self.layout.pool
+        return self._cleaner.cohorts, self.host.reservations, pool.evicted, pool.unnamed, pool.free
+
+    @property
+    def disturbances(self) -> int:
+        """Changes when a shared tier has made room for something, for whomever: what it has to offer may be another from that
+        instant on, though nothing has landed.
+        """
+        return sum(depot.store.reservations for depot in self._shared)
 
     @property
     def landings(self) -> int:
@@ -182,13 +211,18 @@ class Offload:
         """``offload`` does nothing while fewer tokens than this are computed; infinite if it never will."""
         return self._out.quiet_until(request)
 
-    def make_clean(self, needed: int, now: int) -> int | None:
-        """``needed`` blocks are about to be taken. ``None``: go ahead; a time: wait for it, since what stands at the head
-        of the line is still being copied. Only the policy ``on_eviction`` ever asks to wait.
+    def make_clean(self, needed: int, now: int, hit: Hit | None = None) -> int | None:
+        """``needed`` blocks are about to be taken, besides those of ``hit``, which will be adopted. ``None``: go ahead; a
+        time: wait for it, since what stands at the head of the line is still being copied. Only the policy
+        ``on_eviction`` ever asks to wait.
         """
         if self._cleaner is None:
             return None
-        return self._cleaner.make_clean(needed, now, self.earliest_deadline)
+        return self._cleaner.make_clean(needed, now, self.earliest_deadline, hit)
+
+    def needed(self, request: Request, tokens: int, hit: Hit | None = None) -> int:
+        """How many blocks ``request`` takes for ``tokens`` more tokens after ``hit``: what to ask ``make_clean`` for."""
+        return self.layout.demand(request, hit, tokens)
 
     def forget(self, request: Request, now: int) -> None:
         """``request`` finished, was cancelled or is preempted: call this *before* its blocks are freed.
@@ -201,6 +235,15 @@ class Offload:
             self._out.forget(request)
             if request in self._ready:
                 self._ready.remove(request)
+
+    def close(self, now: int) -> None:
+        """The worker has failed: let go of all that it keeps in shared tiers for requests, and submit nothing more.
+
+        What is under way can't be called back: it lands, for nobody. Not to be ticked again.
+        """
+        for request in list(self.site.tracks):
+            self.forget(request, now)
+        self._out.close()
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 

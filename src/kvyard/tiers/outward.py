@@ -31,6 +31,7 @@ class Outward:
         """How many copies had landed when one last found none."""
         size = site.config.offload_batch_size
         self._batch_pages = None if size is None else size // site.layout.chunk
+        self._closed = False
 
     def offer(self, request: Request, now: int) -> None:
         """Store what the request has computed since it was last asked, as far as the policy wants it."""
@@ -151,7 +152,7 @@ class Outward:
             self.site.send(copy.ended, following)
         if copy.kind is Kind.SPILL and self.site.host.shared:
             self._let_go(copy)
-        if copy.kind is Kind.STORE and self.site.storage is not None:
+        if copy.kind is Kind.STORE and self.site.storage is not None and not self._closed:
             self._spill(copy)
 
     def landed(self, copy: Copy) -> None:
@@ -199,6 +200,20 @@ class Outward:
     def forget(self, request: Request) -> None:
         """The request has gone; what was submitted still lands."""
         self.waiting.pop(request, None)
+
+    def close(self) -> None:
+        """The worker has gone: batches that have not been submitted won't be, and nothing more goes on to storage."""
+        self._closed = True
+        self.waiting.clear()
+        store, pool = self.site.host.store, self.site.layout.pool
+        for first in (*self.site.host.under_way.values(), *self.site.inbox):
+            if first.inbox is self.site.inbox:
+                for copy in first.rest:
+                    for piece, held in zip(copy.pieces, copy.far):
+                        store.cancel(piece, held)
+                    for held in copy.near:
+                        pool.let_go(held)
+                first.rest = []
 
 
 def _joined(batches: list[list[Piece]]) -> list[Piece]:

@@ -105,6 +105,6 @@ def without(low: int, high: int, spans: Spans) -> list[tuple[int, int]]:
 def overlaps(low: int, high: int, spans: Spans) -> bool:
     """Whether any position of ``low`` to ``high`` is in ``spans``."""
     for start, stop in spans:
-        if start < high and stop > low:
+        if max(start, low) < min(stop, high):
             return True
     return False

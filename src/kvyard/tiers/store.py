@@ -46,6 +46,8 @@ class TierStore:
         """Counts what became resident: whoever waits for something asks again when it has changed."""
         self.evicted = 0
         """Pages given up to make room."""
+        self.reservations = 0
+        """Counts the times that room was made for something: it is on its way from then on, and something else may be gone."""
 
     # -- asking: nothing changes, recency neither ---------------------------------------------------------------------
 
@@ -131,6 +133,7 @@ class TierStore:
         if count > spare:
             return None
         self.evicted += max(0, count - pool.unnamed)
+        self.reservations += 1
         tables: list[Table] = []
         for piece in pieces:
             self.pending[piece.group].add(piece)
@@ -147,6 +150,12 @@ class TierStore:
         self.arrivals += 1
         if not keep:
             self.let_go(held)
+
+    def cancel(self, piece: Piece, held: Table) -> None:
+        """What was reserved won't come: the pages are free again."""
+        self.pending[piece.group].remove(piece)
+        del self.reserved[held]
+        self.let_go(held)
 
     def put(self, piece: Piece) -> bool:
         """Have ``piece`` here at once, one more copy if it is here already; returns whether there was room."""

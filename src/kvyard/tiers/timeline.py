@@ -90,9 +90,16 @@ class Timeline:
         found = self._tiers.get(tier)
         return found[1] if found is not None else None
 
+    @property
+    def disturbances(self) -> int:
+        """Changes when a shared tier has made room for something, for whomever."""
+        return sum(depot.store.reservations for _, depot in self._tiers.values())
+
     def earliest(self) -> int | None:
-        """When the next copy lands on a shared link, whoever asked for it, as things stand."""
-        times = [depot.link.earliest() for _, depot in self._tiers.values() if depot.under_way]
+        """When the next copy lands on any link of the members, private ones too, as things stand: what lands in a private
+        host goes on to a shared tier.
+        """
+        times = [depot.link.earliest() for depot in self._depots if depot.under_way]
         return min((at for at in times if at is not None), default=None)
 
     def advance(self, now: int) -> bool:
@@ -102,8 +109,7 @@ class Timeline:
         """
         landed = False
         while True:
-            times = [depot.link.earliest() for depot in self._depots if depot.under_way]
-            at = min((time for time in times if time is not None), default=None)
+            at = self.earliest()
             if at is None or at > now:
                 return landed
             landed = True
