@@ -1,4 +1,4 @@
-"""Blocks for many passes at once are the blocks of one pass after the other: the same ids, in the same order, to the same jobs."""
+"""Blocks for many passes at once are those of one pass after the other: the same ids, in the same order, to the same jobs."""
 
 from __future__ import annotations
 

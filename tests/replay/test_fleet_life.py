@@ -47,7 +47,7 @@ def test_requests_end_once_though_their_first_worker_had_them_half_done() -> Non
     ends = Counter(record.id for record in made.records if record.status == "finished")
     assert len(ends) == 40 and max(ends.values()) == 1
     assert made.fleet._through == 40
-    assert sum(recorder.busy for recorder in made.fleet.workers[0].recorders) <= 1.05 * SECOND
+    assert sum(core.busy_ns for core in made.fleet.workers[0].cores) <= 1.05 * SECOND
 
 
 def test_a_drained_worker_finishes_what_it_has() -> None:

@@ -362,7 +362,13 @@ class Scheduler:
                         job, now, f"its {job.num_tokens} tokens don't fit into the {self._usable} blocks there are"
                     )
                     continue
-                if self.growth is not None and loads is None and hit is not None and type(self) is Scheduler:
+                if (
+                    self._whole
+                    and self.growth is not None
+                    and loads is None
+                    and hit is not None
+                    and type(self) is Scheduler
+                ):
                     self._stuck = Stuck.at(job, hit.tokens, self._forms, manager.pool.free)
                 break
             waiting.pop()
