@@ -206,10 +206,11 @@ def test_a_stream_of_overlapping_chunks_through_wire_dedup_and_index() -> None:
             wire.stored(chunk, text[at * 4 : at * 4 + 12], 4, parent=parent, medium="CPU")
 
         def on_cpu() -> int:
-            return served.post("/query", model_name="m", token_ids=text)["instances"]["7"]["cpu"]
+            return served.post("/query", model_name="m", token_ids=text)["instances"].get("7", {}).get("cpu", -1)
 
         wire.removed(names)  # from the device
-        eventually(lambda: served.post("/query", model_name="m", token_ids=text)["instances"]["7"]["gpu"] == 0)
+        eventually(lambda: served.get("/workers")[0]["listeners"]["0"]["sequence"] == 3)
+        assert served.post("/query", model_name="m", token_ids=text)["instances"]["7"]["gpu"] == 0
         assert on_cpu() == 16
         wire.removed(chunk_one, medium="CPU")
         eventually(lambda: served.get("/workers")[0]["listeners"]["0"]["sequence"] == 4)

@@ -6,6 +6,7 @@ where it passes.
 """
 
 from kvyard.clock.clock import Clock, ClockError, VirtualClock, WallClock
+from kvyard.clock.pause import pause
 from kvyard.clock.units import MS, SECOND, US, from_ms, from_seconds, to_ms, to_seconds
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "WallClock",
     "from_ms",
     "from_seconds",
+    "pause",
     "to_ms",
     "to_seconds",
 ]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from kvyard.clock import pause
 from kvyard.errors import KvyardError
 
 
@@ -99,7 +100,7 @@ class Running:
         async with self._around:
             serving = asyncio.ensure_future(self._server.serve(sockets=[self._bound]))
             while not self._server.started and not serving.done():
-                await asyncio.sleep(0.01)
+                await pause(0.01)
             if self._server.started and self._ready is not None:
                 self._ready(self.url)
             await serving

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.index.dump import IndexDump, dump, load
 from kvyard.server.http import Refusal
@@ -55,7 +56,7 @@ async def dump_all(service: Service) -> PeerDump:
     models: list[ModelDump] = []
     for model in list(service.models.values()):
         models.append(dump_model(model))
-        await asyncio.sleep(0)
+        await pause()
     return PeerDump(models=models)
 
 

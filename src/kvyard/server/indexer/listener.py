@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvyard.clock import MS, Clock
+from kvyard.clock import MS, Clock, pause
 from kvyard.events.transport import AsyncSubscriber, Limits, Origin, State, Update
 from kvyard.events.types import Cleared, Stored, Tier
 from kvyard.index import Indexer, Source
@@ -104,7 +104,7 @@ class Listener:
                     continue
                 self._apply(update)
                 if self._clock.now() >= turn:
-                    await asyncio.sleep(0)
+                    await pause()
                     turn = self._clock.now() + TURN
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"[:300]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from kvyard import __version__
+from kvyard.clock import pause
 from kvyard.index import Holder
 from kvyard.server import prompt
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application
@@ -170,7 +171,7 @@ class Routes:
             where = "" if body.batch is None else f"batch[{at}]."
             tokens = await self._tokens(model, one.token_ids, one.text, where)
             if at:
-                await asyncio.sleep(0)
+                await pause()
             model = self.service.model(body)  # it may be gone by now
             holders = model.holders(body.workers)
             scores = model.indexer.score(tokens, body.namespace(one.media), holders, self.service.clock.now())
@@ -258,7 +259,7 @@ class Routes:
         found: schemas.Rows = {}
         for model in list(self.service.models.values()):
             found[model.label] = answers.rows(model)
-            await asyncio.sleep(0)
+            await pause()
         return found
 
     async def health(self, body: None, headers: Mapping[str, str]) -> schemas.Health:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from kvyard.blocks.spec import resolve_geometry
-from kvyard.clock import WallClock
+from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Indexer, Source, backend
 from kvyard.server.http import Refusal
@@ -134,7 +134,7 @@ class Service:
                 tick = getattr(model.indexer, "tick", None)
                 if tick is not None:
                     tick(self.clock.now())
-            await asyncio.sleep(TICK)
+            await pause(TICK)
 
     async def register(self, told: Register) -> list[str]:
         """Listen to one more worker, or more ranks of one. Raises ``Refusal`` or ``KvyardError``, changing nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.clock import from_seconds
+from kvyard.clock import from_seconds, pause
 from kvyard.errors import KvyardError
 from kvyard.events.transport import State
 from kvyard.server.http import Refusal
@@ -88,4 +88,4 @@ async def _listen(service: Service, seconds: float) -> None:
                 return
         else:
             whole_since = None
-        await asyncio.sleep(0.02)
+        await pause(0.02)

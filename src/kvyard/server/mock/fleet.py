@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvyard.clock import WallClock
+from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import reachable
 from kvyard.server.mock import schemas
@@ -161,12 +161,12 @@ class Fleet:
             try:
                 return listen(self._host, number)
             except KvyardError:
-                await asyncio.sleep(0.05)
+                await pause(0.05)
         return listen(self._host, number)
 
     def _do_later(self, seconds: float, deed: Any, number: int) -> None:
         async def later() -> None:
-            await asyncio.sleep(seconds)
+            await pause(seconds)
             await deed(number)
 
         task = asyncio.create_task(later())

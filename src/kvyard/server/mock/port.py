@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.server.http import JSON, Refusal
 from kvyard.server.mock.words import worded
@@ -50,7 +51,7 @@ class Port:
         """Serve; returns once requests are answered."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
         while not self._server.started and not self._serving.done():
-            await asyncio.sleep(0.005)
+            await pause(0.005)
         if self._serving.done():
             await self._serving
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -12,6 +11,7 @@ from uuid import uuid4
 import msgspec
 
 from kvyard import __version__
+from kvyard.clock import SECOND, WallClock, pause
 from kvyard.server.http import Operation, Raw, Refusal, application
 from kvyard.server.mock import schemas
 from kvyard.server.mock.choice import Flow
@@ -38,7 +38,7 @@ class Routes:
         self._fleet = fleet
         self._tokenizer = tokenizer
         self._intake = Intake(worker, tokenizer)
-        self._created = int(time.time())
+        self._created = WallClock.since_epoch().now() // SECOND
         self._loras = 1000
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,7 +62,7 @@ class Routes:
         worker = self._worker
         what = fate(worker.faults, headers, worker.random)
         if what.latency_ms:
-            await asyncio.sleep(what.latency_ms / 1000 / worker.config.speed)
+            await pause(what.latency_ms / 1000 / worker.config.speed)
         if what.kill:
             self._later(self._fleet.kill(worker.number))
         if what.error is not None:
@@ -79,7 +79,7 @@ class Routes:
         name = given if _ID.fullmatch(given) else uuid4().hex
         return Setup(
             id=f"{prefix}-{name}",
-            created=int(time.time()),
+            created=WallClock.since_epoch().now() // SECOND,
             model=taken.model,
             tokenizer=self._tokenizer,
             prompts=taken.prompts,
@@ -227,7 +227,7 @@ class Routes:
         """Do it once this request is answered, or cut."""
 
         async def soon() -> None:
-            await asyncio.sleep(0.05)
+            await pause(0.05)
             await deed
 
         task = asyncio.create_task(soon())

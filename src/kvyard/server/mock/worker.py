@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
-from kvyard.clock import WallClock
+from kvyard.clock import WallClock, pause
 from kvyard.engine.build import make_core
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
@@ -139,7 +139,7 @@ class Worker:
                 # After a death: ZeroMQ gives an address back some time after its socket was closed.
                 if not self._deaths or attempt == 99:
                     raise
-                await asyncio.sleep(0.05)
+                await pause(0.05)
             else:
                 self._places[rank] = (
                     _base(publisher.endpoint, rank),
