@@ -29,10 +29,15 @@ QUICK = {"reply_ms": 500, "cooldown_ms": 300, "probe_ms": 100, "probe_most_ms": 
 
 
 def eventually(true: Callable[[], Any], why: Callable[[], object] = lambda: "") -> Any:
-    """Wait until ``true()`` is; fail with ``why()`` where it never becomes so."""
+    """Wait until ``true()`` is; fail with ``why()`` where it never becomes so. What it asks for may not be there yet."""
     stop = time.monotonic() + PATIENCE
     while True:
-        found = true()
+        try:
+            found = true()
+        except LookupError:
+            if time.monotonic() >= stop:
+                raise
+            found = None
         if found:
             return found
         assert time.monotonic() < stop, why()
