@@ -264,6 +264,10 @@ class Inward:
         needs = self._needs(request, local, tokens, spans) if tokens > hit.tokens else None
         if needs is None:
             return NOTHING
+        if any(need is not None and self._is_loading(need.piece) for need in needs):
+            # A prefix shorter than was hoped for has another window, and that may be on its way for somebody else.
+            site.counters.pending_waits += 1
+            return Outcome(Step.WAITING)
         found = local.tokens if local is not None else 0
         must_fit, reserved, has_running = terms
         if self.cleaner is not None:
