@@ -24,8 +24,8 @@ def static_passes(scheduler: Scheduler, most: int) -> int:
     end = cohort.next_end()
     assert end is not None
     passes = min(most, end - cohort.tick)
-    # A block taken may be of the head's own prefix, and that it then asks storage for.
-    asks = loads is not None and loads.offload.storage is not None
+    # A block taken may be of the head's own prefix, and that it then asks lower tiers for.
+    asks = loads is not None
     if passes > 1 and (cleans or (scheduler.waiting and (asks or not _only_shrinks(scheduler)))):
         touch = cohort.next_touch()
         if touch is not None:
