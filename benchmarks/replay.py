@@ -1,7 +1,8 @@
 """Our replay against NVIDIA Dynamo's, on the same trace, alternating, in CPU time from the file's path to the report.
 
-Every run is a fresh process; imports are left out on both sides. Dynamo's Python is found by KVYARD_DYNAMO_PYTHON
-(CONTRIBUTING.md says how to make one); without it only our side runs.
+Every run is a fresh process; imports are left out on both sides. Ours is what a plain install gives (see ``_plain.py``);
+``--source`` measures the uncompiled checkout. Dynamo's Python is found by KVYARD_DYNAMO_PYTHON (CONTRIBUTING.md says how to
+make one); without it only our side runs.
 
     python benchmarks/replay.py [--repeats 3] [--only kv]     speed, memory, and what both found
     python benchmarks/replay.py --agree                       round-robin at more sizes, kv over five seeds
@@ -20,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from _plain import plain_environment
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parent.parent / "shared"
@@ -43,6 +46,8 @@ AGREE: dict[str, dict[str, Any]] = {
     "8 round-robin, block 512": {"workers": 8, "router": "round-robin", "block_size": 512},
 }
 FIGURES = ("ttft", "ttft_p99", "itl", "reuse")
+ENVIRONMENT: dict[str, str] = {}
+"""Of our side's processes."""
 
 
 def ours(point: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +88,8 @@ def ours(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_ours(point: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--point", json.dumps(point)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, __file__, "--point", json.dumps(point)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     if done.returncode:
         sys.exit(f"kvyard failed:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -191,6 +195,7 @@ def main() -> None:
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--agree", action="store_true", help="compare results instead of speed")
     parser.add_argument("--growth", action="store_true", help="our side by requests and by workers")
+    parser.add_argument("--source", action="store_true", help="measure the uncompiled checkout, not a plain install")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.point:
@@ -198,6 +203,7 @@ def main() -> None:
         return
     if not TRACE.exists():
         sys.exit(f"the trace is not at {TRACE}")
+    ENVIRONMENT.update(plain_environment(args.source))
     peer = Path(DYNAMO).exists() and PEER.exists()
     if not peer:
         print(f"no Dynamo at {DYNAMO} (or no script at {PEER}): our side only")

@@ -54,6 +54,17 @@ class NoSkips:
                 terminalreporter.line(nodeid)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Against a compiled install (see tests/test_compiled.py) what replaces compiled parts can't run."""
+    from kvyard.blocks import pool
+
+    if not str(pool.__file__).endswith(".py"):
+        compiled = pytest.mark.skip(reason="replaces parts that are compiled here")
+        for item in items:
+            if item.get_closest_marker("source") is not None:
+                item.add_marker(compiled)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     is_xdist_worker = hasattr(config, "workerinput")
     if os.environ.get("KVYARD_CI_STRICT") and not is_xdist_worker:

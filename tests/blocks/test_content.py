@@ -104,6 +104,7 @@ def provoke(groups: list[GroupSpec], options: dict[str, Any] | None = None, **tr
         Traffic(Engine(pool_for(groups), groups, **options or {}), seed, **traffic).run(400)
 
 
+@pytest.mark.source
 def test_a_block_that_two_groups_adopted_cannot_hide() -> None:
     with pytest.raises(Corrupted, match="reads"):
         provoke([FULL, WINDOW, spec("sliding_window", window=2000)], {"coordinator": Interleaved}, external=0.8)
@@ -123,12 +124,14 @@ def test_a_block_that_two_requests_hold_cannot_hide() -> None:
         engine.step(second, 1, [], 0, 9)
 
 
+@pytest.mark.source
 def test_a_window_that_closes_a_token_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WindowRule, "stale", lambda self, computed: max(0, computed - self.window + 2))
     with pytest.raises(Corrupted, match="null"):
         provoke([FULL, NARROW])
 
 
+@pytest.mark.source
 def test_a_window_hit_one_block_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = WindowRule.needed
     monkeypatch.setattr(WindowRule, "needed", lambda self, drop: needed(self, drop) - 1)
@@ -136,18 +139,21 @@ def test_a_window_hit_one_block_too_short(monkeypatch: pytest.MonkeyPatch) -> No
         provoke([FULL, NARROW])
 
 
+@pytest.mark.source
 def test_a_chunk_that_closes_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChunkRule, "stale", lambda self, computed: -(-computed // self.chunk) * self.chunk)
     with pytest.raises(Corrupted, match="null"):
         provoke([FULL, CHUNK])
 
 
+@pytest.mark.source
 def test_a_state_given_up_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateRule, "stale", lambda self, computed: computed)
     with pytest.raises(Corrupted, match="null"):
         provoke([FULL, ALIGN])
 
 
+@pytest.mark.source
 def test_a_shared_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freed by the first of its holders, handed out again, and written while the second still reads it."""
 

@@ -203,6 +203,7 @@ def test_runs_can_be_asked_for_more_later() -> None:
         assert len(run_.tokens) == 4 * len(run_)
 
 
+@pytest.mark.source
 def test_nothing_is_built_without_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events cost nothing where nobody listens: not a single run is made."""
 

@@ -239,6 +239,7 @@ def registers_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Coordinator, "cacheable", lambda self, tokens, group: tokens)
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("mistake", [forgets_to_unname, frees_too_late, registers_too_much])
 def test_a_mistake_is_seen(mistake: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(mistake)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from tests.blocks.support import make, run, snapshot
 
 from kvyard.blocks import BlockManager, GroupSpec, Request
+from kvyard.blocks.limits import NEVER
 
 FULL = GroupSpec(block_size=4)
 SETS: dict[str, list[GroupSpec]] = {
@@ -108,7 +108,7 @@ def test_aligned_states_are_never_quiet() -> None:
     manager = BlockManager(60, SETS["aligned states"])
     request = started(manager)
     assert len(quiet_steps(manager, request)) == 24
-    assert request.quiet_until == -inf
+    assert request.quiet_until == NEVER
 
 
 def test_a_request_that_was_freed_is_not_quiet() -> None:
@@ -117,7 +117,7 @@ def test_a_request_that_was_freed_is_not_quiet() -> None:
     step(manager, request)
     assert request.quiet_until > 0
     manager.free(request)
-    assert request.quiet_until == -inf
+    assert request.quiet_until == NEVER
 
 
 @pytest.mark.parametrize("name", ["full", "window", "two windows", "sizes", "chunks"])

@@ -18,12 +18,17 @@ LONGER = [*TEXT, *range(100, 124)]
 TWO = [FULL, WINDOW]
 THREE = [FULL, WINDOW, GroupSpec(kind="sliding_window", window=2000, block_size=4)]
 
+FAILS = pytest.mark.xfail(strict=True, raises=AssertionError)
+"""Only a failed assertion will do: a crash on the way to the interesting part would prove nothing."""
 BOTH = pytest.mark.parametrize(
     "coordinator",
     [
         pytest.param(Coordinator, id="two-phase"),
-        # Only a failed assertion will do: a crash on the way to the interesting part would prove nothing.
-        pytest.param(Interleaved, id="interleaved", marks=pytest.mark.xfail(strict=True, raises=AssertionError)),
+        pytest.param(
+            Interleaved,
+            id="interleaved",
+            marks=[pytest.mark.source, pytest.mark.xfail(strict=True, raises=AssertionError)],
+        ),
     ],
 )
 
@@ -166,6 +171,7 @@ def test_the_figures_of_the_two_phase_fix() -> None:
     manager.check_integrity()
 
 
+@pytest.mark.source
 def test_the_figures_before_the_fix_and_that_the_integrity_check_sees_them() -> None:
     """Our stand-in for the old coordinator does what the old one did, so what fails with it would have failed then."""
     manager, request = laid_out(Interleaved)

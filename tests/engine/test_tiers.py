@@ -182,6 +182,7 @@ def test_ranks_stay_in_step_when_a_shared_tier_cuts_their_plans(gbps):
     assert seen[0] == seen[1]
 
 
+@pytest.mark.source
 def test_trimming_closes_the_plans_of_all_ranks_or_none():
     """A rank that waits has the plan of another closed, at the very instant at which a pass of it was carried out."""
     tiers = OffloadConfig(host=TierConfig(num_blocks=100, scope="shared", link=link(1)))

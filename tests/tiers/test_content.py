@@ -132,6 +132,7 @@ def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pool, "let_go", let_go_if_held)
 
 
+@pytest.mark.source
 @pytest.mark.usefixtures("forgiving")
 def test_a_source_that_is_given_up_before_the_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Outward.send
@@ -145,6 +146,7 @@ def test_a_source_that_is_given_up_before_the_copy_ends(monkeypatch: pytest.Monk
         provoke()
 
 
+@pytest.mark.source
 @pytest.mark.usefixtures("forgiving")
 def test_a_destination_that_is_used_before_the_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     hold_slots = Layout.hold_slots
@@ -153,6 +155,7 @@ def test_a_destination_that_is_used_before_the_copy_ends(monkeypatch: pytest.Mon
         provoke()
 
 
+@pytest.mark.source
 def test_a_store_that_is_found_before_it_has_landed(monkeypatch: pytest.MonkeyPatch) -> None:
     reserve, land = TierStore.reserve, TierStore.land
 
@@ -172,6 +175,7 @@ def test_a_store_that_is_found_before_it_has_landed(monkeypatch: pytest.MonkeyPa
         provoke()
 
 
+@pytest.mark.source
 @pytest.mark.usefixtures("forgiving")
 def test_a_page_that_is_evicted_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     hold = TierStore.hold

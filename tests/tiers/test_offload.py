@@ -8,6 +8,7 @@ import pytest
 from tests.tiers.support import BLOCK, Worker, link, tiers
 
 from kvyard.blocks import GroupSpec
+from kvyard.blocks.limits import ENDLESS
 from kvyard.events.types import Tier
 from kvyard.tiers import Step
 
@@ -57,7 +58,7 @@ def test_a_prompt_in_chunks_is_stored_chunk_by_chunk_and_once() -> None:
         worker.compute(request, now, new)
     assert [worker.offload.counters.stores.submitted, worker.settle()] == [3, 15_000]
     assert worker.held(Tier.G2) == 15 == worker.offload.counters.stores.blocks
-    assert worker.offload.quiet_until(request) == float("inf")
+    assert worker.offload.quiet_until(request) == ENDLESS
 
 
 def test_generated_blocks_are_stored_only_if_asked_for() -> None:
@@ -250,7 +251,7 @@ def test_a_cohort_that_finds_no_room_is_asked_again_when_something_lands() -> No
     assert worker.offload.counters.stores.submitted == 2
     worker.settle()
     assert worker.held(Tier.G2) == 12 and worker.offload.host.evicted == 8
-    assert worker.offload.quiet_until(second) == float("inf")
+    assert worker.offload.quiet_until(second) == ENDLESS
 
 
 def test_a_cohort_that_waits_for_room_is_forgotten_with_its_request() -> None:

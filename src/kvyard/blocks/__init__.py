@@ -6,7 +6,8 @@ from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.manager import BlockManager
 from kvyard.blocks.pool import NULL_BLOCK, Pool
-from kvyard.blocks.request import Request, Retention
+from kvyard.blocks.request import Request
+from kvyard.blocks.retention import Retention
 from kvyard.blocks.spec import ConfigError, GroupSpec
 
 __all__ = [

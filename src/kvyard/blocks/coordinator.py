@@ -221,7 +221,7 @@ class Coordinator:
     def _uses(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
         """How many free blocks are gone once ``demand`` is met. One group's surplus is no help to another."""
         if self.has_adopted(request):
-            demand = demand._replace(total=demand.local)  # what is loaded later has no blocks of its own
+            demand = demand.unloaded()  # what is loaded later has no blocks of its own
         return sum(
             group.uses(request, table, hit, demand) for group, table, hit in zip(self.groups, request.tables, hits)
         )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.node import Node
 
 
-class GroupHit(NamedTuple):
+class GroupHit:
     """What a lookup found for one group: blocks ``low`` to ``blocks`` are cached, those before are null."""
 
-    blocks: int
-    low: int
-    nodes: list[Node]
-    tail: Extent | None = None
-    """The last block, where the hit ends inside it and it is known by a mark only."""
+    __slots__ = ("blocks", "low", "nodes", "tail")
+
+    def __init__(self, blocks: int, low: int, nodes: list[Node], tail: Extent | None = None) -> None:
+        self.blocks = blocks
+        self.low = low
+        self.nodes = nodes
+        self.tail = tail
+        """The last block, where the hit ends inside it and it is known by a mark only."""
 
     def parts(self) -> list[Node]:
         """``nodes``, and what others split off them since the lookup: the earlier part of a node is its parent."""
@@ -40,7 +41,7 @@ class GroupHit(NamedTuple):
 
     def free_blocks(self, skip: int) -> int:
         """How many of its blocks from position ``skip`` on nobody holds, so that pinning them uses up free ones."""
-        blocks, low, nodes, tail = self
+        blocks, low, nodes, tail = self.blocks, self.low, self.nodes, self.tail
         if skip > low:
             low = skip
         high = blocks if tail is None else blocks - 1
@@ -69,18 +70,25 @@ class GroupHit(NamedTuple):
 NO_HIT = GroupHit(0, 0, [])
 
 
-class Demand(NamedTuple):
+class Demand:
     """What an allocation asks of every group."""
 
-    slots: int
-    """Tokens that need a slot, look-ahead included."""
-    main: int
-    """Tokens that need a slot without look-ahead."""
-    local: int
-    """Tokens that are computed here: before, and by the hit."""
-    total: int
-    """Tokens that are computed here or will be loaded."""
-    encoder: int = 0
-    """Encoder tokens, for cross attention."""
-    whole: bool = False
-    """Whether this is for the admission of a whole sequence: no more counts than it can ever hold at once."""
+    __slots__ = ("encoder", "local", "main", "slots", "total", "whole")
+
+    def __init__(self, slots: int, main: int, local: int, total: int, encoder: int = 0, whole: bool = False) -> None:
+        self.slots = slots
+        """Tokens that need a slot, look-ahead included."""
+        self.main = main
+        """Tokens that need a slot without look-ahead."""
+        self.local = local
+        """Tokens that are computed here: before, and by the hit."""
+        self.total = total
+        """Tokens that are computed here or will be loaded."""
+        self.encoder = encoder
+        """Encoder tokens, for cross attention."""
+        self.whole = whole
+        """Whether this is for the admission of a whole sequence: no more counts than it can ever hold at once."""
+
+    def unloaded(self) -> Demand:
+        """The same with nothing loaded."""
+        return Demand(self.slots, self.main, self.local, self.local, self.encoder, self.whole)

@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
 from kvyard.blocks.spec import ConfigError
 
@@ -37,6 +39,7 @@ class EvictionOrder(Protocol):
         """All candidates, next victim first."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # orders of one's own are made of it
 class Line:
     """A doubly linked line of extents: the one building block of the orders below."""
 

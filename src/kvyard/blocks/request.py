@@ -6,32 +6,12 @@ Scheduling state (when it runs, what it samples) is the engine's; here is only w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
-
-import msgspec
 
 from kvyard.blocks.extent import DEFAULT_PRIORITY
-from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.limits import NEVER
+from kvyard.blocks.retention import Retention
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain, TokenChain, TraceChain
-
-
-class Retention(msgspec.Struct, frozen=True):
-    """A wish to keep the tokens ``start`` to ``stop`` (``None``: to the end) longer than others."""
-
-    start: int
-    stop: int | None
-    priority: int
-    duration: int | None = None
-    """Nanoseconds the wish lasts once the blocks are free; ``None`` for ever."""
-
-    def __post_init__(self) -> None:
-        if self.start < 0 or (self.stop is not None and self.stop <= self.start):
-            raise ConfigError(f"a wish is for tokens from 0 on, one at least, not for {self.start} to {self.stop}")
-        if not 0 <= self.priority <= 100:
-            raise ConfigError(f"a retention priority is from 0 to 100, got {self.priority}")
-        if self.duration is not None and self.duration < 0:
-            raise ConfigError(f"a retention lasts 0 ns or longer, got {self.duration}")
 
 
 class Request:
@@ -106,10 +86,10 @@ class Request:
 
     def forget_limits(self) -> None:
         """Nothing is known any more about how far the request can go before a group must act (see ``step``)."""
-        self.quiet_until: float = -inf
-        self.fits_until: float = -inf
-        self.settled_until: float = -inf
-        self.registered_until: float = -inf
+        self.quiet_until: int = NEVER
+        self.fits_until: int = NEVER
+        self.settled_until: int = NEVER
+        self.registered_until: int = NEVER
 
     def priority_at(self, token: int) -> tuple[int, int | None]:
         """The retention priority and duration asked for at ``token``; the last matching wish wins."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from kvyard.blocks.limits import ENDLESS
 from kvyard.blocks.spec import GroupSpec
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class Rule:
         """How many leading tokens nobody will read again once ``computed`` tokens are computed."""
         return 0
 
-    def fresh_until(self, position: int) -> float:
+    def fresh_until(self, position: int) -> int:
         """The largest number of computed tokens that leaves the block at ``position`` in use."""
-        return inf
+        return ENDLESS
 
     def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
         """The longest usable prefix of at most ``limit`` tokens, a multiple of ``alignment`` tokens.
@@ -96,7 +96,7 @@ class WindowRule(Rule):
     def stale(self, computed: int) -> int:
         return max(0, computed - self.window + 1)
 
-    def fresh_until(self, position: int) -> float:
+    def fresh_until(self, position: int) -> int:
         return (position + 1) * self.block_size + self.window - 2
 
     def needed(self, drop: bool) -> int:
@@ -168,7 +168,7 @@ class ChunkRule(Rule):
     def stale(self, computed: int) -> int:
         return computed // self.chunk * self.chunk
 
-    def fresh_until(self, position: int) -> float:
+    def fresh_until(self, position: int) -> int:
         return -(-(position + 1) * self.block_size // self.chunk) * self.chunk - 1
 
     def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
@@ -191,7 +191,7 @@ class StateRule(Rule):
     def stale(self, computed: int) -> int:
         return max(0, computed - 1)
 
-    def fresh_until(self, position: int) -> float:
+    def fresh_until(self, position: int) -> int:
         return (position + 1) * self.block_size
 
     def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:

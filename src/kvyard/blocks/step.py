@@ -14,10 +14,10 @@ This knows nothing of hits, loads or admission: a running request has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.group import Group
+from kvyard.blocks.limits import ENDLESS
 from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
 
@@ -100,8 +100,8 @@ class Stepper:
                 fits = room
         return fits
 
-    def _settled_until(self, tables: list[Table]) -> float:
-        settled = inf
+    def _settled_until(self, tables: list[Table]) -> int:
+        settled = ENDLESS
         for index, group in self._forgetful:
             table = tables[index]
             fresh = group.rule.fresh_until(table.starts[0] if table.starts else table.length)
@@ -109,10 +109,10 @@ class Stepper:
                 settled = fresh
         return settled
 
-    def _registered_until(self, tables: list[Table]) -> float:
+    def _registered_until(self, tables: list[Table]) -> int:
         if not self.caching:
-            return inf
-        registered = inf
+            return ENDLESS
+        registered = ENDLESS
         for (size, unit), table in zip(self._units, tables):
             known = -(-((table.registered or 0) + 1) * size // unit) * unit - 1 if unit else -1
             if known < registered:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from kvyard.engine.batch import Batch
 from kvyard.engine.growth import Growth
 from kvyard.engine.horizon import static_passes
 from kvyard.engine.job import Job, State
-from kvyard.engine.scheduler import Batch, Scheduler
+from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.timing import Durations, TimingModel
 from kvyard.engine.watcher import NOBODY, Watcher
 from kvyard.events.types import EventBatch, Sink

@@ -157,4 +157,4 @@ class Loads:
         scheduler, offload = self._scheduler, self.offload
         tick = scheduler.cohort.tick
         left = min(offload.quiet_until(job) - (job.base + tick - job.joined) for job in scheduler.lockstep())
-        return max(1, int(min(left, 1 << 30)))
+        return max(1, min(left, 1 << 30))

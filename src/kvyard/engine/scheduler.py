@@ -10,10 +10,10 @@ clock and doesn't know how long a pass takes: ``EngineCore`` does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvyard.blocks import BlockManager
+from kvyard.engine.batch import Batch, Chunk
 from kvyard.engine.bursts import Bursts
 from kvyard.engine.cohort import Cohort
 from kvyard.engine.config import EngineConfig
@@ -22,64 +22,15 @@ from kvyard.engine.growth import Growth
 from kvyard.engine.job import Job, State
 from kvyard.engine.loads import Loads
 from kvyard.engine.queue import make_queue
+from kvyard.engine.stuck import Stuck
 from kvyard.engine.watcher import NOBODY, Watcher
-from kvyard.hashing import Key, TraceChain
+from kvyard.hashing import TraceChain
 
 if TYPE_CHECKING:
     from kvyard.blocks import Hit
     from kvyard.tiers.offload import Offload
 
 UNLIMITED = 1 << 30
-
-
-class Chunk(NamedTuple):
-    """Part of a job's known tokens, computed in one pass."""
-
-    job: Job
-    new: int
-    past: int
-
-
-class Batch(NamedTuple):
-    """What one pass computes."""
-
-    chunks: Sequence[Chunk]
-    decoding: int
-    context: int
-    """The decoding jobs' summed lengths, the tokens being computed included."""
-    bursts: Sequence[tuple[Job, int]] = ()
-    """Jobs that verify drafts, and how many tokens each computes."""
-
-
-class Stuck(NamedTuple):
-    """A head of the queue that didn't fit: what has to change before it is worth asking again.
-
-    For one group of full attention without lower tiers: free blocks must become more, or somebody must have computed the block
-    after its hit.
-    """
-
-    job: Job
-    form: int
-    free: int
-    block: int
-    key: Key | None
-
-    @classmethod
-    def at(cls, job: Job, hit: int, form: int, free: int) -> Stuck:
-        """``job`` found ``hit`` tokens cached and not enough among ``free`` blocks, when pass number ``form`` was formed."""
-        keys = job.chain.keys
-        block = hit // job.chain.block_size
-        return cls(job, form, free, block, keys[block] if block < len(keys) else None)
-
-    def holds(self, job: Job, form: int, free: int, chunks: Sequence[Chunk]) -> bool:
-        """Whether ``job`` is still stuck, one pass later: in between only ``chunks`` were computed."""
-        if job is not self.job or form != self.form + 1 or free > self.free:
-            return False
-        for chunk in chunks:
-            keys = chunk.job.chain.keys
-            if self.block < len(keys) and keys[self.block] == self.key:
-                return False
-        return True
 
 
 class Scheduler:
@@ -232,7 +183,7 @@ class Scheduler:
                     if self._provide(job, tokens, tokens - 1, now):
                         bursts.append((job, tokens))
         if self.preempted:
-            chunks = [chunk for chunk in chunks if chunk.job.state is State.PREFILL]
+            chunks = [chunk for chunk in chunks if chunk[0].state is State.PREFILL]
             bursts = [burst for burst in bursts if burst[0].state is State.DECODE]
         elif self.waiting and budget > 0:
             self._admit(budget, chunks, now)
@@ -249,7 +200,7 @@ class Scheduler:
         new = self._cut(job.num_tokens, past, budget)
         if new <= 0 or not self._provide(job, new, 0, now):
             return 0
-        chunks.append(Chunk(job, new, past))
+        chunks.append((job, new, past))
         return new
 
     def _cut(self, known: int, past: int, budget: int) -> int:
@@ -320,7 +271,7 @@ class Scheduler:
             job = waiting.peek()
             stuck = self._stuck
             if stuck is not None and stuck.holds(job, self._forms, manager.pool.free, chunks):
-                self._stuck = stuck._replace(form=self._forms)
+                stuck.form = self._forms
                 break
             if job.num_tokens > self._surely_fits and self._hopeless(job):
                 waiting.pop()
@@ -369,12 +320,12 @@ class Scheduler:
                     and hit is not None
                     and type(self) is Scheduler
                 ):
-                    self._stuck = Stuck.at(job, hit.tokens, self._forms, manager.pool.free)
+                    self._stuck = Stuck(job, hit.tokens, self._forms, manager.pool.free)
                 break
             waiting.pop()
             budget -= new
             self._start(job, new, past, now)
-            chunks.append(Chunk(job, new, past))
+            chunks.append((job, new, past))
 
     def _enter(self, job: Job, new: int, hit: Hit | None) -> bool:
         """Get the first blocks of a job, all of its known tokens considered."""

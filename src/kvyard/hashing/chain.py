@@ -216,24 +216,22 @@ class _CoarseKeys:
 class _CutChain(Chain):
     """A stretch of a token chain that outlives it, at its old positions."""
 
-    __slots__ = ("_base", "_tokens")
-
-    keys: _CutKeys
+    __slots__ = ("_base", "_cut", "_tokens")
 
     def __init__(self, whole: TokenChain, start: int, stop: int, with_tokens: bool) -> None:
         # One hash more at the front: a run's parent is asked for too.
         base = max(0, start - 1)
         self.block_size = whole.block_size
         self.namespace = whole.namespace
-        self.keys = _CutKeys(whole.keys.cut(base, stop), base)
+        self._cut = self.keys = _CutKeys(whole.keys.cut(base, stop), base)
         self._base = start
         self._tokens = whole.tokens[start * self.block_size : stop * self.block_size] if with_tokens else None
 
     def hashes(self, start: int, stop: int) -> list[Key]:
-        return self.keys.between(start, stop)
+        return self._cut.between(start, stop)
 
     def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
-        return self.keys.packed(start, stop)
+        return self._cut.packed(start, stop)
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         if self._tokens is None or start < self._base:
@@ -248,7 +246,7 @@ class _CutChain(Chain):
         return self._tokens[(start - base) * size : (stop - base) * size]
 
     def reaches(self, position: int) -> bool:
-        return position >= self.keys.base
+        return position >= self._cut.base
 
 
 class _CutKeys:

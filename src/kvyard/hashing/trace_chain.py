@@ -18,9 +18,7 @@ from kvyard.hashing.namespace import PLAIN, Namespace
 class TraceChain(Chain):
     """The chain of a trace row: cumulative block ids for the prompt, private keys for what is generated after it."""
 
-    __slots__ = ()
-
-    keys: _TraceKeys
+    __slots__ = ("trace",)
 
     def __init__(
         self,
@@ -43,31 +41,32 @@ class TraceChain(Chain):
             raise ValueError("a trace's ids tell media and embeddings apart already: leave them out of its namespace")
         self.block_size = block_size
         self.namespace = namespace
-        if namespace.plain:
-            self.keys = _TraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
-        else:
-            self.keys = _SpacedTraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
-            self.keys.space = namespace.fingerprint()
+        trace = _TraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
+        if not namespace.plain:
+            trace = _SpacedTraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own, namespace.fingerprint())
+        self.trace = self.keys = trace
 
     @property
     def num_tokens(self) -> int:
         """How many tokens the sequence has, the unfinished block included."""
-        return self.keys.num_tokens
+        return self.trace.num_tokens
 
     def grow(self, num_tokens: int) -> None:
         """Add ``num_tokens`` generated tokens at the end. Raises ``ValueError`` for a negative number."""
         if num_tokens < 0:
             raise ValueError(f"a sequence grows by 0 tokens or more, not by {num_tokens}")
-        self.keys.num_tokens += num_tokens
+        self.trace.num_tokens += num_tokens
 
     def hashes(self, start: int, stop: int) -> list[Key]:
-        return self.keys.stretch(start, stop)
+        return self.trace.stretch(start, stop)
 
 
 class _TraceKeys:
     __slots__ = ("block_size", "id_block_size", "ids", "num_prompt_tokens", "num_tokens", "own")
 
-    def __init__(self, ids: Sequence[int], id_block_size: int, num_prompt_tokens: int, block_size: int, own: int):
+    def __init__(
+        self, ids: Sequence[int], id_block_size: int, num_prompt_tokens: int, block_size: int, own: int
+    ) -> None:
         self.ids = ids
         self.id_block_size = id_block_size
         self.num_prompt_tokens = num_prompt_tokens
@@ -112,7 +111,11 @@ class _SpacedTraceKeys(_TraceKeys):
 
     __slots__ = ("space",)
 
-    space: int
+    def __init__(
+        self, ids: Sequence[int], id_block_size: int, num_prompt_tokens: int, block_size: int, own: int, space: int
+    ) -> None:
+        super().__init__(ids, id_block_size, num_prompt_tokens, block_size, own)
+        self.space = space
 
     def __getitem__(self, index: int) -> int:
         key = super().__getitem__(index)

@@ -9,6 +9,7 @@ date as well, since their plans may have passes behind them that nobody has carr
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import heappop, heappush
@@ -99,10 +100,15 @@ class Fleet:
         """
         config = self.config
         self._arrivals = Arrivals(requests, speedup=config.speedup, concurrency=config.concurrency)
+        # A run makes millions of objects and hardly a cycle among them: looking for cycles as often as usual is for nothing.
+        often = gc.get_threshold()
+        gc.set_threshold(20_000, often[1], often[2])
         try:
             self._loop(progress)
         except KeyboardInterrupt:
             self.interrupted = True
+        finally:
+            gc.set_threshold(*often)
 
     def _loop(self, progress: Callable[[int, int, int], None] | None) -> None:
         arrivals, heap, workers, shared = self._arrivals, self._heap, self.workers, self._shared

@@ -56,7 +56,7 @@ class Gaps:
             alone = np.array(self._singles, dtype=np.int64)
             self._buffer.append(alone[:, 0])
             self._weights.append(0)
-        if not self._buffer:
+        if not self._held and not self._singles:
             return
         lengths = [len(part) for part in self._buffer]
         fresh = (np.concatenate(self._buffer) + US // 2) // US
@@ -64,11 +64,25 @@ class Gaps:
         if self._singles:
             weights[-len(self._singles) :] = alone[:, 1]
             self._singles = []
-        values, places = np.unique(np.concatenate((self._durations, fresh)), return_inverse=True)
-        counts = np.zeros(len(values), dtype=np.int64)
-        np.add.at(counts, places, np.concatenate((self._counts, weights)))
-        self._durations, self._counts = values, counts
+        self._durations, self._counts = _merged(
+            np.concatenate((self._durations, fresh)), np.concatenate((self._counts, weights))
+        )
         self._buffer, self._weights, self._held = [], [], 0
+
+
+def _merged(values: Column, weights: Column) -> tuple[Column, Column]:
+    """``values`` without repetition, ascending, and the summed weights of each."""
+    low = int(values.min())
+    span = int(values.max()) - low
+    if span <= _ROOM * 16:
+        # Mostly they lie close together. Sums in floats are exact: they stay far below 2**53.
+        table = np.bincount(values - low, weights)
+        found = np.flatnonzero(np.bincount(values - low))
+        return found + low, table[found].astype(np.int64)
+    found, places = np.unique(values, return_inverse=True)
+    counts = np.zeros(len(found), dtype=np.int64)
+    np.add.at(counts, places, weights)
+    return found, counts
 
 
 def together(parts: Sequence[Gaps]) -> tuple[Column, Column]:

@@ -32,7 +32,7 @@ class Seen:
         chain = job.chain
         if not isinstance(chain, TraceChain):
             return "unknown", 0, 0
-        keys = chain.keys
+        keys = chain.trace
         ids, size, known = keys.ids, keys.id_block_size, self._by_id
         bit = 1 << worker
         length = keys.num_prompt_tokens

@@ -75,7 +75,7 @@ class Tap:
             factor = chain.block_size // size
             chain, start, stop = chain.finer(size), start * factor, stop * factor
         if isinstance(chain, TraceChain):
-            public = chain.keys.num_prompt_tokens // size
+            public = chain.trace.num_prompt_tokens // size
             if stop > public:
                 if start >= public:
                     return

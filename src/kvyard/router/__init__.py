@@ -3,8 +3,8 @@
 ``Router`` joins the parts; ``docs/routing.md`` says why they are what they are.
 """
 
-from kvyard.router.active import Load
 from kvyard.router.config import RouterConfig, parse_router_config
+from kvyard.router.load import Load
 from kvyard.router.policies import POLICIES, Policy
 from kvyard.router.request import Candidate, Decision, RouteRequest
 from kvyard.router.router import Router

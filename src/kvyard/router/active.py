@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from kvyard.router.load import Load
 from kvyard.router.tree import Path, PrefixTree, Stretch
-
-
-class Load(msgspec.Struct, frozen=True):
-    """One worker's, at some moment."""
-
-    prefill_tokens: int
-    """Of requests whose prefill isn't done, net of their overlap."""
-    blocks: int
-    """Held by active requests, each block once."""
-    requests: int
 
 
 class Active:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
 from kvyard.router.config import RouterConfig
@@ -17,6 +19,7 @@ from kvyard.router.memory import RoutedMemory
 from kvyard.router.situation import Choice, Situation, least
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # policies of one's own derive from it
 class Policy:
     """The interface, and a policy that has nothing to remember."""
 

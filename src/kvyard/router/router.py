@@ -13,9 +13,10 @@ from random import Random
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Indexer
-from kvyard.router.active import Load, Loads
+from kvyard.router.active import Loads
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
+from kvyard.router.load import Load
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.policies import load_of, policy
 from kvyard.router.record import decision
@@ -141,6 +142,22 @@ class Router:
         self.sight.sent(choice.slot, keys, now)
         self.policy.routed(at, choice)
         return record
+
+    def preview(self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = ()) -> Decision:
+        """What ``route`` would decide, with everyone's figures, without booking anything or using up any chance."""
+        shut = {self._slots.get(holder) for holder in exclude}
+        slots = [slot for slot in self._open if slot not in shut]
+        if not slots:
+            raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
+        loads, keys = self.loads, request.keys
+        shared = loads.tree.depths(loads.tree.find(keys), len(self._workers))
+        overlaps = self.sight.look(request, now)
+        rng = Random()
+        rng.setstate(self._rng.getstate())
+        at = Situation(request, len(keys), now, slots, loads, shared, overlaps, rng)
+        choice = self._guard(at) or self.policy.choose(at)
+        prefill = self._new_tokens(request, choice.slot, overlaps)
+        return decision(at, choice, prefill, self._workers, self.config, True)
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
         """Take in a request that somebody else routed, another gateway say: its load counts here too, and so does what it

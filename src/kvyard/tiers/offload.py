@@ -207,7 +207,7 @@ class Offload:
         """A pass ended in which ``request`` computed tokens: store what the policy wants of it."""
         self._out.offer(request, now)
 
-    def quiet_until(self, request: Request) -> float:
+    def quiet_until(self, request: Request) -> int:
         """``offload`` does nothing while fewer tokens than this are computed; infinite if it never will."""
         return self._out.quiet_until(request)
 

@@ -7,10 +7,9 @@ cohort has one transfer under way at a time. The source stays held until its bat
 
 from __future__ import annotations
 
-from math import inf
-
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.limits import ENDLESS
 from kvyard.blocks.rules import intersect
 from kvyard.blocks.table import Table
 from kvyard.tiers.depot import Copy, Kind
@@ -40,12 +39,12 @@ class Outward:
         if tokens >= track.due and request.tables:
             self._offer(request, track, tokens, now)
 
-    def quiet_until(self, request: Request) -> float:
+    def quiet_until(self, request: Request) -> int:
         """``offer`` does nothing while fewer tokens than this are computed."""
         track = self.site.tracks.get(request)
         due = track.due if track is not None else min(self.site.layout.page_tokens)
         limit = self.policy.limit(request)
-        return inf if limit is not None and due > limit else due
+        return ENDLESS if limit is not None and due > limit else due
 
     def retry(self, now: int) -> None:
         """Ask again for the cohorts that found no room, if anything has landed since."""
@@ -61,7 +60,7 @@ class Outward:
         pieces: list[Piece] = []
         sources: dict[int, list[Extent]] = {}
         done: list[int] = []
-        due = inf
+        due = ENDLESS
         for group, size in enumerate(layout.page_tokens):
             first, last = track.stored[group], tokens // size
             due = min(due, (last + 1) * size)

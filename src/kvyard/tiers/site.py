@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf
 
 from kvyard.blocks import Request
+from kvyard.blocks.limits import ENDLESS
 from kvyard.blocks.table import Table
 from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.counters import Flow, OffloadCounters
@@ -25,7 +25,7 @@ class Track:
         """Pages per group that have been offered to the host."""
         self.used = [0] * num_groups
         """Pages per group that the policy was told of."""
-        self.due: float = 0
+        self.due = 0
         """The number of computed tokens at which there is something to offer again."""
         self.fetch: Copy | None = None
         """On its way from storage for this request."""
@@ -40,7 +40,7 @@ class Track:
 
     def rest(self) -> None:
         """There is nothing to offer any more."""
-        self.due = inf
+        self.due = ENDLESS
 
 
 class Site:

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from kvyard.blocks import BlockManager
+from kvyard.engine.batch import Batch, Chunk
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, State
 from kvyard.engine.policies.ratio import NewTokenRatio
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue
-from kvyard.engine.scheduler import Batch, Chunk, Scheduler
+from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.watcher import NOBODY, Watcher
 from kvyard.tiers.offload import Offload
 
@@ -116,7 +117,7 @@ class SglangScheduler(Scheduler):
                 self._start(job, new, past, now)
                 if job.remaining > settings.clip_max_new_tokens:
                     self._verbose.add(job)
-            chunks.append(Chunk(job, new, past))
+            chunks.append((job, new, past))
             budget -= charged + reserve
             prompt_budget -= charged
             chunk_budget -= charged
