@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import kvyard
 from kvyard.replay.traces import TraceRequest
 
-ROOT = Path(kvyard.__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = Path(__file__).with_name("samples")
 CONVERSATION = ROOT / "examples" / "data" / "mooncake_conversation.jsonl.xz"
 SHARED = ROOT.parent / "shared" / "traces"
