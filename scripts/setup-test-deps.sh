@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Provides the programs that some tests need besides Python packages.
 #
-# Such tests carry a marker (redis, browser) and skip themselves where the program is missing, so this script never fails:
+# Such tests carry a marker (redis, browser, wrk) and skip themselves where the program is missing, so this script never fails:
 # what it can't provide it names in one line. It costs nothing when everything is there.
 #
 # To add a program, add a line to NEEDS together with the first test that needs it:
@@ -12,6 +12,7 @@ set -uo pipefail
 NEEDS=(
     "redis-server redis-server redis"
     "chromium chromium browser"
+    "wrk wrk wrk"
 )
 
 missing=()

@@ -134,10 +134,12 @@ def mock(
         if "groups" not in settings:
             settings.setdefault("block_size", BLOCK_SIZE)
     engine = engine_config({name: PER_WORKER[name].parse(name, value) for name, value in settings.items()}, seed)
+    buffer_steps = 10_000  # vLLM's
     if kv_events_config is not None:
         if kv_events or kv_events_endpoint or kv_events_replay_endpoint or kv_events_topic or kv_events_connect:
             raise KvyardError("--kv-events-config says all there is about events: leave the other flags out")
-        kv_events_endpoint, kv_events_replay_endpoint, kv_events_topic, kv_events_connect = _as_vllm(kv_events_config)
+        vllm = _as_vllm(kv_events_config)
+        kv_events_endpoint, kv_events_replay_endpoint, kv_events_topic, kv_events_connect, buffer_steps = vllm
     if kv_events and kv_events_endpoint is None:
         kv_events_endpoint, kv_events_replay_endpoint = ANY_PORT, kv_events_replay_endpoint or ANY_PORT
     token: str | None = None
@@ -157,6 +159,7 @@ def mock(
         events_endpoint=kv_events_endpoint,
         replay_endpoint=kv_events_replay_endpoint,
         events_connect=kv_events_connect,
+        buffer_steps=buffer_steps,
         topic=kv_events_topic,
         mean_output_tokens=mean_output_tokens,
         max_loras=max_loras,
@@ -186,7 +189,7 @@ def mock(
 
 
 class VllmEvents(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's own settings of events. Sizes are taken and change nothing."""
+    """vLLM's own settings of events. The sizes of queues are taken and change nothing: here nobody waits for a full one."""
 
     enable_kv_cache_events: bool = False
     publisher: str | None = None
@@ -198,8 +201,8 @@ class VllmEvents(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_queue_size: int = 100_000
 
 
-def _as_vllm(text: str) -> tuple[str | None, str | None, str, bool]:
-    """Endpoint, replay endpoint, topic, and whether to connect."""
+def _as_vllm(text: str) -> tuple[str | None, str | None, str, bool, int]:
+    """Endpoint, replay endpoint, topic, whether to connect, and how many batches are kept for replay."""
     from kvyard.events.transport.endpoint import check, is_bound
 
     try:
@@ -207,8 +210,9 @@ def _as_vllm(text: str) -> tuple[str | None, str | None, str, bool]:
     except msgspec.MsgspecError as error:
         raise KvyardError(f"--kv-events-config can't be read: {error}") from None
     if not found.enable_kv_cache_events or found.publisher == "null":
-        return None, None, "", False
-    return found.endpoint, found.replay_endpoint, found.topic, not is_bound(check(found.endpoint))
+        return None, None, "", False, found.buffer_steps
+    connect = not is_bound(check(found.endpoint))
+    return found.endpoint, found.replay_endpoint, found.topic, connect, found.buffer_steps
 
 
 def _pairs(texts: list[str] | None, flag: str, underscores: bool = True) -> list[tuple[str, str]]:

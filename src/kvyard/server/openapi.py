@@ -36,7 +36,8 @@ def document(
         refusals = [*operation.refusals, 500]
         if operation.body is not None:
             refusals += _EVERY_BODY
-        if secured and not operation.open:
+        guarded = (secured or operation.token is not None) and not operation.open
+        if guarded:
             refusals.append(401)
         reply = schema_of[id(operation.reply)] if operation.reply is not None else None
         content = {
@@ -60,11 +61,11 @@ def document(
                 "required": True,
                 "content": {JSON: {"schema": schema_of[id(operation.body)]}},
             }
-        if secured and not operation.open:
+        if guarded:
             described["security"] = [{"token": []}]
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     parts: dict[str, Any] = {"schemas": components}
-    if secured:
+    if secured or any(operation.token is not None for operation in operations):
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",

@@ -17,6 +17,7 @@ from typing import Any
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
+from kvyard.server.heads import HEADER_BYTES, bounded, protocol
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -64,10 +65,16 @@ class Running:
         *,
         around: AbstractAsyncContextManager[Any] | None = None,
         ready: Callable[[str], None] | None = None,
+        ending: Callable[[], None] | None = None,
+        drain_seconds: float = 5,
+        keep_alive_seconds: int = 5,
     ) -> None:
         """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
 
-        ``ready`` is called with the address once requests are answered. Raises ``KvyardError`` without uvicorn.
+        ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end;
+        what is under way then has ``drain_seconds``. Connections are kept for ``keep_alive_seconds`` between requests.
+
+        Raises ``KvyardError`` without uvicorn.
         """
         try:
             import uvicorn
@@ -77,9 +84,18 @@ class Running:
         self._bound = bound
         self._around = around or nullcontext()
         self._ready = ready
+        self._ending = ending
         # No access log: paths alone say little, and whatever is logged has to be kept safe.
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, ws="none", lifespan="off", timeout_graceful_shutdown=5
+            bounded(app),
+            log_level="warning",
+            access_log=False,
+            ws="none",
+            lifespan="off",
+            http=protocol(),
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            timeout_graceful_shutdown=max(1, round(drain_seconds)),
+            timeout_keep_alive=keep_alive_seconds,
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign, assignment]
@@ -90,6 +106,11 @@ class Running:
 
     def stop(self) -> None:
         """End gracefully; any thread may call it."""
+        self._end()
+
+    def _end(self) -> None:
+        if not self._server.should_exit and self._ending is not None:
+            self._ending()
         self._server.should_exit = True
 
     async def _serve(self) -> None:
@@ -108,7 +129,7 @@ class Running:
     def _signalled(self) -> None:
         if self._server.should_exit:
             self._server.force_exit = True
-        self._server.should_exit = True
+        self._end()
 
 
 class _leave_signals_alone:

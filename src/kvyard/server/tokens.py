@@ -1,4 +1,4 @@
-"""Tokenizers of the mock: a given ``tokenizer.json``, or bytes. And text that grows token by token.
+"""Tokenizers of mock and gateway: a given ``tokenizer.json``, or bytes. And text that grows token by token.
 
 Neither applies a model's own chat template: ``render`` is one for all, in the way of ChatML.
 """

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvyard.server.http import Refusal
-from kvyard.server.mock.schemas import Error, Problem
+
+
+class Error(msgspec.Struct, kw_only=True):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int = 400
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """A refusal, as clients of OpenAI read it."""
+
+    error: Error
+
 
 TYPES = {
     400: "BadRequestError",

@@ -54,12 +54,12 @@ class Tab:
         elif method == "Page.loadEventFired":
             self._loaded = True
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+    def open(self, path: Path | str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         self.errors, self.requests, self._loaded = [], [], False
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = "dark" if dark else "light"
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         while not self._loaded:
             self._heard(json.loads(self._socket.recv(timeout=PATIENCE)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
-from tests.server.mock.support import LOOPBACK, Served, eventually
+import zmq
+from tests.server.mock.support import LOOPBACK, PATIENCE, Process, Served, eventually
 
 from kvyard.clock import MS
 from kvyard.events.transport import Limits, State, Subscriber
@@ -178,3 +180,36 @@ def test_workers_that_connect_to_a_router() -> None:
             eventually(both, lambda: heard)
     finally:
         router.close()
+
+
+def test_as_much_is_kept_for_replay_as_vllm_s_setting_says() -> None:
+    """By the command's own flag: who comes late is sent the last three batches, and the gap before them shows."""
+    settings = {
+        "enable_kv_cache_events": True,
+        "endpoint": "tcp://*:0",
+        "replay_endpoint": "tcp://*:0",
+        "buffer_steps": 3,
+    }
+    with Process("--kv-events-config", json.dumps(settings), "--timing", "fixed:1,1") as process:
+        (url,) = process.urls()
+        for number in range(8):
+            ask(url, [number] * 100)
+        (state,) = httpx.get(f"{url}/admin/workers", trust_env=False).json()
+        last = eventually(lambda: _last(url))
+        dealer = zmq.Context.instance().socket(zmq.DEALER)
+        try:
+            dealer.setsockopt(zmq.RCVTIMEO, round(PATIENCE * 1000))
+            dealer.connect(state["streams"][0]["replay_endpoint"])
+            dealer.send_multipart([b"", (0).to_bytes(8, "big")])
+            replied: list[int] = []
+            while (frames := dealer.recv_multipart())[2] != b"\xff" * 8:
+                replied.append(int.from_bytes(frames[2], "big"))
+        finally:
+            dealer.close(linger=0)
+        assert last >= 7 and replied == [last - 2, last - 1, last]
+
+
+def _last(url: str) -> int:
+    """The sequence of the last batch, once nothing is under way any more."""
+    view = httpx.get(f"{url}/dashboard/view", trust_env=False).json()
+    return 0 if view["totals"]["under_way"] else int(view["streams"][0]["seq"])

@@ -16,7 +16,7 @@ from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.server.mock.answers import Wish, compose, json_text
 from kvyard.server.mock.config import MockConfig
-from kvyard.server.mock.tokens import ByteTokenizer, FileTokenizer, Tokenizer, make_tokenizer, render
+from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer, make_tokenizer, render
 
 BYTES = ByteTokenizer()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,8 @@ from kvyard.server.indexer.schemas import Register, Size, TierName
 TIERS: dict[TierName, Tier] = {"gpu": Tier.G1, "cpu": Tier.G2, "disk": Tier.G3}
 """Dynamo's words for tiers."""
 TIER_NAMES: dict[Tier, TierName] = {tier: name for name, tier in TIERS.items()}
+
+Settings = TypeVar("Settings")
 
 Milliseconds = Annotated[int, Meta(ge=0, le=3_600_000)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -108,29 +110,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def read(path: Path) -> Config:
     """The configuration in a file that ends in .toml or .json. Raises ``KvyardError``, naming the key that is wrong."""
+    return convert(load(path), str(path))
+
+
+def load(path: Path) -> Any:
+    """What a file that ends in .toml or .json says. Raises ``KvyardError`` where it can't be read."""
     try:
         raw = path.read_bytes()
-        found = tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
+        return tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
     except OSError as error:
         raise KvyardError(f"can't read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise KvyardError(f"{path} is not {kind}: {error}") from None
-    return convert(found, str(path))
 
 
 def convert(found: Any, where: str) -> Config:
     """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
-    try:
-        config = msgspec.convert(found, Config)
-    except msgspec.ValidationError as error:
-        why = explained(str(error), Config)
-        text = why["error"].replace("no field of this request", "no setting").replace("the body", "it")
-        raise KvyardError(f"{where}: {text}; {why['fix']}") from None
+    config = settings_as(found, Config, where)
     if not config.tier_weights:
         raise KvyardError(f"{where}: tier_weights is empty, so nothing would earn anything; name at least one tier")
     config.identity(config.block_size or 16)
     return config
+
+
+def settings_as(found: Any, kind: type[Settings], where: str) -> Settings:
+    """``found`` as a ``kind``. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        why = explained(str(error), kind)
+        text = why["error"].replace("no field of this request", "no setting").replace("the body", "it")
+        raise KvyardError(f"{where}: {text}; {why['fix']}") from None
 
 
 def read_token(path: str) -> str:

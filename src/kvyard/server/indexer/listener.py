@@ -17,6 +17,7 @@ from kvyard.clock import MS, Clock, pause
 from kvyard.events.transport import AsyncSubscriber, Limits, Origin, State, Update
 from kvyard.events.types import Cleared, Stored, Tier
 from kvyard.index import Indexer, Source
+from kvyard.index.stream import Stream
 from kvyard.server.indexer.schemas import ListenerInfo, Register
 
 log = logging.getLogger(__name__)
@@ -149,9 +150,14 @@ class Listener:
         """Batches that were read and can't be applied yet."""
         return len(self.subscriber.subscription.updates) + sum(one.held for one in self.subscriber.statuses())
 
+    @property
+    def known(self) -> list[Stream]:
+        """What the index has heard of this stream, by topic."""
+        return [stream for (name, _), stream in self._indexer.streams.items() if name == self.source.stream]
+
     def info(self) -> ListenerInfo:
         """For whoever lists the workers."""
-        known = [stream for (name, _), stream in self._indexer.streams.items() if name == self.source.stream]
+        known = self.known
         worst = max(known, key=lambda stream: _ORDER.index(stream.state), default=None)
         if worst is not None:
             state, reason = worst.state, worst.reason

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from kvyard.blocks.spec import resolve_geometry
@@ -62,13 +62,23 @@ class Model:
 class Service:
     """All models. Everything is called on one event loop."""
 
-    def __init__(self, config: Config, token: str | None = None) -> None:
-        """``token`` is shown to peers. Raises ``KvyardError`` for settings that can't go together."""
+    def __init__(
+        self,
+        config: Config,
+        token: str | None = None,
+        *,
+        make: Callable[..., Indexer] = Indexer,
+        clock: WallClock | None = None,
+    ) -> None:
+        """``token`` is shown to peers; ``make`` makes an index in memory. Raises ``KvyardError`` for settings that can't go
+        together.
+        """
         if config.peers and config.backend != "memory":
             raise KvyardError("peers are for the memory backend: replicas on Redis share their rows already")
         self.config = config
         self.token = token
-        self.clock = WallClock()
+        self.clock = clock or WallClock()
+        self._make = make
         self.models: dict[tuple[str, str], Model] = {}
         self.ready = False
         self._changing = asyncio.Lock()
@@ -98,10 +108,7 @@ class Service:
         opened: list[Listener] = []
         for label in self.config.models:
             name, _, tenant = label.partition(":")
-            key = (name, tenant or "default")
-            self._kept.add(key)
-            size = self.config.block_size or DEFAULT_BLOCK_SIZE
-            self.models[key] = Model(*key, self._indexer(*key, size))
+            self.keep(name, tenant or "default")
         for at, told in enumerate(self.config.subscriptions):
             try:
                 opened += await self.open(told)
@@ -114,6 +121,16 @@ class Service:
         if self.config.backend != "memory":
             self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="ticking")
         self.ready = True
+
+    def keep(self, name: str, tenant: str = "default", block_size: int | None = None) -> Model:
+        """The model, which stays from now on, registered workers or not. ``block_size`` is that of a new index."""
+        key = (name, tenant)
+        model = self.models.get(key)
+        if model is None:
+            size = self.config.block_size or block_size or DEFAULT_BLOCK_SIZE
+            model = self.models[key] = Model(name, tenant, self._indexer(name, tenant, size))
+        self._kept.add(key)
+        return model
 
     async def stop(self) -> None:
         """Listen to nobody any more."""
@@ -216,7 +233,7 @@ class Service:
         try:
             if config.backend == "memory":
                 store = backend("memory", **options)
-                return Indexer(identity, store, weights=config.weights, trust=config.trust)
+                return self._make(identity, store, weights=config.weights, trust=config.trust)
             from kvyard.index.redis import SharedIndexer
 
             options.setdefault("namespace", f"{model}:{tenant}")

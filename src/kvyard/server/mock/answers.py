@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from kvyard.server.mock.tokens import Tokenizer
+from kvyard.server.tokens import Tokenizer
 
 _TEXT = (
     "the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all "

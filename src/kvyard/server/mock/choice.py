@@ -43,6 +43,17 @@ class Choice:
         self.reason = ""
 
     @property
+    def siblings(self) -> list[Choice]:
+        """The choices for the same prompt, itself included."""
+        first = self.index - self.index % self.flow.n
+        return self.flow.choices[first : first + self.flow.n]
+
+    @property
+    def asked(self) -> int:
+        """The tokens that it may have at most."""
+        return self.flow.most[self.index // self.flow.n]
+
+    @property
     def refused(self) -> str:
         """Why the engine turned it away; empty where it didn't."""
         return self.reason if self.job.state is State.REJECTED else ""
@@ -51,8 +62,12 @@ class Choice:
 class Flow:
     """The choices of one request, and the wish to be told when there is more of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, n: int = 1) -> None:
         self.choices: list[Choice] = []
+        self.n = n
+        """Choices for each prompt; those of one prompt stand together."""
+        self.most: list[int] = []
+        """What each prompt's answers may have, in tokens."""
         self.dirty = False
         self.broken = ""
         """Why nothing more will come, where the worker died."""

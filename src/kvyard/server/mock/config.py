@@ -42,6 +42,8 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether streams connect to the endpoint, where a router has bound it, instead of binding it."""
     topic: str = ""
     """``{worker}`` in it stands for the worker's name."""
+    buffer_steps: int = 10_000
+    """Batches of events that each stream keeps for replay, as in vLLM."""
     mean_output_tokens: int = 128
     """How long an answer is that nobody cuts, on average."""
     tool_call_rate: float = 0.5
@@ -61,7 +63,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def check(self) -> None:
         """Raise ``KvyardError`` for what no fleet can be."""
         self.engine.check()
-        for name in ("workers", "dp_size", "mean_output_tokens", "max_waiting", "max_choices"):
+        for name in ("workers", "dp_size", "mean_output_tokens", "max_waiting", "max_choices", "buffer_steps"):
             if getattr(self, name) < 1:
                 raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.speed < float("inf"):

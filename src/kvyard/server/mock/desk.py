@@ -10,6 +10,7 @@ from kvyard.engine.job import Job
 from kvyard.engine.watcher import Watcher
 from kvyard.events.types import EventBatch
 from kvyard.server.mock.choice import Choice, Flow
+from kvyard.server.mock.tally import Tally
 
 if TYPE_CHECKING:
     from kvyard.engine.timing import Durations
@@ -21,16 +22,20 @@ class Desk(Watcher):
 
     core: EngineCore
 
-    def __init__(self, rank: int, measures: RankMeasures, announce: Callable[[EventBatch, int], None] | None) -> None:
+    def __init__(
+        self, rank: int, measures: RankMeasures, tally: Tally, announce: Callable[[EventBatch, int], None] | None
+    ) -> None:
         self.rank = rank
         self.choices: dict[str, Choice] = {}
         """Choices that are under way, by the ids of their jobs."""
         self.news: list[Flow] = []
         self._measures = measures
+        self._tally = tally
         self._announce = announce
 
     def settle(self) -> None:
         """Tell every flow that has news."""
+        self._measures.settle()
         flows, self.news = self.news, []
         for flow in flows:
             flow.dirty = False
@@ -39,8 +44,10 @@ class Desk(Watcher):
     def _more(self, choice: Choice, count: int, end: int) -> None:
         choice.produced += count
         self._measures.produced(choice, count, end)
+        self._tally.output_tokens += count
         if choice.first < 0:
             choice.first = end
+            self._tally.recent.first(end, end - choice.arrival)
         choice.last = end
         self._mark(choice)
 
@@ -54,10 +61,10 @@ class Desk(Watcher):
         choice = self.choices.get(job.id)
         if choice is not None and choice.admitted < 0:
             choice.admitted = now
-            self._measures.admitted(job, cached, external)
+            self._measures.admitted(job, cached, external, self.core.offload is not None)
+            self._tally.admitted(choice, now, cached, external)
 
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
-        self._measures.iteration(sum(new for _, new, _ in chunks) + decoding)
         if decoding:
             self._step(end)
 
@@ -65,7 +72,6 @@ class Desk(Watcher):
         end = start
         for duration in durations.tolist():
             end += duration
-            self._measures.iteration(decoding)
             self._step(end)
 
     def _step(self, end: int) -> None:
@@ -90,6 +96,7 @@ class Desk(Watcher):
             choice.ended = now
             choice.reason = reason
             self._measures.ended(choice, now)
+            self._tally.ended(choice)
             self._mark(choice)
 
     def announced(self, batch: EventBatch, now: int) -> None:

@@ -88,6 +88,11 @@ class Driver:
         self._wake(0)
         return stamp
 
+    @property
+    def frozen(self) -> bool:
+        """Whether the engine stands still."""
+        return self._frozen is not None
+
     def freeze(self) -> None:
         """Let the engine stand still: its time doesn't pass."""
         if self._frozen is None:

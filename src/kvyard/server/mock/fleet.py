@@ -17,14 +17,17 @@ from typing import Any
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import reachable
+from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.port import Port
 from kvyard.server.mock.routes import build
-from kvyard.server.mock.tokens import make_tokenizer
+from kvyard.server.mock.tally import Recent
+from kvyard.server.mock.view import MockSource
 from kvyard.server.mock.worker import Worker
 from kvyard.server.running import listen
+from kvyard.server.tokens import make_tokenizer
 
 
 class Fleet:
@@ -53,11 +56,15 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
         # Events carry the date, and that is nominal too.
         self.clock = WallClock(WallClock.since_epoch().now(), config.speed)
+        recent = Recent()
         self.workers = [
-            Worker(number, config, self.clock, None if journal is None else journal(number))
+            Worker(number, config, self.clock, None if journal is None else journal(number), recent)
             for number in range(config.workers)
         ]
+        self.dashboard = Dashboard(MockSource(self), token, cut=self._cut_viewer)
         self._apps = [build(worker, self, tokenizer, token) for worker in self.workers]
+        for app in self._apps:
+            app.router.routes.extend(self.dashboard.routes(root=True))
         try:
             for number in range(config.workers):
                 self._sockets.append(listen(host, port + number if port else 0))
@@ -89,6 +96,7 @@ class Fleet:
         """Take no more requests, let those under way finish for a while, then end."""
         for task in list(self._tasks):
             task.cancel()
+        self.dashboard.close()
         await asyncio.gather(*(port.stop() for port in self.ports))
         for worker in self.workers:
             worker.stop()
@@ -132,6 +140,11 @@ class Fleet:
     def cut(self, number: int, scope: Any) -> None:
         """Reset the connection that ``scope`` came over."""
         self.ports[number].cut(scope)
+
+    def _cut_viewer(self, scope: Any) -> None:
+        for port in self.ports:
+            if port.number == scope["server"][1]:
+                port.cut(scope)
 
     async def kill(self, number: int, seconds: float | None = None) -> None:
         """Let a worker die; after ``seconds`` it comes back, empty."""

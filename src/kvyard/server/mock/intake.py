@@ -14,8 +14,8 @@ from kvyard.server.http import Refusal
 from kvyard.server.mock.answers import Answer, Wish, compose
 from kvyard.server.mock.choice import Flow
 from kvyard.server.mock.schemas import Ask, Chat, Completion, Message
-from kvyard.server.mock.tokens import Tokenizer, render
 from kvyard.server.mock.worker import Worker
+from kvyard.server.tokens import Tokenizer, render
 
 MOST_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
@@ -187,16 +187,20 @@ class Intake:
             ),
         )
 
-    def submit(self, taken: Taken) -> Flow:
-        """Hand the request's choices to the engine. Raises ``Refusal`` where too many wait already."""
+    def submit(self, taken: Taken, request: str = "") -> Flow:
+        """Hand the request's choices to the engine; ``request`` is its client's name for it. Raises ``Refusal`` where too many
+        wait already.
+        """
         worker = self._worker
         config = worker.config
         if worker.waiting >= config.max_waiting:
+            worker.measures.rejected()
             raise refuse(f"{config.max_waiting} requests wait already", status=503, Retry_After="1")
-        flow = Flow()
+        flow = Flow(taken.n)
         answers: list[tuple[Sequence[int], Answer]] = []
         for prompt in taken.prompts:
             most = min(taken.wish.max_tokens, worker.longest - len(prompt))
+            flow.most.append(most)
             wish = msgspec.structs.replace(taken.wish, max_tokens=most)
             for number in range(taken.n):
                 answer = compose(
@@ -209,9 +213,8 @@ class Intake:
                 )
                 answers.append((prompt, answer))
         rank = worker.choose_rank() if taken.rank is None else taken.rank
-        worker.rank_measures[rank].asked(taken.n, taken.wish.max_tokens)
         for asked, answer in answers:
-            worker.submit(flow, asked, answer, taken.namespace, rank=rank, priority=taken.priority)
+            worker.submit(flow, asked, answer, taken.namespace, rank=rank, priority=taken.priority, request=request)
         return flow
 
     def _tool(self, body: Chat, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:

@@ -1,79 +1,34 @@
 """Metrics with the names, labels and buckets of vLLM 0.32, so that dashboards and routers read them unchanged. And our own.
 
-Durations are nominal: with ``speed`` other than 1 a client sees shorter or longer ones.
+A test compares them with what vLLM's own logger registers. They also count what vLLM counts, when it does: prompts with their
+first token, requests with their last. One thing differs on purpose: a client that hangs up is counted as ``abort``, where vLLM
+drops the request before it gets that far. Durations are nominal: with ``speed`` other than 1 a client sees shorter or longer
+ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvyard.clock import SECOND
+from kvyard.clock import SECOND, WallClock
 from kvyard.engine.job import Job, State
 from kvyard.errors import KvyardError
+from kvyard.server.mock.catalog import (
+    CACHE_CONFIG,
+    COUNTERS,
+    HISTOGRAMS,
+    LAG,
+    OWN,
+    REJECTIONS,
+    SLEEP,
+    SPLIT,
+    one_two_five,
+)
 
 if TYPE_CHECKING:
     from kvyard.server.mock.choice import Choice
     from kvyard.server.mock.worker import Worker
-
-FIRST_TOKEN = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    *(160.0, 640.0, 2560.0),
-)
-PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-REQUEST = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
-    *(1920.0, 7680.0),
-)
-ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-CHOICES = (1, 2, 5, 10, 20)
-LAG = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-
-COUNTERS = {
-    "vllm:prompt_tokens": "Number of prefill tokens processed.",
-    "vllm:prompt_tokens_cached": "Number of cached prompt tokens, local and external.",
-    "vllm:generation_tokens": "Number of generation tokens processed.",
-    "vllm:num_preemptions": "Cumulative number of preemption from the engine.",
-    "vllm:prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
-    "vllm:prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
-    "vllm:external_prefix_cache_queries": "External prefix cache queries, in terms of number of queried tokens.",
-    "vllm:external_prefix_cache_hits": "External prefix cache hits, in terms of number of cached tokens.",
-}
-HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None]] = {
-    "vllm:time_to_first_token_seconds": ("Histogram of time to first token in seconds.", FIRST_TOKEN),
-    "vllm:inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", PER_TOKEN),
-    "vllm:request_time_per_output_token_seconds": ("Histogram of time_per_output_token per request.", PER_TOKEN),
-    "vllm:e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", REQUEST),
-    "vllm:request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", REQUEST),
-    "vllm:request_inference_time_seconds": ("Histogram of time spent in RUNNING phase for request.", REQUEST),
-    "vllm:request_prefill_time_seconds": ("Histogram of time spent in PREFILL phase for request.", REQUEST),
-    "vllm:request_decode_time_seconds": ("Histogram of time spent in DECODE phase for request.", REQUEST),
-    "vllm:iteration_tokens_total": ("Histogram of number of tokens per engine_step.", ITERATION),
-    "vllm:request_prompt_tokens": ("Number of prefill tokens processed.", None),
-    "vllm:request_generation_tokens": ("Number of generation tokens processed.", None),
-    "vllm:request_params_max_tokens": ("Histogram of the max_tokens request parameter.", None),
-    "vllm:request_max_num_generation_tokens": ("Histogram of maximum number of requested generation tokens.", None),
-    "vllm:request_prefill_kv_computed_tokens": ("Histogram of new KV tokens computed during prefill.", None),
-    "vllm:request_params_n": ("Histogram of the n request parameter.", CHOICES),
-}
-"""Without buckets: 1, 2, 5, 10, 20, ... up to the longest request."""
-OWN = {
-    "kvyard_mock_lag_seconds": "How late, in real time, nominal instants were carried out.",
-    "kvyard_mock_requests": "Requests answered, by path and status.",
-    "kvyard_mock_events": "Batches of KV events, by rank and whether they were sent or withheld.",
-}
-
-
-def one_two_five(most: int) -> list[int]:
-    """1, 2, 5, 10, ... up to ``most``: vLLM's buckets for token counts."""
-    found: list[int] = []
-    power = 1
-    while True:
-        for digit in (1, 2, 5):
-            if digit * power > most:
-                return found
-            found.append(digit * power)
-        power *= 10
 
 
 class Measures:
@@ -86,16 +41,22 @@ class Measures:
         except ImportError:
             raise KvyardError("serving needs prometheus-client: pip install 'kvyard[server]'") from None
         self._worker = worker
+        self._wall = WallClock.since_epoch()
         self.model = model
         self.registry = CollectorRegistry(auto_describe=False)
         labels = ["model_name", "engine"]
         self.counters = {name: Counter(name, text, labels, registry=self.registry) for name, text in COUNTERS.items()}
-        self.success = Counter(
-            "vllm:request_success",
-            "Count of successfully processed requests.",
-            [*labels, "finished_reason"],
+        self.split = {
+            name: Counter(name, text, [*labels, label], registry=self.registry)
+            for name, (text, label, _) in SPLIT.items()
+        }
+        rejections = Counter(
+            "vllm:admission_rejections",
+            "Number of admission attempts rejected by a queue limit, by reason.",
+            ["model_name", "reason"],
             registry=self.registry,
         )
+        self._rejected = {reason: rejections.labels(model, reason) for reason in REJECTIONS}
         self.histograms = {
             name: Histogram(name, text, labels, buckets=buckets or one_two_five(longest), registry=self.registry)
             for name, (text, buckets) in HISTOGRAMS.items()
@@ -115,6 +76,10 @@ class Measures:
     def seen(self, path: str, status: int, seconds: float) -> None:
         """A request was answered."""
         self._requests.labels(path, str(status)).inc()
+
+    def rejected(self) -> None:
+        """A request was turned away because too many wait."""
+        self._rejected["max_num_queued_reqs"].inc()
 
     def announced(self, rank: int, withheld: bool) -> None:
         """A batch of events was sent, or wasn't."""
@@ -137,30 +102,39 @@ class Measures:
         waiting = GaugeMetricFamily(
             "vllm:num_requests_waiting", "Number of requests waiting to be processed.", labels=labels
         )
+        by_reason = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Number of waiting requests by reason.", labels=[*labels, "reason"]
+        )
         usage = GaugeMetricFamily(
             "vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", labels=labels
         )
+        sleep = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "Engine sleep state: this one never sleeps.", labels=[*labels, "sleep_state"]
+        )
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(CACHE_CONFIG)
+        )
+        engine = worker.config.engine
+        facts = dict.fromkeys(CACHE_CONFIG, "None") | {
+            "block_size": str(worker.block_size),
+            "num_gpu_blocks": str(engine.num_gpu_blocks),
+            "enable_prefix_caching": str(engine.enable_prefix_caching),
+            "prefix_caching_hash_algo": worker.config.hash_algorithm,
+            "kv_cache_size_tokens": str(engine.capacity_tokens),
+        }
         for rank, core in enumerate(worker.cores):
             named = [self.model, str(rank)]
             scheduler = core.scheduler
             parked = len(scheduler.loads.parked) if scheduler.loads is not None else 0
             running.add_metric(named, len(scheduler.running))
             waiting.add_metric(named, len(scheduler.waiting) + parked)
+            by_reason.add_metric([*named, "capacity"], len(scheduler.waiting))
+            by_reason.add_metric([*named, "deferred"], parked)
             usage.add_metric(named, scheduler.manager.usage)
-        yield from (running, waiting, usage)
-        engine = worker.config.engine
-        facts = {
-            "block_size": str(worker.block_size),
-            "num_gpu_blocks": str(engine.num_gpu_blocks),
-            "enable_prefix_caching": str(engine.enable_prefix_caching),
-            "prefix_caching_hash_algo": worker.config.hash_algorithm,
-            "engine": "0",
-        }
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(facts)
-        )
-        info.add_metric(list(facts.values()), 1)
-        yield info
+            for state, value in SLEEP.items():
+                sleep.add_metric([*named, state], value)
+            info.add_metric(list((facts | {"engine": str(rank)}).values()), 1)
+        yield from (running, waiting, by_reason, usage, sleep, info)
         lora = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Running stats on lora requests.",
@@ -172,7 +146,10 @@ class Measures:
                 name = choice.job.chain.namespace.lora_name
                 if name is not None:
                     names[choice.job.state in (State.PREFILL, State.DECODE)].add(name)
-        lora.add_metric([str(worker.config.max_loras), *(",".join(sorted(names[which])) for which in (True, False))], 1)
+        # vLLM sets it to the time, so that readers find the newest of several.
+        now = self._wall.now() / SECOND
+        adapters = [",".join(sorted(names[which])) for which in (True, False)]
+        lora.add_metric([str(worker.config.max_loras), *adapters], now)
         yield lora
 
 
@@ -182,32 +159,63 @@ class RankMeasures:
     def __init__(self, of: Measures, rank: int) -> None:
         named = (of.model, str(rank))
         # All of them at once, so that they are there from the start.
-        self._success = {reason: of.success.labels(*named, reason) for reason in ("stop", "length", "abort", "error")}
+        split = {
+            name.removeprefix("vllm:"): {value: of.split[name].labels(*named, value).inc for value in values}
+            for name, (_, _, values) in SPLIT.items()
+        }
+        self._success = split["request_success"]
+        self._source = split["prompt_tokens_by_source"]
+        self._tier = split["prompt_tokens_cached_by_source"]
         counters = {name.removeprefix("vllm:"): made.labels(*named) for name, made in of.counters.items()}
         histograms = {name.removeprefix("vllm:"): made.labels(*named) for name, made in of.histograms.items()}
         self._count = {name: counter.inc for name, counter in counters.items()}
         self._observe = {name: histogram.observe for name, histogram in histograms.items()}
         self._between = self._observe["inter_token_latency_seconds"]
         self._generated = self._count["generation_tokens"]
-        self.iteration = self._observe["iteration_tokens_total"]
+        self._iteration = self._observe["iteration_tokens_total"]
+        self._end = self._tokens = 0
+        """The pass whose tokens are being counted, by its end."""
 
-    def admitted(self, job: Job, cached: int, external: int) -> None:
-        """A job begins to run, for the first time."""
+    def admitted(self, job: Job, cached: int, external: int, lower: bool) -> None:
+        """A job begins to run, for the first time; ``lower``: there are tiers below the device, which were asked too."""
         count = self._count
         count["prefix_cache_queries"](job.num_prompt_tokens)
         count["prefix_cache_hits"](cached)
-        count["external_prefix_cache_queries"](job.num_prompt_tokens - cached)
-        count["external_prefix_cache_hits"](external)
-        count["prompt_tokens_cached"](cached + external)
+        self._tier["device"](cached)
+        if lower:
+            count["external_prefix_cache_queries"](job.num_prompt_tokens - cached)
+            count["external_prefix_cache_hits"](external)
+            self._tier["host"](external - job.storage_tokens)
+            self._tier["disk"](job.storage_tokens)
 
     def produced(self, choice: Choice, tokens: int, end: int) -> None:
         """More tokens are out; the choice doesn't know yet."""
         self._generated(tokens)
+        if end != self._end:
+            self.settle()
+            self._end = end
+        self._tokens += tokens
         if choice.first < 0:
-            self._count["prompt_tokens"](choice.job.num_prompt_tokens)
+            job = choice.job
+            cached, external = max(0, job.cached_tokens), job.external_tokens
+            computed = job.num_prompt_tokens - cached - external
+            self._tokens += computed
+            self._count["prompt_tokens"](job.num_prompt_tokens)
+            self._count["prompt_tokens_cached"](cached + external)
+            self._source["local_compute"](computed)
+            self._source["local_cache_hit"](cached)
+            self._source["external_kv_transfer"](external)
             self._observe["time_to_first_token_seconds"]((end - choice.arrival) / SECOND)
         else:
             self._between((end - choice.last) / SECOND)
+
+    def settle(self) -> None:
+        """A pass is over. As in vLLM, one that produced nothing isn't counted, and a prompt counts as a whole with its first
+        token, however many passes computed it.
+        """
+        if self._tokens:
+            self._iteration(self._tokens)
+            self._tokens = 0
 
     def preempted(self) -> None:
         """A job was pushed out."""
@@ -216,30 +224,26 @@ class RankMeasures:
     def ended(self, choice: Choice, now: int) -> None:
         """A choice is through."""
         job = choice.job
-        if job.state is State.FINISHED:
-            self._success[choice.answer.finish].inc()
-        else:
-            self._success["abort" if job.state is State.CANCELLED else "error"].inc()
+        if job.state is not State.FINISHED:
+            self._success["abort" if job.state is State.CANCELLED else "error"]()
+            return
+        self._success[choice.answer.finish]()
         observe = self._observe
         observe["request_prompt_tokens"](job.num_prompt_tokens)
         observe["request_generation_tokens"](choice.produced)
-        observe["request_max_num_generation_tokens"](job.max_tokens)
+        observe["request_params_max_tokens"](choice.asked)
+        observe["request_num_preemptions"](job.preemptions)
+        observe["request_prefill_kv_computed_tokens"](
+            job.num_prompt_tokens - max(0, job.cached_tokens) - job.external_tokens
+        )
+        decode = (choice.last - choice.first) / SECOND
         observe["e2e_request_latency_seconds"]((now - choice.arrival) / SECOND)
-        if choice.admitted >= 0:
-            observe["request_prefill_kv_computed_tokens"](
-                job.num_prompt_tokens - max(0, job.cached_tokens) - job.external_tokens
-            )
-            observe["request_queue_time_seconds"]((choice.admitted - choice.arrival) / SECOND)
-            observe["request_inference_time_seconds"]((now - choice.admitted) / SECOND)
-        if choice.first >= 0:
-            observe["request_prefill_time_seconds"]((choice.first - choice.admitted) / SECOND)
-            observe["request_decode_time_seconds"]((choice.last - choice.first) / SECOND)
-            if choice.produced > 1:
-                observe["request_time_per_output_token_seconds"](
-                    (choice.last - choice.first) / (choice.produced - 1) / SECOND
-                )
-
-    def asked(self, n: int, max_tokens: int) -> None:
-        """A request has come in."""
-        self._observe["request_params_n"](n)
-        self._observe["request_params_max_tokens"](max_tokens)
+        observe["request_queue_time_seconds"]((choice.admitted - choice.arrival) / SECOND)
+        observe["request_inference_time_seconds"]((choice.last - choice.admitted) / SECOND)
+        observe["request_prefill_time_seconds"]((choice.first - choice.admitted) / SECOND)
+        observe["request_decode_time_seconds"](decode)
+        observe["request_time_per_output_token_seconds"](decode / max(1, choice.produced - 1))
+        siblings = choice.siblings
+        if all(one.ended >= 0 for one in siblings):
+            observe["request_params_n"](len(siblings))
+            observe["request_max_num_generation_tokens"](max(one.produced for one in siblings))

@@ -8,16 +8,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
-from kvyard.server.http import JSON, Refusal
-from kvyard.server.mock.words import worded
+from kvyard.server.heads import HEADER_BYTES, bounded, protocol
 from kvyard.server.running import url_of
-
-HEADER_BYTES = 64 << 10
-"""What the head of a request may have. Uvicorn only bounds heads that come in pieces, so all others are counted here."""
 
 
 class Port:
@@ -41,6 +35,7 @@ class Port:
                 access_log=False,
                 ws="none",
                 lifespan="off",
+                http=protocol(),
                 h11_max_incomplete_event_size=HEADER_BYTES,
                 timeout_graceful_shutdown=max(1, round(drain_seconds)),
             )
@@ -81,26 +76,6 @@ class Port:
         for connection in list(self._server.server_state.connections):
             if getattr(connection, "client", None) == scope.get("client"):
                 _abort(connection)
-
-
-def bounded(app: Any) -> Any:
-    """``app`` behind a look at the size of headers."""
-    status, problem = worded(Refusal(431, f"headers are longer than {HEADER_BYTES} bytes", fix="send less"))
-    body = msgspec.json.encode(problem)
-    headers = [
-        (b"content-type", JSON.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-
-    async def outer(scope: Any, receive: Any, send: Any) -> None:
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-        else:
-            await app(scope, receive, send)
-
-    return outer
 
 
 def _abort(connection: Any) -> None:

@@ -17,7 +17,7 @@ from kvyard.server.http import JSON, Refusal
 from kvyard.server.mock.choice import Flow
 from kvyard.server.mock.faults import Fate
 from kvyard.server.mock.shapes import Shape
-from kvyard.server.mock.words import worded
+from kvyard.server.words import worded
 
 _encode = msgspec.json.Encoder().encode
 

@@ -19,15 +19,21 @@ from kvyard.server.mock.config import Lora
 from kvyard.server.mock.faults import Fate, Faults, changed, fate
 from kvyard.server.mock.intake import Intake, Taken, refuse
 from kvyard.server.mock.shapes import ChatShape, Setup, Shape, TextShape
-from kvyard.server.mock.tokens import Tokenizer
-from kvyard.server.mock.words import worded
 from kvyard.server.mock.worker import Worker
+from kvyard.server.tokens import Tokenizer
+from kvyard.server.words import Problem, worded
 
 if TYPE_CHECKING:
     from kvyard.server.mock.fleet import Fleet
 
 Headers = Mapping[str, str]
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def named(headers: Headers) -> str:
+    """What the client calls its request; empty where it doesn't."""
+    given = headers.get("x-request-id", "")
+    return given if _ID.fullmatch(given) else ""
 
 
 class Routes:
@@ -48,14 +54,14 @@ class Routes:
         what = await self._befall(headers)
         taken = self._intake.completion(body, headers)
         setup = self._setup(body, taken, "cmpl", headers, body.logprobs, echo=bool(body.echo))
-        return self._reply(body, taken, TextShape(setup), what)
+        return self._reply(body, taken, TextShape(setup), what, named(headers))
 
     async def chat(self, body: schemas.Chat, headers: Headers) -> Any:
         what = await self._befall(headers)
         taken = self._intake.chat(body, headers)
         likely = (body.top_logprobs or 0) if body.logprobs else None
         setup = self._setup(body, taken, "chatcmpl", headers, likely, echo=False)
-        return self._reply(body, taken, ChatShape(setup), what)
+        return self._reply(body, taken, ChatShape(setup), what, named(headers))
 
     async def _befall(self, headers: Headers) -> Fate:
         """What is to go wrong with this request, as far as it does so at once."""
@@ -75,8 +81,7 @@ class Routes:
         self, body: schemas.Ask, taken: Taken, prefix: str, headers: Headers, logprobs: int | None, echo: bool
     ) -> Setup:
         options = body.stream_options
-        given = headers.get("x-request-id", "")
-        name = given if _ID.fullmatch(given) else uuid4().hex
+        name = named(headers) or uuid4().hex
         return Setup(
             id=f"{prefix}-{name}",
             created=WallClock.since_epoch().now() // SECOND,
@@ -92,11 +97,11 @@ class Routes:
             named_tool=taken.named_tool,
         )
 
-    def _reply(self, body: schemas.Ask, taken: Taken, shape: Shape, what: Fate) -> Any:
+    def _reply(self, body: schemas.Ask, taken: Taken, shape: Shape, what: Fate, request: str) -> Any:
         from kvyard.server.mock.reply import Reply
 
         worker = self._worker
-        flow: Flow = self._intake.submit(taken)
+        flow: Flow = self._intake.submit(taken, request)
         headers = {"x-mock-worker": worker.name, "x-mock-rank": str(flow.choices[0].rank)}
         return Reply(
             flow,
@@ -301,5 +306,5 @@ def build(worker: Worker, fleet: Fleet, tokenizer: Tokenizer, token: str | None)
         token=token,
         seen=worker.seen,
         reword=worded,
-        problem=schemas.Problem,
+        problem=Problem,
     )

@@ -11,21 +11,6 @@ from kvyard.server.mock.faults import Faults
 Json = dict[str, Any]
 
 
-class Error(msgspec.Struct, kw_only=True):
-    """What is wrong."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: int = 400
-
-
-class Problem(msgspec.Struct, kw_only=True):
-    """A refusal, as clients of OpenAI read it."""
-
-    error: Error
-
-
 class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream says besides the answer."""
 

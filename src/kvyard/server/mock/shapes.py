@@ -13,7 +13,7 @@ import xxhash
 
 from kvyard.server.mock.choice import Choice
 from kvyard.server.mock.schemas import CachedTokens, Usage
-from kvyard.server.mock.tokens import Tokenizer
+from kvyard.server.tokens import Tokenizer
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from kvyard.server.mock.config import Lora, MockConfig
 from kvyard.server.mock.desk import Desk
 from kvyard.server.mock.driver import Driver, Journal
 from kvyard.server.mock.measures import Measures, RankMeasures
+from kvyard.server.mock.tally import Recent, Tally
 
 WAITING_COUNTS = 4
 """How much heavier a request that waits is than one that runs, when a rank is chosen; as in vLLM."""
@@ -36,8 +37,17 @@ WAITING_COUNTS = 4
 class Worker:
     """One worker of a mock fleet. Everything happens on one event loop."""
 
-    def __init__(self, number: int, config: MockConfig, clock: WallClock, journal: Journal | None = None) -> None:
-        """Raises ``KvyardError`` for a config that can't be honoured."""
+    def __init__(
+        self,
+        number: int,
+        config: MockConfig,
+        clock: WallClock,
+        journal: Journal | None = None,
+        recent: Recent | None = None,
+    ) -> None:
+        """``recent`` is the fleet's memory of what happened lately. Raises ``KvyardError`` for a config that can't be
+        honoured.
+        """
         self.number = number
         self.name = f"worker{number}"
         self.config = config
@@ -51,11 +61,12 @@ class Worker:
         """Where each rank's stream was first found, so that it is there again after a death."""
         self.loras: dict[str, Lora] = {}
         self.alive = False
+        self.tally = Tally(self.name, config.dp_size, recent or Recent())
         seed = f"kvyard-mock-{config.seed}-{number}" if config.hash_seed is None else config.hash_seed
         self._algorithm = algorithm(config.hash_algorithm, seed=seed)
         self._clock = clock
         self._journal = journal
-        self._serial = self._deaths = 0
+        self._serial = self.deaths = 0
         self._build()
         self.longest = config.engine.max_model_len or config.engine.capacity_tokens
         """Tokens of prompt and answer together."""
@@ -88,7 +99,7 @@ class Worker:
         self.desks = []
         self.rank_measures = [RankMeasures(self.measures, rank) for rank in range(len(self.cores))]
         for rank, core in enumerate(self.cores):
-            desk = Desk(rank, self.rank_measures[rank], partial(self._announce, rank))
+            desk = Desk(rank, self.rank_measures[rank], self.tally, partial(self._announce, rank))
             desk.core = core
             core.watcher = core.scheduler.watcher = desk
             self.desks.append(desk)
@@ -131,13 +142,14 @@ class Worker:
                 topic=config.topic.replace("{worker}", self.name),
                 rank=rank,
                 bind=not config.events_connect,
+                buffer_steps=config.buffer_steps,
             )
             publisher.withhold = self._withheld
             try:
                 publisher.start()
             except KvyardError:
                 # After a death: ZeroMQ gives an address back some time after its socket was closed.
-                if not self._deaths or attempt == 99:
+                if not self.deaths or attempt == 99:
                     raise
                 await pause(0.05)
             else:
@@ -158,7 +170,7 @@ class Worker:
 
     def die(self) -> None:
         """End as in a crash: nobody is told, and what was cached is gone."""
-        self._deaths += 1
+        self.deaths += 1
         self.stop()
         self._build()
         self.measures = Measures(self, self.config.served_model_name, self.longest)
@@ -169,6 +181,7 @@ class Worker:
             for choice in desk.choices.values():
                 choice.flow.broken = why
                 choice.flow.tell()
+            self.tally.failed += len(desk.choices)
             desk.choices.clear()
 
     def _close_streams(self) -> None:
@@ -177,6 +190,11 @@ class Worker:
         self.publishers = []
 
     # -- requests -------------------------------------------------------------------------------------------------------
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the engine was told to stand still."""
+        return self.alive and self.driver.frozen
 
     @property
     def load(self) -> int:
@@ -197,19 +215,34 @@ class Worker:
 
         return min(range(len(self.cores)), key=weight)
 
-    def submit(
-        self, flow: Flow, prompt: Sequence[int], answer: Answer, namespace: Namespace, *, rank: int, priority: int = 0
-    ) -> Choice:
-        """Hand one choice to a rank; it arrives now."""
-        self._serial += 1
-        ids = answer.ids
-        job = Job(
-            f"{self.name}-{self._serial}",
+    def make_job(
+        self, name: str, prompt: Sequence[int], answer: Sequence[int], namespace: Namespace, priority: int = 0
+    ) -> Job:
+        """A job for this worker's engine that will produce ``answer``. Nothing is submitted."""
+        return Job(
+            name,
             TokenChain(prompt, self.block_size, self._algorithm, namespace),
-            len(ids),
+            len(answer),
             priority=priority,
-            sample=lambda start, stop: ids[start:stop],
+            sample=lambda start, stop: answer[start:stop],
         )
+
+    def submit(
+        self,
+        flow: Flow,
+        prompt: Sequence[int],
+        answer: Answer,
+        namespace: Namespace,
+        *,
+        rank: int,
+        priority: int = 0,
+        request: str = "",
+    ) -> Choice:
+        """Hand one choice to a rank; it arrives now. ``request`` is the caller's name for it, which its job's id ends in."""
+        self._serial += 1
+        self.tally.came += 1
+        name = f"{self.name}-{self._serial} {request}" if request else f"{self.name}-{self._serial}"
+        job = self.make_job(name, prompt, answer.ids, namespace, priority)
         choice = Choice(len(flow.choices), job, answer, rank, flow)
         flow.choices.append(choice)
         self.desks[rank].choices[job.id] = choice
@@ -252,11 +285,18 @@ class Worker:
         loss = self.faults.event_loss
         withheld = loss > 0 and self.random.random() < loss
         self.measures.announced(batch.rank or 0, withheld)
+        stream = self.tally.streams[batch.rank or 0]
+        stream.seq, stream.at = batch.seq, self._clock.now()
+        if withheld:
+            stream.withheld += 1
+        else:
+            stream.sent += 1
         return withheld
 
     def seen(self, path: str, status: int, seconds: float) -> None:
         """A request was answered."""
         self.measures.seen(path, status, seconds)
+        self.tally.answered(path, status)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every rank's books are right."""

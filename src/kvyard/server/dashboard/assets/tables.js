@@ -1,0 +1,165 @@
+// Decisions, streams of events, and transfers.
+import { byId, bytes, clock, el, keyed, many, number, percent, put, set, short, span, time } from "./format.js";
+
+const MOST = 50; // decisions shown
+
+const cell = (kind) => el("td", kind ? { class: kind } : null);
+const clip = (td, text) => {
+  if (!td.firstChild) td.append(el("span", { class: "clip" }));
+  put(td.firstChild, text);
+  set(td.firstChild, "title", text);
+};
+
+// -- decisions -------------------------------------------------------------------------------------------------------
+
+const PARTS = [["device", "blue"], ["host", "aqua"], ["storage", "violet"]];
+
+/** The list of decisions: grows by what is new, and remembers which ones are open. */
+export class Decisions {
+  constructor() { this.list = []; this.open = new Set(); this.body = byId("decisions"); this.first = true; }
+
+  clear() {
+    this.list = [];
+    this.open.clear();
+    this.first = true;
+    this.body.replaceChildren();
+    this.body.kept = null; // another server counts its decisions from one again
+  }
+
+  add(fresh) {
+    const had = new Set(this.list.map((one) => one.number));
+    this.list = [...fresh.filter((one) => !had.has(one.number)), ...this.list].sort((a, b) => b.number - a.number).slice(0, MOST);
+  }
+
+  draw() {
+    const rows = [];
+    for (const one of this.list) {
+      rows.push({ key: `${one.number}`, one, said: false });
+      if (this.open.has(one.number)) rows.push({ key: `${one.number} said`, one, said: true });
+    }
+    keyed(this.body, rows, (row) => row.key, (row) => (row.said ? this.words() : this.row(row.one)), (node, row) => {
+      if (row.said) put(node.firstChild, row.one.said || "Nothing more was said about it.");
+      else set(node.querySelector("button"), "aria-expanded", String(this.open.has(row.one.number)));
+    });
+    this.first = false;
+    // A mock chooses nobody: it has neither costs nor others to compare with.
+    this.body.parentNode.classList.toggle("plain", this.list.every((one) => one.cost === null && one.best === null));
+    byId("decisions-none").hidden = this.list.length > 0;
+    this.body.parentNode.hidden = this.list.length === 0;
+    const looked = this.list.filter((one) => one.best !== null);
+    const lost = looked.filter((one) => one.best > one.device + one.host + one.storage).length;
+    put(byId("decisions-sum"), this.list.length ? `the last ${this.list.length}` + (looked.length ? `; ${lost} passed over a longer prefix` : "") : "");
+  }
+
+  words() { return el("tr", { class: "said" }, el("td", { colspan: 9 })); }
+
+  row(one) {
+    const found = one.device + one.host + one.storage, all = one.blocks || 1;
+    const meter = el("div", { class: "meter" });
+    for (const [name, color] of PARTS) {
+      if (!one[name]) continue;
+      const part = el("i", { class: color });
+      part.style.width = `${Math.min(100, (100 * one[name]) / all)}%`;
+      meter.append(part);
+    }
+    const where = PARTS.filter(([name]) => one[name]).map(([name]) => `${number(one[name])} ${name}`).join(", ") || "nothing";
+    const best = one.best === null ? "–" : one.best > found ? `${one.best_worker || "another"} has ${number(one.best - found)} more` : "nobody has more";
+    const button = el("button", { type: "button", "aria-expanded": "false", "aria-label": `Explain ${one.id}` }, "why");
+    button.addEventListener("click", () => {
+      if (!this.open.delete(one.number)) this.open.add(one.number);
+      this.draw();
+    });
+    const cells = [cell("dim"), cell("words mono extra"), cell("words"), cell("words dim"), cell(), cell("words"), cell("extra choice"), cell("words dim extra choice"), cell()];
+    put(cells[0], clock(one.at));
+    clip(cells[1], one.id);
+    clip(cells[2], one.worker);
+    clip(cells[3], one.why);
+    put(cells[4], number(one.tokens));
+    cells[5].append(el("div", { class: "found", title: `${where} of ${many(one.blocks, "block")}` }, meter, el("span", null, percent(one.blocks ? found / all : 0))));
+    put(cells[6], one.cost === null ? "–" : number(one.cost));
+    clip(cells[7], best);
+    cells[8].append(button);
+    const row = el("tr", { class: this.first ? null : "new" }, ...cells);
+    row.addEventListener("animationend", () => row.classList.remove("new"), { once: true });
+    return row;
+  }
+}
+
+// -- streams ---------------------------------------------------------------------------------------------------------
+
+const TONES = { fresh: "good", sending: "good", "catching up": "warn", stale: "bad", failed: "bad" };
+const WORST = ["failed", "stale", "catching up", "fresh", "sending"];
+
+/** Rates of counters between two looks a few seconds apart. */
+export class Rates {
+  constructor() { this.looks = []; }
+
+  add(at, values) {
+    if (this.looks.length && at < this.looks[this.looks.length - 1].at) this.looks = [];
+    this.looks.push({ at, values });
+    while (this.looks.length > 2 && at - this.looks[1].at >= 5) this.looks.shift();
+  }
+
+  of(key) {
+    const a = this.looks[0], b = this.looks[this.looks.length - 1];
+    if (!a || b.at <= a.at || !a.values.has(key) || !b.values.has(key)) return null;
+    return Math.max(0, b.values.get(key) - a.values.get(key)) / (b.at - a.at);
+  }
+}
+
+export const streams = (view, rates) => {
+  rates.add(view.at, new Map(view.streams.map((one) => [one.name, one.batches])));
+  const counts = new Map();
+  for (const one of view.streams) counts.set(one.state, (counts.get(one.state) || 0) + 1);
+  put(byId("streams-sum"), WORST.filter((state) => counts.has(state)).map((state) => `${counts.get(state)} ${state}`).join(", "));
+  byId("streams-none").hidden = view.streams.length > 0;
+  byId("streams").parentNode.hidden = view.streams.length === 0;
+  // Most workers have one stream, and then its worker is its name.
+  const per = new Map();
+  for (const one of view.streams) per.set(one.worker, (per.get(one.worker) || 0) + 1);
+  const sorted = view.streams.map((one, i) => [one, i]).sort(([a, i], [b, k]) => WORST.indexOf(a.state) - WORST.indexOf(b.state) || i - k).map(([one]) => one);
+  keyed(byId("streams"), sorted, (one) => one.name, () => el("tr", null, cell("words"), el("td", { class: "words" }, el("span", { class: "pill" })), ...Array.from({ length: 8 }, () => cell())), (row, one) => {
+    const [name, state, ...rest] = row.children;
+    clip(name, one.worker && per.get(one.worker) === 1 ? one.worker : one.name);
+    set(name.firstChild, "title", [one.name, one.endpoint].filter(Boolean).join(" · "));
+    put(state.firstChild, one.state);
+    set(state.firstChild, "data-tone", TONES[one.state] || "warn");
+    set(state, "title", one.reason);
+    const figures = [one.seq < 0 ? "–" : number(one.seq), short(rates.of(one.name)), one.lag_ms === null ? "–" : time(one.lag_ms), number(one.waiting), number(one.gaps), number(one.missed), number(one.restarts), one.age_s === null ? "–" : one.age_s < 1 ? "now" : `${span(one.age_s)} ago`];
+    figures.forEach((figure, i) => put(rest[i], figure));
+  });
+};
+
+// -- transfers -------------------------------------------------------------------------------------------------------
+
+/** Few links are shown one by one, many by direction. */
+const links = (transfers) => {
+  if (transfers.length <= 12) return transfers.map((one) => ({ ...one, name: `${one.worker} ${one.source} → ${one.target}` }));
+  const found = new Map();
+  for (const one of transfers) {
+    const name = `${one.source} → ${one.target}`, sum = found.get(name);
+    if (!sum) { found.set(name, { ...one, name: `${name}, all workers` }); continue; }
+    for (const key of ["under_way", "landed", "blocks", "bytes", "queued_ms"]) sum[key] += one[key];
+    sum.bandwidth = sum.bandwidth === null || one.bandwidth === null ? null : sum.bandwidth + one.bandwidth;
+  }
+  return [...found.values()];
+};
+
+export const transfers = (view, rates) => {
+  const all = links(view.transfers);
+  rates.add(view.at, new Map(all.map((one) => [one.name, one.bytes])));
+  // Where nobody knows of a tier below the device, there is nothing to say.
+  byId("transfers-part").hidden = all.length === 0;
+  byId("pair").classList.toggle("one", all.length === 0);
+  put(byId("transfers-sum"), all.length ? `${many(view.transfers.reduce((sum, one) => sum + one.under_way, 0), "copy", "copies")} under way` : "");
+  keyed(byId("transfers"), all, (one) => one.name, () => el("tr", null, cell("words"), el("td", { class: "words" }, el("div", { class: "found" }, el("div", { class: "meter" }, el("i", { class: "blue" })), el("span"))), ...Array.from({ length: 4 }, () => cell())), (row, one) => {
+    const [name, speed, ...rest] = row.children, rate = rates.of(one.name), found = speed.firstChild;
+    clip(name, one.name);
+    found.firstChild.hidden = one.bandwidth === null;
+    if (one.bandwidth) found.firstChild.firstChild.style.width = `${Math.min(100, (100 * (rate || 0)) / one.bandwidth)}%`;
+    put(found.lastChild, rate === null ? "–" : `${bytes(rate)}/s`);
+    set(found, "title", one.bandwidth ? `of ${bytes(one.bandwidth)}/s` : "no limit is known");
+    const figures = [number(one.under_way), number(one.landed), bytes(one.bytes), time(one.landed ? one.queued_ms / one.landed : 0)];
+    figures.forEach((figure, i) => put(rest[i], figure));
+  });
+};

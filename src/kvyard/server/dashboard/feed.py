@@ -1,0 +1,147 @@
+"""The feed: looks at a fleet once a second while somebody watches, and hands every viewer the same bytes.
+
+A viewer that can't keep up misses frames, and gets the newest when it is ready again. Nobody watching costs nothing. It knows
+no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+import msgspec
+
+from kvyard.clock import pause
+from kvyard.server.dashboard.view import FleetView, Latency, Prompts, Source
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+REMEMBERED = 600
+"""Points kept for whoever comes later: ten minutes."""
+MOST_VIEWERS = 32
+
+
+class Point(msgspec.Struct, kw_only=True, frozen=True):
+    """What charts need of one look."""
+
+    at: float
+    since: float
+    running: int
+    waiting: int
+    queued: int
+    requests: int
+    finished: int
+    failed: int
+    prompt_tokens: int
+    output_tokens: int
+    prompts: Prompts
+    ttft: Latency | None
+
+
+def point_of(view: FleetView) -> Point:
+    """The charts' part of a view."""
+    totals = view.totals
+    return Point(
+        at=view.at,
+        since=view.since,
+        running=sum(worker.running for worker in view.workers),
+        waiting=sum(worker.waiting for worker in view.workers),
+        queued=totals.queued,
+        requests=totals.requests,
+        finished=totals.finished,
+        failed=totals.failed,
+        prompt_tokens=totals.prompt_tokens,
+        output_tokens=totals.output_tokens,
+        prompts=totals.prompts,
+        ttft=totals.ttft,
+    )
+
+
+def frame(event: str, value: object) -> bytes:
+    """A server-sent event. JSON has no raw line breaks, so it is one line."""
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(value))
+
+
+class Feed:
+    """What is shown to all viewers. Used on one event loop at a time."""
+
+    def __init__(self, source: Source, interval: float = INTERVAL, most_viewers: int = MOST_VIEWERS) -> None:
+        self.source = source
+        self.closed = False
+        self.most_viewers = most_viewers
+        self.viewers = 0
+        self.number = 0
+        """Counts the frames."""
+        self.history: deque[Point] = deque(maxlen=REMEMBERED)
+        self._interval = interval
+        self._whole = self._news = b""
+        self._newest = -1
+        """The last decision that was shown."""
+        self._turn = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def join(self) -> bool:
+        """Somebody wants to watch. Returns whether there is room; ``leave`` has to follow where there is."""
+        if self.closed or self.viewers >= self.most_viewers:
+            return False
+        self.viewers += 1
+        self._loop = asyncio.get_running_loop()
+        if self._ticking is None or self._ticking.done():
+            self._look()
+            self._ticking = self._loop.create_task(self._tick(), name="dashboard feed")
+        return True
+
+    def leave(self) -> None:
+        """Somebody watches no more."""
+        self.viewers -= 1
+        if not self.viewers and self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+
+    def close(self) -> None:
+        """Let all viewers go; any thread may call it."""
+        self.closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def first(self) -> bytes:
+        """What a new viewer gets: the past, and the present."""
+        return frame("history", list(self.history)) + self._whole
+
+    async def next(self, seen: int) -> bytes:
+        """The newest frame after the one numbered ``seen``; empty once the feed is closed."""
+        while self.number <= seen and not self.closed:
+            await self._turn.wait()
+        if self.closed:
+            return b""
+        # Whoever missed one also missed its decisions.
+        return self._news if self.number == seen + 1 else self._whole
+
+    async def _tick(self) -> None:
+        while not self.closed:
+            await pause(self._interval)
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            view = self.source.view()
+        except Exception:
+            # Our fault, and no reason to leave viewers without a sign of life.
+            log.exception("the dashboard's source failed")
+            self._whole = self._news = frame("trouble", {"error": "the server can't say how it is: see its log"})
+        else:
+            self.history.append(point_of(view))
+            self._whole = frame("view", view)
+            fresh = [one for one in view.decisions if one.number > self._newest]
+            self._news = frame("view", msgspec.structs.replace(view, decisions=fresh))
+            self._newest = max((one.number for one in view.decisions), default=self._newest)
+        self.number += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        turn, self._turn = self._turn, asyncio.Event()
+        turn.set()

@@ -1,0 +1,169 @@
+"""The dashboard's routes: the page and its files, which say nothing about anybody, and the view, which asks for the token.
+
+A browser can't put a token into the address bar's request, so the page itself is open. It asks for the token where the server
+wants one, keeps it until the tab closes, and sends it as every client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.server.dashboard.feed import INTERVAL, MOST_VIEWERS, Feed
+from kvyard.server.dashboard.view import Source
+from kvyard.server.http import JSON, Refusal, check_token
+
+SLOW = 10.0
+"""Seconds that a viewer may take to accept a frame."""
+ASSETS = {
+    "app.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "format.js": "text/javascript",
+    "panels.js": "text/javascript",
+    "stream.js": "text/javascript",
+    "tables.js": "text/javascript",
+    "style.css": "text/css",
+}
+GUARDS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""On everything: names of workers and models are other people's words, and must stay words."""
+
+
+def dashboard_routes(source: Source, token: str | None = None, *, root: bool = False) -> list[Any]:
+    """Starlette routes that show ``source``. For servers with no orderly end; others hold on to a ``Dashboard``."""
+    return Dashboard(source, token).routes(root=root)
+
+
+class Dashboard:
+    """One dashboard, which several applications of one event loop may serve."""
+
+    def __init__(
+        self,
+        source: Source,
+        token: str | None = None,
+        *,
+        cut: Callable[[Any], None] | None = None,
+        interval: float = INTERVAL,
+        most_viewers: int = MOST_VIEWERS,
+        slow: float = SLOW,
+    ) -> None:
+        """``cut`` resets the connection that an ASGI scope came over: without it, a viewer that reads nothing is let go of
+        politely, and its connection stays until it reads or leaves. Raises ``KvyardError`` without Starlette.
+        """
+        self.feed = Feed(source, interval, most_viewers)
+        self._source = source
+        self._token = token
+        self._cut = cut
+        self._slow = slow
+        here = files("kvyard.server.dashboard") / "assets"
+        self._page = (here / "page.html").read_bytes()
+        self._assets = {name: (here / name).read_bytes() for name in ASSETS}
+
+    def close(self) -> None:
+        """Let all viewers go, so that the server can end; any thread may call it."""
+        self.feed.close()
+
+    def routes(self, *, root: bool = False) -> list[Any]:
+        """``/dashboard`` and what belongs to it; with ``root``, ``/`` leads there."""
+        try:
+            from starlette.responses import RedirectResponse, Response
+            from starlette.routing import Route
+        except ImportError:
+            raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
+
+        def guarded(endpoint: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            async def checked(request: Any) -> Any:
+                try:
+                    if self._token is not None:
+                        check_token(request.headers.get("authorization", ""), self._token)
+                    return endpoint(request)
+                except Refusal as refusal:
+                    body = msgspec.json.encode(refusal.problem)
+                    return Response(body, refusal.status, headers=GUARDS | refusal.headers, media_type=JSON)
+
+            return checked
+
+        async def page(request: Any) -> Response:
+            return Response(self._page, headers=GUARDS, media_type="text/html")
+
+        async def asset(request: Any) -> Response:
+            name = request.url.path.rpartition("/")[2]
+            return Response(self._assets[name], headers=GUARDS, media_type=ASSETS[name])
+
+        def view(request: Any) -> Response:
+            return Response(msgspec.json.encode(self._source.view()), headers=GUARDS, media_type=JSON)
+
+        def events(request: Any) -> Any:
+            if request.method == "HEAD":
+                return Response(headers=GUARDS, media_type="text/event-stream")
+            if not self.feed.join():
+                few = f"{self.feed.most_viewers} watch already"
+                raise Refusal(503, few if not self.feed.closed else "the server is shutting down", Retry_After="5")
+            return _watching(self.feed, self._slow, self._cut)
+
+        async def home(request: Any) -> Response:
+            return RedirectResponse("dashboard", 307, headers=GUARDS)
+
+        found = [Route("/dashboard", page, methods=["GET"])]
+        found += [Route(f"/dashboard/{name}", asset, methods=["GET"]) for name in ASSETS]
+        found.append(Route("/dashboard/view", guarded(view), methods=["GET"]))
+        found.append(Route("/dashboard/events", guarded(events), methods=["GET"]))
+        if root:
+            found.append(Route("/", home, methods=["GET"]))
+        return found
+
+
+def _watching(feed: Feed, slow: float, cut: Callable[[Any], None] | None) -> Any:
+    """The answer that goes on until the viewer leaves, is too slow, or the feed ends."""
+    from starlette.responses import Response
+
+    class Watching(Response):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            watching = asyncio.create_task(_hung_up(receive))
+            showing = asyncio.create_task(self._show(scope, send))
+            try:
+                await asyncio.wait((watching, showing), return_when=asyncio.FIRST_COMPLETED)
+                if showing.done():
+                    showing.result()
+            finally:
+                feed.leave()
+                for task in (watching, showing):
+                    task.cancel()
+                await asyncio.gather(watching, showing, return_exceptions=True)
+
+        async def _show(self, scope: Any, send: Any) -> None:
+            headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+            try:
+                async with asyncio.timeout(slow):
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                seen, body = feed.number, feed.first()
+                while body:
+                    async with asyncio.timeout(slow):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                    body = await feed.next(seen)
+                    seen = feed.number
+                async with asyncio.timeout(slow):
+                    await send({"type": "http.response.body", "body": b"event: bye\ndata: {}\n\n"})
+            except TimeoutError:
+                if cut is not None:
+                    cut(scope)
+
+    headers = GUARDS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return Watching(b"", 200, headers=headers, media_type="text/event-stream")
+
+
+async def _hung_up(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

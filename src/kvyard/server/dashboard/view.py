@@ -1,0 +1,205 @@
+"""What a dashboard shows: a fleet at one moment, as plain values. The contract between the page and whoever it is about.
+
+Counters count from the start of the server, or of the worker they are about; the page makes rates of them. What a source
+doesn't know stays at its default, and the page leaves it out. Names may be anything: the page shows them as text. Nothing of a
+request's text belongs in here, nor anything made from it that could be turned back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+WorkerState = Literal["ready", "busy", "starting", "draining", "stalled", "suspect", "down"]
+"""``busy``: takes nothing more for now. ``suspect``: failed lately and is being watched. ``down``: gets no requests."""
+StreamState = Literal["fresh", "catching up", "stale", "sending", "failed"]
+"""As a reader sees a stream; ``sending`` is what a publisher says of its own."""
+
+MOST_DECISIONS = 50
+"""Decisions in a view; the newest first."""
+
+
+class TierView(msgspec.Struct, kw_only=True, frozen=True):
+    """One tier of a worker, in blocks."""
+
+    name: str
+    """``G1`` the device, ``G2`` host memory, ``G3`` storage."""
+    held: int = 0
+    """Held by requests and transfers: can't be evicted."""
+    idle: int = 0
+    """Cached, and held by nobody: what the next prompt may find, or push out."""
+    capacity: int | None = None
+    """``None`` where nobody told."""
+
+
+class Prompts(msgspec.Struct, kw_only=True, frozen=True):
+    """Where prompt tokens came from; they add up to all that were admitted or routed."""
+
+    device: int = 0
+    host: int = 0
+    storage: int = 0
+    elsewhere: int = 0
+    """Computed, though another worker had them."""
+    computed: int = 0
+    """Computed otherwise."""
+
+
+class WorkerView(msgspec.Struct, kw_only=True, frozen=True):
+    """One worker, its ranks taken together."""
+
+    name: str
+    model: str = ""
+    url: str = ""
+    state: WorkerState = "ready"
+    reason: str = ""
+    """Why it isn't ready."""
+    ranks: int = 1
+    running: int = 0
+    waiting: int = 0
+    requests: int = 0
+    """Counter: ended, however."""
+    failed: int = 0
+    """Counter: of those, without an answer. Not those whose client hung up."""
+    prompt_tokens: int = 0
+    """Counter."""
+    output_tokens: int = 0
+    """Counter; where tokens can't be told, streamed chunks."""
+    tiers: list[TierView] = []
+    prompts: Prompts = Prompts()
+
+
+class StreamView(msgspec.Struct, kw_only=True, frozen=True):
+    """One stream of KV events."""
+
+    name: str
+    worker: str = ""
+    endpoint: str = ""
+    state: StreamState = "fresh"
+    reason: str = ""
+    seq: int = -1
+    """The last batch's; -1 before the first."""
+    epoch: int = 0
+    """Counts the publisher's restarts that were noticed."""
+    batches: int = 0
+    """Counter: applied, or sent."""
+    waiting: int = 0
+    """Batches that were read and not applied yet."""
+    gaps: int = 0
+    missed: int = 0
+    """Batches that were missing when a gap was seen, or withheld by a publisher that was told to."""
+    restarts: int = 0
+    lag_ms: float | None = None
+    """From a batch's stamp until it was applied, of the last one."""
+    age_s: float | None = None
+    """Since anything was heard."""
+
+
+class TransferView(msgspec.Struct, kw_only=True, frozen=True):
+    """Copies over one link in one direction."""
+
+    worker: str
+    source: str
+    """A tier's name, as in ``TierView``."""
+    target: str
+    under_way: int = 0
+    landed: int = 0
+    """Counter."""
+    blocks: int = 0
+    """Counter."""
+    bytes: int = 0
+    """Counter."""
+    queued_ms: float = 0.0
+    """Counter: how much later copies landed, together, than on an idle link."""
+    bandwidth: float | None = None
+    """Bytes a second that the link can do."""
+
+
+class DecisionView(msgspec.Struct, kw_only=True, frozen=True):
+    """One request that was given to a worker, or admitted by one. Blocks, unless it says otherwise."""
+
+    number: int
+    """Counts up, so that the page knows which are new."""
+    at: float
+    """Seconds since 1970."""
+    id: str
+    worker: str
+    model: str = ""
+    policy: str = ""
+    why: str = ""
+    """A few words."""
+    cost: float | None = None
+    tokens: int = 0
+    """Of the prompt."""
+    blocks: int = 0
+    device: int = 0
+    host: int = 0
+    storage: int = 0
+    best: int | None = None
+    """The longest prefix that anybody has; ``None`` where nobody looked."""
+    best_worker: str = ""
+    said: str = ""
+    """The whole explanation, as lines of plain text."""
+
+
+class Latency(msgspec.Struct, kw_only=True, frozen=True):
+    """Milliseconds, of the requests of the last minute."""
+
+    p50: float
+    p90: float
+    p99: float
+    count: int
+
+
+class Totals(msgspec.Struct, kw_only=True, frozen=True):
+    """Everybody together. Counters, but for what is under way."""
+
+    requests: int = 0
+    """Came in."""
+    finished: int = 0
+    failed: int = 0
+    """Answered with an error of ours or a worker's."""
+    refused: int = 0
+    """Turned away: too much at once, or a mistake of the client's."""
+    cancelled: int = 0
+    retried: int = 0
+    """Sent to another worker because one failed."""
+    under_way: int = 0
+    queued: int = 0
+    """Of those, not with a worker yet."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    prompts: Prompts = Prompts()
+    ttft: Latency | None = None
+
+
+class FleetView(msgspec.Struct, kw_only=True, frozen=True):
+    """A fleet at one moment."""
+
+    kind: str
+    """``mock`` or ``gateway``: who says so."""
+    at: float
+    """Seconds since 1970."""
+    since: float
+    """When the server started; another value than before means that counters began anew."""
+    version: str = ""
+    policy: str = ""
+    speed: float = 1.0
+    """Nominal seconds in a real one, for a mock. Rates are by the real clock."""
+    notes: list[str] = []
+    """What a person should know: faults that were asked for, a Redis that can't be reached."""
+    workers: list[WorkerView] = []
+    streams: list[StreamView] = []
+    transfers: list[TransferView] = []
+    decisions: list[DecisionView] = []
+    totals: Totals = Totals()
+
+
+class Source(Protocol):
+    """Whoever can be asked how a fleet is."""
+
+    def view(self) -> FleetView:
+        """The fleet, now. Called about once a second while somebody looks, on the server's loop, so it must be quick: a
+        millisecond or so at 64 workers. It changes nothing. What it raises is logged and shown as a note.
+        """
+        ...

@@ -1,0 +1,118 @@
+"""How requests are read and answers written, for every server here: heads of bounded length, and few writes.
+
+Uvicorn bounds heads only while they come in pieces and only with h11, so all others are counted here: whole ones before the
+application sees them, unfinished ones while they come in. It writes the head of an answer and its body apart, and a system
+call costs more than all else that a short answer takes: what is written in one turn of the event loop leaves together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvyard.server.http import JSON, Refusal
+from kvyard.server.words import worded
+
+HEADER_BYTES = 64 << 10
+"""What the head of a request may have."""
+
+
+def bounded(app: Any) -> Any:
+    """``app`` behind a look at the size of headers."""
+    status, problem = worded(Refusal(431, f"headers are longer than {HEADER_BYTES} bytes", fix="send less"))
+    body = msgspec.json.encode(problem)
+    headers = [
+        (b"content-type", JSON.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+        else:
+            await app(scope, receive, send)
+
+    return outer
+
+
+def protocol() -> Any:
+    """What uvicorn is to read requests with: httptools, with unfinished heads bounded; or else h11, which has its own bound."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return "h11"
+
+    import asyncio
+
+    class Together:
+        """A transport whose writes wait for the end of the event loop's turn, and leave as one."""
+
+        def __init__(self, inner: asyncio.Transport) -> None:
+            self._inner = inner
+            self._waiting: list[bytes] = []
+            self._soon = asyncio.get_running_loop().call_soon
+            self.get_extra_info = inner.get_extra_info
+            self.pause_reading = inner.pause_reading
+            self.resume_reading = inner.resume_reading
+            self.is_closing = inner.is_closing
+
+        def write(self, data: bytes) -> None:
+            waiting = self._waiting
+            waiting.append(data)
+            if len(waiting) == 1:
+                self._soon(self.flush)
+
+        def flush(self) -> None:
+            waiting = self._waiting
+            if waiting and not self._inner.is_closing():
+                self._waiting = []
+                self._inner.write(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+
+        def close(self) -> None:
+            self.flush()
+            self._inner.close()
+
+        def abort(self) -> None:
+            self.flush()  # what was written before goes out before the end, as without us
+            self._inner.abort()
+
+        def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+            self._inner.set_protocol(protocol)
+
+    class BoundedProtocol(HttpToolsProtocol):
+        """Cuts whoever sends a head without end."""
+
+        head = 0
+        """Bytes that came since the last request was complete; where its head is read already they don't count."""
+        reading_body = False
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.transport = Together(transport)  # type: ignore[assignment]
+
+        def data_received(self, data: bytes) -> None:
+            if not self.reading_body:
+                self.head += len(data)
+            super().data_received(data)
+            # A long body in the same piece as its head is no long head: that was read by then.
+            if self.head > 2 * HEADER_BYTES and not self.reading_body:
+                self.send_400_response("The head of this request is too long.")
+
+        def on_message_begin(self) -> None:
+            self.reading_body = False
+            super().on_message_begin()
+            # For whoever has to end an answer without its proper end.
+            self.scope["kvyard.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+
+        def on_headers_complete(self) -> None:
+            self.reading_body, self.head = True, 0
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self.reading_body, self.head = False, 0
+            super().on_message_complete()
+
+    return BoundedProtocol

@@ -1,0 +1,132 @@
+"""Tallies: what a worker has done since the server started, for people who watch. They outlive the worker's deaths.
+
+Metrics are for Prometheus and begin anew with each life, as a real engine's do. These are plain numbers that a look can read
+in no time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from kvyard.clock import MS, SECOND, WallClock
+from kvyard.engine.job import Job, State
+from kvyard.server.dashboard.view import MOST_DECISIONS, Latency
+from kvyard.server.mock.choice import Choice
+
+WINDOW = 60 * SECOND
+"""Of nominal time, for latencies."""
+REMEMBERED = 4096
+"""First tokens that are remembered, at most."""
+
+
+class Admission(msgspec.Struct, frozen=True, gc=False):
+    """A job that began to run, and what was found of its prompt. Tokens."""
+
+    number: int
+    at: float
+    id: str
+    worker: str
+    rank: int
+    tokens: int
+    device: int
+    host: int
+    storage: int
+    waited_ms: float
+
+
+class Recent:
+    """The last admissions and first tokens of a whole fleet."""
+
+    def __init__(self) -> None:
+        self.admissions: deque[Admission] = deque(maxlen=MOST_DECISIONS)
+        self.number = 0
+        self._wall = WallClock.since_epoch()
+        self._firsts: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
+
+    def admitted(self, worker: str, choice: Choice, now: int, cached: int, external: int) -> None:
+        """A job begins to run, for the first time."""
+        job = choice.job
+        self.number += 1
+        self.admissions.append(
+            Admission(
+                self.number,
+                self._wall.now() / SECOND,
+                job.id,
+                worker,
+                choice.rank,
+                job.num_prompt_tokens,
+                cached,
+                external - job.storage_tokens,
+                job.storage_tokens,
+                (now - choice.arrival) / MS,
+            )
+        )
+
+    def first(self, at: int, took: int) -> None:
+        """A first token is out."""
+        self._firsts.append((at, took))
+
+    def latency(self, now: int) -> Latency | None:
+        """Times to first token within the window; ``None`` where there were none."""
+        found = sorted(took for at, took in self._firsts if at > now - WINDOW)
+        if not found:
+            return None
+
+        def at(share: float) -> float:
+            return found[min(len(found) - 1, int(share * len(found)))] / MS
+
+        return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
+
+
+class Sent:
+    """One rank's stream of events. Written by the publisher's thread."""
+
+    __slots__ = ("at", "sent", "seq", "withheld")
+
+    def __init__(self) -> None:
+        self.seq = -1
+        self.sent = self.withheld = 0
+        self.at = -1
+        """When the last one went out, nominal."""
+
+
+class Tally:
+    """One worker's. Choices are counted, not requests: a request for three answers is three."""
+
+    def __init__(self, worker: str, ranks: int, recent: Recent) -> None:
+        self.recent = recent
+        self.came = self.finished = self.failed = self.refused = self.cancelled = 0
+        self.prompt_tokens = self.output_tokens = 0
+        self.device = self.host = self.storage = self.computed = 0
+        self.streams = [Sent() for _ in range(ranks)]
+        self._worker = worker
+
+    def admitted(self, choice: Choice, now: int, cached: int, external: int) -> None:
+        """A job begins to run, for the first time."""
+        job: Job = choice.job
+        self.device += cached
+        self.host += external - job.storage_tokens
+        self.storage += job.storage_tokens
+        self.computed += job.num_prompt_tokens - cached - external
+        self.prompt_tokens += job.num_prompt_tokens
+        self.recent.admitted(self._worker, choice, now, cached, external)
+
+    def ended(self, choice: Choice) -> None:
+        """A choice is through."""
+        state = choice.job.state
+        if state is State.FINISHED:
+            self.finished += 1
+        elif state is State.CANCELLED:
+            self.cancelled += 1
+        else:
+            self.refused += 1
+
+    def answered(self, path: str, status: int) -> None:
+        """A request was answered; those that went well are counted where they run."""
+        if status >= 400 and path.endswith("/completions"):
+            if status >= 500:
+                self.failed += 1
+            else:
+                self.refused += 1

@@ -1,0 +1,220 @@
+"""The mock fleet as its dashboard shows it. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvyard import __version__
+from kvyard.clock import MS, SECOND, WallClock
+from kvyard.engine.core import EngineCore
+from kvyard.events.transport.endpoint import reachable
+from kvyard.server.dashboard.view import (
+    DecisionView,
+    FleetView,
+    Prompts,
+    StreamView,
+    TierView,
+    Totals,
+    TransferView,
+    WorkerView,
+)
+from kvyard.server.mock.faults import Faults
+from kvyard.server.mock.tally import Admission
+from kvyard.server.mock.worker import Worker
+from kvyard.tiers.counters import Flow
+from kvyard.tiers.depot import Kind
+from kvyard.tiers.links.transfer import Direction
+
+if TYPE_CHECKING:
+    from kvyard.blocks.pool import Pool
+    from kvyard.server.mock.fleet import Fleet
+
+COPIES = {
+    Kind.STORE: ("G1", "G2", Direction.OUT),
+    Kind.LOAD: ("G2", "G1", Direction.IN),
+    Kind.SPILL: ("G2", "G3", Direction.OUT),
+    Kind.FETCH: ("G3", "G2", Direction.IN),
+}
+"""From where to where."""
+
+
+class MockSource:
+    """Looks at a fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._wall = WallClock.since_epoch()
+        self._since = self._wall.now() / SECOND
+
+    def view(self) -> FleetView:
+        """The fleet, now."""
+        fleet = self._fleet
+        workers, config = fleet.workers, fleet.config
+        now = fleet.clock.now()
+        recent = workers[0].tally.recent
+        shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports)]
+        tallies = [worker.tally for worker in workers]
+        prompts = [one.prompts for one in shown]
+        totals = Totals(
+            requests=sum(one.came for one in tallies),
+            finished=sum(one.finished for one in tallies),
+            failed=sum(one.failed for one in tallies),
+            refused=sum(one.refused for one in tallies),
+            cancelled=sum(one.cancelled for one in tallies),
+            under_way=sum(worker.load for worker in workers),
+            prompt_tokens=sum(one.prompt_tokens for one in tallies),
+            output_tokens=sum(one.output_tokens for one in tallies),
+            prompts=Prompts(
+                device=sum(one.device for one in prompts),
+                host=sum(one.host for one in prompts),
+                storage=sum(one.storage for one in prompts),
+                computed=sum(one.computed for one in prompts),
+            ),
+            ttft=recent.latency(now),
+        )
+        return FleetView(
+            kind="mock",
+            at=self._wall.now() / SECOND,
+            since=self._since,
+            version=__version__,
+            speed=config.speed,
+            notes=_notes(workers),
+            workers=shown,
+            streams=[stream for worker in workers for stream in stream_views(worker, now)],
+            transfers=[transfer for worker in workers for transfer in transfer_views(worker)],
+            decisions=[_decision(one, workers[0].block_size) for one in reversed(recent.admissions)],
+            totals=totals,
+        )
+
+
+def worker_view(worker: Worker, url: str) -> WorkerView:
+    """One worker."""
+    tally = worker.tally
+    state, reason = "ready", ""
+    if not worker.alive:
+        state, reason = "down", "killed; POST /admin/revive brings it back"
+    elif worker.stalled:
+        state, reason = "stalled", "told to stand still"
+    return WorkerView(
+        name=worker.name,
+        model=worker.config.served_model_name,
+        url=url,
+        state=state,  # type: ignore[arg-type]
+        reason=reason,
+        ranks=len(worker.cores),
+        running=sum(len(core.scheduler.running) for core in worker.cores),
+        waiting=max(0, worker.waiting),
+        requests=tally.finished + tally.failed + tally.refused + tally.cancelled,
+        failed=tally.failed,
+        prompt_tokens=tally.prompt_tokens,
+        output_tokens=tally.output_tokens,
+        tiers=list(_tiers(worker.cores)),
+        prompts=Prompts(device=tally.device, host=tally.host, storage=tally.storage, computed=tally.computed),
+    )
+
+
+def _tiers(cores: list[EngineCore]) -> Iterator[TierView]:
+    """Each tier, over all ranks."""
+    pools: dict[str, list[tuple[Pool, int]]] = {"G1": [(core.scheduler.manager.pool, 1) for core in cores]}
+    for core in cores:
+        if core.offload is not None:
+            chunk = core.offload.site.layout.chunk
+            pools.setdefault("G2", []).append((core.offload.host.pool, chunk))
+            if core.offload.storage is not None:
+                pools.setdefault("G3", []).append((core.offload.storage.pool, chunk))
+    for name, found in pools.items():
+        yield TierView(
+            name=name,
+            held=sum((pool.num_blocks - 1 - pool.free) * chunk for pool, chunk in found),
+            idle=sum((pool.free - pool.unnamed) * chunk for pool, chunk in found),
+            capacity=sum((pool.num_blocks - 1) * chunk for pool, chunk in found),
+        )
+
+
+def stream_views(worker: Worker, now: int) -> Iterator[StreamView]:
+    """What each rank sends."""
+    for rank, (publisher, sent) in enumerate(zip(worker.publishers, worker.tally.streams)):
+        failed = publisher.error is not None
+        yield StreamView(
+            name=f"{worker.name}@{rank}",
+            worker=worker.name,
+            endpoint=reachable(publisher.endpoint),
+            state="failed" if failed else "sending",
+            reason=f"{publisher.failures} batches couldn't be sent; all was announced anew" if failed else "",
+            seq=sent.seq,
+            epoch=worker.deaths,
+            batches=sent.sent,
+            missed=sent.withheld,
+            restarts=worker.deaths,
+            age_s=None if sent.at < 0 else max(0, now - sent.at) / SECOND / worker.config.speed,
+        )
+
+
+def transfer_views(worker: Worker) -> Iterator[TransferView]:
+    """Copies between tiers, by direction, over all ranks."""
+    sites = [core.offload.site for core in worker.cores if core.offload is not None]
+    for kind, (source, target, direction) in COPIES.items():
+        flows: list[Flow] = []
+        bandwidth: float | None = 0.0
+        for site in sites:
+            if site.storage is None and "G3" in (source, target):
+                continue
+            flows.append(site.flows[kind])
+            one = site.depot_of(kind).link.config.lanes[direction].bandwidth
+            bandwidth = None if one is None or bandwidth is None else bandwidth + one
+        if flows:
+            yield TransferView(
+                worker=worker.name,
+                source=source,
+                target=target,
+                under_way=sum(flow.submitted - flow.landed for flow in flows),
+                landed=sum(flow.landed for flow in flows),
+                blocks=sum(flow.blocks for flow in flows),
+                bytes=sum(flow.bytes for flow in flows),
+                queued_ms=sum(flow.queued_ns for flow in flows) / MS,
+                bandwidth=None if bandwidth is None else bandwidth * worker.config.speed,
+            )
+
+
+def _decision(one: Admission, size: int) -> DecisionView:
+    found = one.device + one.host + one.storage
+    parts = [f"{one.device} on the device"]
+    if one.host:
+        parts.append(f"{one.host} loaded from host memory")
+    if one.storage:
+        parts.append(f"{one.storage} loaded from storage")
+    had = f"Found {', '.join(parts)}" if found else "Found nothing"
+    return DecisionView(
+        number=one.number,
+        at=one.at,
+        id=one.id,
+        worker=one.worker,
+        why=f"sent here, waited {one.waited_ms:.0f} ms",
+        tokens=one.tokens,
+        blocks=one.tokens // size,
+        device=one.device // size,
+        host=one.host // size,
+        storage=one.storage // size,
+        said=(
+            f"{one.id}: admitted at {one.worker}, rank {one.rank}, after waiting {one.waited_ms:.1f} ms of nominal time.\n"
+            f"{had}, and {one.tokens - found} of {one.tokens} tokens have to be computed."
+        ),
+    )
+
+
+def _notes(workers: list[Worker]) -> list[str]:
+    """Faults that were asked for."""
+    found = {worker.name: note for worker in workers if (note := _asked_for(worker.faults))}
+    if len(found) == len(workers) > 1 and len(set(found.values())) == 1:
+        return [f"every worker: {found[workers[0].name]}"]
+    return [f"{name}: {note}" for name, note in found.items()]
+
+
+def _asked_for(faults: Faults) -> str:
+    """Faults that differ from none, in one line."""
+    none = msgspec.to_builtins(Faults())
+    found = {name: value for name, value in msgspec.to_builtins(faults).items() if value != none[name]}
+    return ", ".join(f"{name} = {value}" for name, value in found.items())
