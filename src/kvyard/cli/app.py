@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, Entry] = {
     "conform": Entry("kvyard.cli.conform:conform", "Compare the block manager with recorded logs of a real one."),
     "doctor": Entry("kvyard.cli.doctor:doctor", "Say why a prompt doesn't match: which link of the chain is broken."),
     "events": Entry("kvyard.cli.events:app", "Read and check streams of KV-cache events."),
+    "gateway": Entry("kvyard.cli.gateway:gateway", "Route OpenAI requests to engines by what each has cached."),
     "index": Entry("kvyard.cli.index:app", "Serve an index of KV-cache events, or ask one about a prompt."),
     "mock": Entry("kvyard.cli.mock:mock", "Serve a fleet of vLLM endpoints without a GPU."),
     "model": Entry("kvyard.cli.model:model", "Turn a model's config and a card into groups, bytes and blocks."),

@@ -1,0 +1,205 @@
+"""``kvyard gateway``: an OpenAI-compatible proxy that routes by cache."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kvyard.errors import KvyardError
+
+TOKEN_VARIABLE = "KVYARD_TOKEN"
+ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
+UPSTREAM_VARIABLE = "KVYARD_UPSTREAM_TOKEN"
+KEEP_ALIVE = 75
+"""Seconds that a client's connection is kept between requests: longer than balancers keep theirs, so that they go first."""
+NUMBERS = ("block_size", "dp_size", "port", "events_port", "replay_port", "interval_s", "alignment")
+
+
+def gateway(
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[,NAME=VALUE...]",
+            help="An engine, such as http://h:8000,events=tcp://h:5557,replay=tcp://h:5558,block_size=16; may be repeated.",
+        ),
+    ] = None,
+    fleet: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A kvyard mock, with all its workers; may be repeated.")
+    ] = None,
+    dns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT[,NAME=VALUE...]",
+            help="All addresses of a name, such as vllm:8000,events_port=5557,replay_port=5558; may be repeated.",
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 for any. [default: 8080]")] = None,
+    router: Annotated[
+        str | None, typer.Option(help="kv (the default), round-robin, random, least-loaded, affinity or approx.")
+    ] = None,
+    router_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of the router, see docs/routing.md; may be repeated."),
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per block of the index.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="engine (the default: engines are asked), bytes (for mocks), or a tokenizer.json for text."),
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this kvyard index instead of listening to engines.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the file; may be repeated."),
+    ] = None,
+    journal: Annotated[Path | None, typer.Option(help="Write down all that the router is told and decides.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Record the traffic as a trace without text, for kvyard replay.")
+    ] = None,
+    share: Annotated[
+        str | None, typer.Option(metavar="URL", help="Share the load with other gateways through this Redis.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"A file with the token that clients show; or set {TOKEN_VARIABLE}.")
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None, typer.Option(help=f"A file with a token of its own for /admin; or set {ADMIN_VARIABLE}.")
+    ] = None,
+    upstream_token_file: Annotated[
+        Path | None, typer.Option(help=f"A file with the token for engines; or set {UPSTREAM_VARIABLE}.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the router's ties.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say more on stderr; never what a request says.")] = False,
+) -> None:
+    """Serve an OpenAI-compatible gateway in front of engines, until interrupted.
+
+    Each request goes to the engine that can begin soonest: by what it has cached of the prompt, as its KV events tell, and by
+    what it has to do. Answers stream through as they are. It listens on this machine only, unless told otherwise.
+    """
+    from kvyard.server.gateway.config import GatewayConfig, convert
+    from kvyard.server.gateway.routes import build
+    from kvyard.server.indexer.config import check_token_text, load, read_token
+    from kvyard.server.running import Running, is_loopback, listen
+
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    found: dict[str, Any] = {} if config is None else dict(load(config))
+    where = "the flags" if config is None else str(config)
+    given: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "block_size": block_size,
+        "tokenizer": tokenizer,
+        "index_url": index,
+        "journal": None if journal is None else str(journal),
+        "record": None if record is None else str(record),
+        "share": share,
+        "token_file": None if token_file is None else str(token_file),
+        "admin_token_file": None if admin_token_file is None else str(admin_token_file),
+        "upstream_token_file": None if upstream_token_file is None else str(upstream_token_file),
+        "seed": seed,
+    }
+    found.update({name: value for name, value in given.items() if value is not None})
+    for text in set_ or ():
+        name, value = _pair(text, "--set")
+        found[name] = value
+    policy = dict(found.get("router", {}))
+    if router is not None:
+        policy["policy"] = router
+    policy.update(_pair(text, "--router-set") for text in router_set or ())
+    if policy:
+        found["router"] = policy
+    if engine:
+        found["engines"] = [*found.get("engines", ()), *(_described(text, "--engine", "url") for text in engine)]
+    if fleet:
+        found["fleets"] = [*found.get("fleets", ()), *fleet]
+    if dns:
+        found["names"] = [*found.get("names", ()), *(_name(text) for text in dns)]
+    settings: GatewayConfig = convert(found, where)
+
+    def token_of(file: str | None, variable: str | None) -> str | None:
+        if file is not None:
+            return read_token(file)
+        if variable is not None and variable in os.environ:
+            return check_token_text(os.environ[variable], variable)
+        return None
+
+    token = token_of(settings.token_file, TOKEN_VARIABLE)
+    app, served = build(
+        settings,
+        token=token,
+        upstream_token=token_of(settings.upstream_token_file, UPSTREAM_VARIABLE),
+        index_token=token_of(settings.index_token_file, None),
+        admin_token=token_of(settings.admin_token_file, ADMIN_VARIABLE),
+    )
+    bound = listen(settings.host, settings.port)
+    if token is None and not is_loopback(settings.host):
+        typer.echo(
+            f"warning: everybody who reaches {settings.host} can use this: set a token with --token-file", err=True
+        )
+
+    def ready(url: str) -> None:
+        # What is here now stays. Looking through all of it again and again, an index of a million blocks too, makes pauses.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
+        typer.echo(
+            f"gateway serving at {url}, {len(served.engines)} engines, policy {settings.router.policy}", err=True
+        )
+
+    with bound:
+        Running(
+            app,
+            bound,
+            around=served,
+            ready=ready,
+            ending=served.drain,
+            drain_seconds=settings.drain_seconds,
+            keep_alive_seconds=KEEP_ALIVE,
+        ).run()
+    typer.echo("stopped", err=True)
+
+
+def _pair(text: str, flag: str) -> tuple[str, Any]:
+    """A setting's name and value; what reads as JSON is taken as that, all else as text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise KvyardError(f"{flag} {text}: write NAME=VALUE")
+    try:
+        return name.strip().replace("-", "_"), msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name.strip().replace("-", "_"), value
+
+
+def _described(text: str, flag: str, first: str) -> dict[str, Any]:
+    """``FIRST,NAME=VALUE,...`` as settings."""
+    head, *rest = text.split(",")
+    found: dict[str, Any] = {first: head}
+    for part in rest:
+        name, equals, value = part.partition("=")
+        if not equals or not name or not value:
+            raise KvyardError(f"{flag} {text}: {part!r} isn't NAME=VALUE")
+        name = name.replace("-", "_")
+        try:
+            found[name] = msgspec.json.decode(value) if name in NUMBERS else value
+        except msgspec.DecodeError:
+            raise KvyardError(f"{flag} {text}: {name} must be a number") from None
+    return found
+
+
+def _name(text: str) -> dict[str, Any]:
+    found = _described(text, "--dns", "host")
+    host, colon, port = found["host"].rpartition(":")
+    if not colon or not port.isdecimal():
+        raise KvyardError(f"--dns {text}: write HOST:PORT first")
+    return {**found, "host": host.strip("[]"), "port": int(port)}

@@ -1,0 +1,247 @@
+"""The gateway's configuration: a TOML or JSON file, and what the command line puts over it. A value: it opens nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from kvyard.errors import KvyardError
+from kvyard.router import RouterConfig
+from kvyard.server.http import Bounds
+from kvyard.server.indexer.config import Config as IndexConfig
+from kvyard.server.indexer.config import Names, Patience, Share, load, settings_as
+from kvyard.server.indexer.schemas import Group, Name, Register, Size
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Count = Annotated[int, Meta(ge=0, le=1 << 20)]
+
+BYTES = "bytes"
+"""A tokenizer: every byte is a token, conversations are written as the mock writes them."""
+ENGINE = "engine"
+"""A tokenizer: the engine is asked, so template and tokens are right whatever the model."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine: a vLLM or SGLang server, or a mock."""
+
+    url: Name
+    name: Name | None = None
+    """Host and port of the URL, unless it is given."""
+    model: Name | None = None
+    """Which pool it belongs to. Left out, the engine's /v1/models says."""
+    events: Name | list[Name] | None = None
+    """Where its rank 0 publishes KV events, such as tcp://10.0.0.1:5557; each rank is one port further, unless all are listed.
+    Left out, nothing is known of its cache."""
+    replay: Name | list[Name] | None = None
+    """Where lost events can be had again, in the same way."""
+    block_size: Size | None = None
+    """The engine's."""
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Data-parallel ranks behind this URL; each is chosen by itself."""
+    topic: str = ""
+    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
+    clear_scope: Literal["device", "all"] = "device"
+    groups: Annotated[list[Group], Meta(min_length=1, max_length=64)] | None = None
+    alignment: Size | None = None
+
+    @property
+    def called(self) -> str:
+        """Its name."""
+        return self.name or urlsplit(self.url).netloc
+
+    def registrations(self, model: str) -> list[Register]:
+        """Its event streams, as the index takes them. Raises ``KvyardError`` for lists that don't have one for each rank."""
+        if self.events is None:
+            return []
+        if isinstance(self.events, str) and not isinstance(self.replay, list):
+            return [self._stream(model, self.events, self.replay, None, self.dp_size)]
+        listed = [self.events] if isinstance(self.events, str) else self.events
+        replays: list[str] | list[None] = [None] * len(listed)
+        if self.replay is not None:
+            replays = [self.replay] if isinstance(self.replay, str) else self.replay
+        if len(listed) != self.dp_size or len(replays) != self.dp_size:
+            raise KvyardError(
+                f"engine {self.called} has {self.dp_size} ranks: list as many endpoints in events and in replay, or one"
+            )
+        return [self._stream(model, one, replays[rank], rank, 1) for rank, one in enumerate(listed)]
+
+    def _stream(self, model: str, events: str, replay: str | None, rank: int | None, ranks: int) -> Register:
+        return Register(
+            model_name=model,
+            instance_id=self.called,
+            endpoint=events,
+            replay_endpoint=replay,
+            block_size=self.block_size,
+            dp_rank=rank,
+            dp_size=ranks,
+            topic=self.topic,
+            dialect=self.dialect,
+            clear_scope=self.clear_scope,
+            groups=self.groups,
+            alignment=self.alignment,
+        )
+
+
+class NameConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines behind one name: every address that it resolves to is one."""
+
+    host: Name
+    port: Port
+    events_port: Port | None = None
+    """Where each of them publishes KV events."""
+    replay_port: Port | None = None
+    model: Name | None = None
+    block_size: Size | None = None
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    topic: str = ""
+    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
+    interval_s: Seconds = 5.0
+
+    def engine(self, netloc: str) -> EngineConfig:
+        """The engine at one of its addresses."""
+        host = netloc.rpartition(":")[0]
+
+        def at(port: int | None) -> str | None:
+            return None if port is None else f"tcp://{host}:{port}"
+
+        return EngineConfig(
+            url=f"http://{netloc}",
+            events=at(self.events_port),
+            replay=at(self.replay_port),
+            model=self.model,
+            block_size=self.block_size,
+            dp_size=self.dp_size,
+            topic=self.topic,
+            dialect=self.dialect,
+        )
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a gateway. Raises ``KvyardError`` for what can't go together."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    token_file: str | None = None
+    """The bearer token that clients must show."""
+    admin_token_file: str | None = None
+    """The bearer token of /admin and /explain, where it isn't to be the clients'."""
+    upstream_token_file: str | None = None
+    """The bearer token that is shown to engines. Left out, the client's own is passed on, unless it was meant for us."""
+
+    engines: list[EngineConfig] = []
+    fleets: list[str] = []
+    """Addresses of mocks, whose whole fleets are taken in by /admin/workers."""
+    names: list[NameConfig] = []
+    """Names whose addresses are engines, looked up again and again."""
+
+    router: RouterConfig = RouterConfig()
+    seed: int = 0
+    """Of the router's ties."""
+    block_size: Size | None = None
+    """The index's. Left out, that of a model's first engine that says one, else 16."""
+    direct: Names | None = None
+    catching_up: Share = 0.0
+    streams: Patience = Patience()
+    subscriptions: list[Register] = []
+    """Further event streams: of offload connectors, and of pools that engines share."""
+    index_url: str | None = None
+    """A ``kvyard index`` to ask, instead of listening to the engines."""
+    index_token_file: str | None = None
+    index_seconds: Seconds = 0.5
+    """How long it may take. Without its answer a request is routed by load."""
+
+    tokenizer: str = ENGINE
+    """``engine``, ``bytes``, or the path of a tokenizer.json, for text; conversations need the engine's template."""
+    tokenizers: dict[str, str] = {}
+    """The same for single models."""
+    session_header: Name = "x-session-id"
+
+    engine_requests: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    """Requests that an engine has at a time; others wait here."""
+    queue: Count = 1024
+    """Requests that wait at a time; others are refused with 429."""
+    queue_seconds: Seconds = 60.0
+    """How long they wait; then they are refused with 503."""
+    retries: Count = 3
+    """Further engines that a request is sent to, as long as nothing of an answer went out."""
+    connect_seconds: Seconds = 2.0
+    silent_seconds: Seconds = 600.0
+    """How long an engine may say nothing in the middle of an answer."""
+    health_seconds: Seconds = 2.0
+    """Between two looks at a healthy engine."""
+    health_timeout: Seconds = 2.0
+    unhealthy_after: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Looks in a row that fail before an engine gets no more requests. A refused connection is enough by itself."""
+    shun_seconds: Seconds = 5.0
+    """How long an engine gets nothing that failed ``unhealthy_after`` requests in a row which others then answered."""
+    recovery_seconds: Seconds = 0.25
+    """Between two looks at an engine that is down."""
+    drain_seconds: Seconds = 30.0
+    """How long answers may still take after SIGTERM."""
+    limits: Bounds = Bounds()
+
+    journal: str | None = None
+    """A file for all that the router was told and decided; further models get files of their own."""
+    record: str | None = None
+    """A file for the traffic as a trace, without any text."""
+    record_block_size: Size | None = None
+    """Tokens per id of that trace: a multiple of the index's block size. Left out, that itself: with larger ones, short prompts
+    seem to share nothing."""
+    record_limit: Annotated[int, Meta(ge=1)] = 1 << 30
+    """Bytes after which the recording ends, or with ``record_keep`` goes on in a new file."""
+    record_keep: Count = 0
+    share: str | None = None
+    """A Redis or Valkey, such as redis://localhost:6379, through which gateways tell each other of their load."""
+    share_namespace: Name = "default"
+
+    def __post_init__(self) -> None:
+        names: set[str] = set()
+        for engine in self.engines:
+            check_url(engine.url, "an engine's url")
+            if engine.called in names:
+                raise KvyardError(f"two engines are called {engine.called}: give one of them a name")
+            names.add(engine.called)
+        for url in self.fleets:
+            check_url(url, "a fleet's url")
+        if self.index_url is not None:
+            check_url(self.index_url, "index_url")
+            if self.journal is not None:
+                raise KvyardError("a journal needs the index in this process: leave index_url or journal out")
+
+    def index(self) -> IndexConfig:
+        """The configuration of the index in this process."""
+        return IndexConfig(
+            block_size=self.block_size,
+            direct=self.direct,
+            catching_up=self.catching_up,
+            streams=self.streams,
+            limits=self.limits,
+        )
+
+
+def check_url(url: str, where: str) -> str:
+    """``url`` without a slash at its end. Raises ``KvyardError`` where it isn't one of HTTP."""
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
+        _ = parts.port
+    except ValueError:
+        fine = False
+    if not fine or any(char.isspace() or not char.isprintable() for char in url):
+        raise KvyardError(f"{where} {url!r:.200} can't be used: write http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def read(path: Path) -> GatewayConfig:
+    """The configuration in a file that ends in .toml or .json. Raises ``KvyardError``, naming the key that is wrong."""
+    return convert(load(path), str(path))
+
+
+def convert(found: Any, where: str) -> GatewayConfig:
+    """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    return settings_as(found, GatewayConfig, where)

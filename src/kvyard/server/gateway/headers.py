@@ -1,0 +1,69 @@
+"""Headers on their way through: what belongs to one hop stays there, and so does a token that was meant for us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from kvyard.router import Decision
+
+Pairs: TypeAlias = Iterable[tuple[bytes, bytes]]
+
+DECISION = "x-kvyard-decision"
+REQUEST_ID = b"x-request-id"
+RANK = "x-data-parallel-rank"
+
+_HOP = {
+    b"connection",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+}
+_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK.encode()}
+_NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
+
+
+def upstream(headers: Pairs, id_: str, authorization: str | None, keep_authorization: bool) -> list[tuple[str, str]]:
+    """What an engine is sent. ``authorization`` takes the place of the client's, which goes along only where it may."""
+    out = [("x-request-id", id_)]
+    hop: set[bytes] = set()
+    for name, value in headers:
+        if name in _NOT_UP or (name == b"authorization" and (authorization is not None or not keep_authorization)):
+            if name == b"connection" and b"," in value:
+                hop.update(part.strip().lower() for part in value.split(b","))
+            continue
+        out.append((name.decode("latin-1"), _text(value)))
+    if hop:
+        out = [pair for pair in out if pair[0].encode("latin-1") not in hop]
+    if authorization is not None:
+        out.append(("authorization", authorization))
+    return out
+
+
+def _text(value: bytes) -> str:
+    """A header's value as the client library wants it; it writes UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def downstream(headers: Pairs, decision: str) -> list[tuple[bytes, bytes]]:
+    """What the client is sent."""
+    out = [(lower, value) for name, value in headers if (lower := name.lower()) not in _NOT_DOWN]
+    out.append((b"x-kvyard-decision", decision.encode("latin-1", "replace")))
+    return out
+
+
+def decision_header(decision: Decision, tries: int) -> str:
+    """A decision in one line: who, why, how much of the prompt was there, what it cost."""
+    found = (
+        f"worker={decision.worker}; policy={decision.policy}; why={decision.why}; hit={decision.overlap}/{decision.blocks}; "
+        f"best={decision.best}; cost={decision.cost:.3f}"
+    )
+    return f"{found}; tries={tries}" if tries > 1 else found

@@ -1,0 +1,305 @@
+"""A pool: the engines of one model, the index and the router over them, and the queue before them.
+
+A request that can't be placed waits here, in order, until an engine has room or is back. Whoever frees room places the next
+one at once, so nobody who comes later can slip in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from kvyard.clock import Clock
+from kvyard.hashing import Namespace
+from kvyard.index import Holder
+from kvyard.router import Decision, Router, RouteRequest
+from kvyard.server.gateway.engine import Engine
+from kvyard.server.gateway.prompting import Prompting
+from kvyard.server.gateway.remote import RemoteIndex
+from kvyard.server.http import Refusal
+
+if TYPE_CHECKING:
+    from kvyard.server.gateway.sharing import LoadSharing
+
+
+class Place(msgspec.Struct, kw_only=True, gc=False):
+    """A request that wants an engine."""
+
+    request: RouteRequest
+    shut: frozenset[Holder] = frozenset()
+    """Who can't take it: doesn't serve its adapter."""
+    tried: set[str] = msgspec.field(default_factory=set)
+    """Engines that failed it."""
+    tail: Sequence[int] | None = None
+    """The tokens behind its last full block, where somebody wants them."""
+    known: Any = None
+    """What a remote index said."""
+
+
+Placed: TypeAlias = tuple[Decision, Engine]
+
+
+class _Waiting:
+    __slots__ = ("granted", "place")
+
+    def __init__(self, place: Place, granted: asyncio.Future[Placed]) -> None:
+        self.place = place
+        self.granted = granted
+
+
+class Exhausted(Exception):
+    """Every engine that is up has failed this request."""
+
+
+class Pool:
+    """Engines of one model."""
+
+    def __init__(
+        self,
+        model: str,
+        router: Router,
+        prompting: Prompting,
+        clock: Clock,
+        *,
+        engine_requests: int,
+        queue: int,
+        queue_seconds: float,
+        remote: RemoteIndex | None = None,
+    ) -> None:
+        self.model = model
+        self.router = router
+        self.prompting = prompting
+        self.remote = remote
+        self.sharing: LoadSharing | None = None
+        """Where other gateways learn of our load, and we of theirs."""
+        self.engines: dict[str, Engine] = {}
+        self.refused = 0
+        """Requests that the queue had no room for."""
+        self.expired = 0
+        """Requests that waited too long."""
+        self._clock = clock
+        self._most = engine_requests
+        self._queue = queue
+        self._seconds = queue_seconds
+        self._waiting: deque[_Waiting] = deque()
+        self._open: set[Holder] = set()
+        """Who is in the router and not draining."""
+        self._full: set[Holder] = set()
+        """Of those: who has as much as it may have."""
+        self._shut: dict[str, frozenset[Holder]] = {}
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def block_size(self) -> int:
+        return self.router.block_size
+
+    def keys(self, tokens: list[int], lora: str | None, salt: str | None) -> list[int]:
+        """The index's names of a prompt's blocks. Raises ``KvyardError`` for what can't be named."""
+        assert self.router.indexer is not None
+        return self.router.indexer.identity.keys(tokens, Namespace(lora_name=lora, salt=salt or None))
+
+    # -- who there is -------------------------------------------------------------------------------------------------
+
+    def add(self, engine: Engine) -> None:
+        """Take an engine in; it gets requests once it is open."""
+        self.engines[engine.name] = engine
+        engine.pool = self
+        self.names_changed()
+
+    def remove(self, engine: Engine) -> None:
+        """Forget an engine. What it has under way goes on."""
+        self.forget(engine)
+        del self.engines[engine.name]
+        engine.pool = None
+        self.names_changed()
+
+    def open(self, engine: Engine) -> None:
+        """Send it requests from now on."""
+        for holder in engine.holders:
+            if holder not in self._open:
+                self.router.add_worker(holder)
+                self._open.add(holder)
+                if self.sharing is not None:
+                    self.sharing.worker_added(holder)
+        self._reckon_full(engine)
+        self.grant()
+
+    def shut(self, engine: Engine) -> None:
+        """Send it no more; what it has under way goes on and counts."""
+        for holder in engine.holders:
+            if holder in self._open:
+                self._open.discard(holder)
+                self._full.discard(holder)
+                self.router.drain(holder)
+        self.grant()
+
+    def forget(self, engine: Engine) -> None:
+        """Send it no more, and forget what was sent: its process is gone, and its cache with it."""
+        known = set(self.router.workers)
+        for holder in engine.holders:
+            if holder in known:
+                self._open.discard(holder)
+                self._full.discard(holder)
+                self.router.remove_worker(holder)
+        self.grant()
+
+    def spare(self, engine: Engine) -> bool:
+        """Whether others can take requests without this engine."""
+        return any(holder.name != engine.name for holder in self._open)
+
+    def names_changed(self) -> None:
+        """Engines' names have changed: work out anew who can't take what."""
+        self._shut.clear()
+
+    def without(self, name: str) -> frozenset[Holder]:
+        """Who doesn't serve ``name``."""
+        found = self._shut.get(name)
+        if found is None:
+            others = [engine for engine in self.engines.values() if not engine.serves(name)]
+            found = self._shut[name] = frozenset(holder for engine in others for holder in engine.holders)
+        return found
+
+    # -- requests -------------------------------------------------------------------------------------------------------
+
+    async def place(self, place: Place) -> Placed:
+        """An engine for a request, now or later; the caller must ``release`` it. Raises ``Exhausted``, or ``Refusal`` with 429
+        where too many wait and 503 where it took too long.
+        """
+        if not self._waiting and self._room(place):
+            return self._book(place)
+        self._give_up_if_exhausted(place)
+        if len(self._waiting) >= self._queue:
+            self.refused += 1
+            raise Refusal(
+                429 if self._open else 503,
+                f"{len(self._waiting)} requests wait already for model {self.model}" if self._open else self._nobody(),
+                fix="try again later",
+                Retry_After="1",
+            )
+        waiting = _Waiting(place, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if len(self._waiting) > 1:
+            # Those before it may wait for somebody whom it doesn't need.
+            self.grant()
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await waiting.granted
+        except TimeoutError:
+            self._take_back(waiting)
+            self.expired += 1
+            why = f"all engines of model {self.model} are busy" if self._open else self._nobody()
+            raise Refusal(503, f"{why}: waited {self._seconds:g} s", fix="try again later", Retry_After="5") from None
+        except BaseException:
+            self._take_back(waiting)
+            raise
+
+    def release(self, engine: Engine, id_: object) -> None:
+        """A request has left an engine, whichever way."""
+        self.router.finished(id_, self._clock.now())
+        if self.sharing is not None:
+            self.sharing.finished(id_)
+        engine.in_flight -= 1
+        if engine.in_flight == self._most - 1:
+            self._full.difference_update(engine.holders)
+        if self._waiting:
+            self.grant()
+
+    def grant(self) -> None:
+        """Place whoever waits and can be placed, in order."""
+        passed: list[_Waiting] = []
+        while self._waiting:
+            if len(self._full) == len(self._open) and self._open:
+                break
+            waiting = self._waiting.popleft()
+            if waiting.granted.done():
+                continue
+            try:
+                if self._room(waiting.place):
+                    waiting.granted.set_result(self._book(waiting.place))
+                    continue
+                self._give_up_if_exhausted(waiting.place)
+            except Exception as error:
+                waiting.granted.set_exception(error)
+                continue
+            passed.append(waiting)
+        self._waiting.extendleft(reversed(passed))
+
+    def preview(self, place: Place) -> Decision:
+        """What would be decided now, without doing it. Raises ``KvyardError`` where nobody may be chosen."""
+        if self.remote is not None:
+            self.remote.found = place.known
+        return self.router.preview(place.request, self._clock.now(), exclude=self._excluded(place))
+
+    def first_token(self, id_: object) -> None:
+        """A request's prompt is computed."""
+        self.router.prefill_done(id_, self._clock.now())
+        if self.sharing is not None:
+            self.sharing.prefill_done(id_)
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _excluded(self, place: Place) -> Collection[Holder]:
+        if not self._full and not place.shut and not place.tried:
+            return ()
+        out = {*self._full, *place.shut}
+        for name in place.tried:
+            engine = self.engines.get(name)
+            if engine is not None:
+                out.update(engine.holders)
+        return out
+
+    def _room(self, place: Place) -> bool:
+        out = self._excluded(place)
+        return bool(self._open) if not out else not self._open <= out  # type: ignore[operator]
+
+    def _give_up_if_exhausted(self, place: Place) -> None:
+        """Raise ``Exhausted`` where waiting won't help: whoever is up was tried. Where nobody is, all may be tried again."""
+        if not place.tried:
+            return
+        fit = self._open - place.shut
+        if not fit:
+            place.tried.clear()
+        elif all(holder.name in place.tried for holder in fit):
+            raise Exhausted
+
+    def _book(self, place: Place) -> Placed:
+        if self.remote is not None:
+            self.remote.found = place.known
+        decision = self.router.route(place.request, self._clock.now(), exclude=self._excluded(place))
+        engine = self.engines[decision.worker.name]
+        engine.in_flight += 1
+        if engine.in_flight >= self._most:
+            self._reckon_full(engine)
+        if self.sharing is not None:
+            self.sharing.routed(place.request, decision.worker, decision.new_tokens)
+        return decision, engine
+
+    def _reckon_full(self, engine: Engine) -> None:
+        if engine.in_flight >= self._most:
+            self._full.update(holder for holder in engine.holders if holder in self._open)
+        else:
+            self._full.difference_update(engine.holders)
+
+    def _take_back(self, waiting: _Waiting) -> None:
+        """Whoever waited is gone: so is his place in the queue, or what he was just granted."""
+        granted = waiting.granted
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            decision, engine = granted.result()
+            self.release(engine, decision.id)
+            return
+        granted.cancel()
+        try:
+            self._waiting.remove(waiting)
+        except ValueError:
+            pass
+
+    def _nobody(self) -> str:
+        return f"no engine of model {self.model} is up"

@@ -1,0 +1,95 @@
+"""Lines to a file that may lose its writer at any moment, packed or not, and that doesn't grow for ever.
+
+Lines are gathered and written together, with one call. In a ``.gz`` file each such portion is a member of its own: members one
+after another are a gzip file too. So whenever the process dies, the file is whole up to the last portion.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+from kvyard.errors import KvyardError
+
+PORTION = 256 << 10
+"""Bytes of lines that are written without waiting for more."""
+
+
+class LineFile:
+    """A file of lines, or a row of them. Methods that write raise ``OSError``; the file has no broken line then."""
+
+    def __init__(self, path: Path, *, keep: int = 0) -> None:
+        """Begin the file, for its owner's eyes only. ``keep``: how many full ones ``rotate`` leaves beside it.
+
+        Raises ``KvyardError`` where it exists already or can't be written.
+        """
+        self.path = path
+        self.keep = keep
+        self.bytes = 0
+        """In this file, as packed."""
+        self.rotations = 0
+        self._packed = path.suffix == ".gz"
+        self._lines: list[bytes] = []
+        self._gathered = 0
+        try:
+            self._file = self._begin()
+        except FileExistsError:
+            raise KvyardError(f"{path} exists: choose another name, such as one with {{start}}, or remove it") from None
+        except OSError as error:
+            raise KvyardError(f"can't write {path}: {error.strerror}") from None
+
+    def add(self, line: bytes) -> None:
+        """Take a line, and write what was gathered if that is enough."""
+        self._lines.append(line)
+        self._gathered += len(line)
+        if self._gathered >= PORTION:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered: it survives this process then."""
+        if not self._lines:
+            return
+        portion = b"".join(self._lines)
+        self._lines, self._gathered = [], 0
+        if self._packed:
+            portion = gzip.compress(portion, 4, mtime=0)
+        try:
+            rest = memoryview(portion)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, self.bytes)
+            raise
+        self.bytes += len(portion)
+
+    def rotate(self) -> None:
+        """Put the file aside under a number, begin it anew, and remove the oldest beyond ``keep``."""
+        self.flush()
+        self._end()
+        self.rotations += 1
+        os.rename(self.path, self._numbered(self.rotations))
+        if self.rotations > self.keep:
+            self._numbered(self.rotations - self.keep).unlink(missing_ok=True)
+        self._file = self._begin()
+        self.bytes = 0
+
+    def close(self) -> None:
+        """Write what was gathered and end the file."""
+        try:
+            self.flush()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        # Once: the number may be somebody else's file by the next time.
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _begin(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+
+    def _numbered(self, number: int) -> Path:
+        stem, dot, suffixes = self.path.name.partition(".")
+        return self.path.with_name(f"{stem}.{number}{dot}{suffixes}")

@@ -1,0 +1,320 @@
+"""Live traffic as a trace: when requests came, how long they were, and what their prompts had in common. No text, no hashes.
+
+The file has Mooncake's JSON lines, which ``kvyard replay`` and ``kvyard trace info`` read as is. A row is written when its
+request has ended, because only then its answer's length is known, and in order of arrival, because that is how traces are
+read: a row waits until all requests that came before it have ended too. What waits is bounded; beyond that the request that
+holds up the others is left out and counted.
+
+It knows nothing of HTTP, tokenizers or routing, and never stands in the way of serving: a disk that is full ends the recording,
+with one line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.clock import SECOND, US, Clock, WallClock, pause
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.recorded_file import LineFile
+from kvyard.server.gateway.recorded_ids import PrefixIds
+
+log = logging.getLogger(__name__)
+
+USUAL_BLOCK = 512
+"""Tokens that readers of Mooncake's lines take an id for unless the row says otherwise."""
+HELD_BYTES = 64 << 20
+"""What rows that wait for their turn may take."""
+SESSIONS = 1 << 16
+ROW = 400
+"""Bytes that a waiting row takes besides its ids, about."""
+
+
+class RecorderCounters(msgspec.Struct):
+    """What became of the requests."""
+
+    rows: int = 0
+    bytes: int = 0
+    """Written, as packed."""
+    left_out: int = 0
+    """Requests that made no token: refused, failed, or open at the end."""
+    late: int = 0
+    """Requests that were open for so long that the others couldn't wait for them."""
+    errors: int = 0
+    """Of the file system; the first ends the recording."""
+
+
+class _Arrived:
+    """A request whose row isn't written yet."""
+
+    __slots__ = ("at", "block_size", "ended", "id", "ids", "model", "num_tokens", "output", "priority", "session")
+
+    def __init__(
+        self,
+        id_: object,
+        at: int,
+        ids: array[int],
+        num_tokens: int,
+        block_size: int,
+        session: str | None,
+        model: str | None,
+        priority: int,
+    ) -> None:
+        self.id = id_
+        self.block_size = block_size
+        self.at = at
+        self.ids = ids
+        self.num_tokens = num_tokens
+        self.session = session
+        self.model = model
+        self.priority = priority
+        self.ended = -1
+        self.output = 0
+
+    @property
+    def size(self) -> int:
+        return ROW + 8 * len(self.ids)
+
+
+class TrafficRecorder:
+    """Writes one recording. For one thread."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Clock,
+        block_size: int | None = None,
+        limit: int = 1 << 30,
+        keep: int = 0,
+        remembered: int = 1 << 23,
+    ) -> None:
+        """Begin the file; ``.gz`` packs it, and ``{start}`` in its name stands for the seconds since 1970.
+
+        An id stands for ``block_size`` tokens; left out, for as many as a request's keys. At ``limit`` bytes it ends, or with
+        ``keep`` goes on in a new file while so many full ones stay, numbered. About ``remembered`` prefixes are known again.
+        Raises ``KvyardError`` where the file exists or can't be written, and for figures that can't be.
+        """
+        for name, value in (("block size", block_size), ("limit", limit), ("memory", remembered)):
+            if value is not None and value < 1:
+                raise KvyardError(f"a recording's {name} must be at least 1, not {value}")
+        if keep < 0:
+            raise KvyardError(f"a recording can't keep {keep} full files: 0 ends it at the limit")
+        start = str(WallClock.since_epoch().now() // SECOND)
+        self.path = Path(str(path).replace("{start}", start))
+        self.block_size = block_size
+        self.counters = RecorderCounters()
+        self.stopped = ""
+        """Why nothing is recorded any more; empty while it is."""
+        self.ids = PrefixIds(remembered)
+        self._clock = clock
+        self._limit = limit
+        self._file = LineFile(self.path, keep=keep)
+        self._before = 0
+        """Bytes in full files."""
+        self._first: int | None = None
+        self._open: dict[object, _Arrived] = {}
+        self._waiting: deque[_Arrived] = deque()
+        """In order of arrival; the first is open."""
+        self._held = 0
+        self._sessions: dict[str, tuple[str, int]] = {}
+        """Per session its name in the file, and when its last turn ended; in order of use."""
+        self._named = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose rows aren't written: open ones, and those that came after them."""
+        return len(self._waiting)
+
+    @property
+    def rotations(self) -> int:
+        """Files that became full."""
+        return self._file.rotations
+
+    def check(self, key_tokens: int) -> None:
+        """Raise ``KvyardError`` unless ids can be made of keys for ``key_tokens`` tokens each."""
+        size = self.block_size
+        if key_tokens < 1 or (size is not None and size % key_tokens):
+            raise KvyardError(
+                f"a recording's block size must be a multiple of the index's, {key_tokens}: {size} is none"
+            )
+
+    def arrived(
+        self,
+        id_: object,
+        keys: Sequence[int],
+        num_tokens: int,
+        *,
+        key_tokens: int,
+        tail: Sequence[int] | None = None,
+        session: str | None = None,
+        model: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        """A request came. ``keys`` name its full blocks, of ``key_tokens`` each; ``tail`` are the tokens behind them, ``None``
+        where they aren't known. ``model`` is for gateways that serve several, whose prompts share nothing.
+
+        Raises ``KvyardError`` as ``check`` does. An id that is open already is left out.
+        """
+        self.check(key_tokens)
+        if self.stopped:
+            return
+        if num_tokens < 1 or id_ in self._open:
+            self.counters.left_out += 1
+            return
+        size = self.block_size or key_tokens
+        ids = self._ids(keys, num_tokens, size, key_tokens, tail, model)
+        entry = _Arrived(id_, self._clock.now(), ids, num_tokens, size, session, model, priority)
+        self._open[id_] = entry
+        self._waiting.append(entry)
+        self._held += entry.size
+        while self._held > HELD_BYTES and len(self._waiting) > 1:
+            late = self._waiting.popleft()
+            self._held -= late.size
+            del self._open[late.id]
+            self.counters.late += 1
+            self._release()
+
+    def ended(self, id_: object, output_tokens: int) -> None:
+        """A request is over, with so many tokens. Without any it is left out. One that isn't open is none of ours."""
+        entry = self._open.pop(id_, None)
+        if entry is None:
+            return
+        entry.ended = self._clock.now()
+        entry.output = output_tokens
+        self._release()
+
+    def flush(self) -> None:
+        """Let what was recorded survive this process, but for rows that wait for their turn."""
+        self._guarded(self._file.flush)
+
+    async def run(self) -> None:
+        """Flush each second, until cancelled."""
+        while True:
+            await pause(1.0)
+            self.flush()
+
+    def close(self) -> None:
+        """Write all rows of requests that have ended, and end the file. Open ones are left out."""
+        for entry in self._open.values():
+            entry.ended, entry.output = self._clock.now(), 0
+        self._open.clear()
+        self._release()
+        self._guarded(self._file.flush)
+        if not self.stopped:
+            self._file.close()
+            self.stopped = "it was closed"
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _ids(
+        self,
+        keys: Sequence[int],
+        num_tokens: int,
+        size: int,
+        key_tokens: int,
+        tail: Sequence[int] | None,
+        model: str | None,
+    ) -> array[int]:
+        """One id for each started block of ``size`` tokens."""
+        stride = size // key_tokens
+        names: Sequence[int] = keys[stride - 1 :: stride]
+        whole = -(-num_tokens // size)
+        if len(names) > whole:
+            names = names[:whole]
+        if len(names) == whole - 1 and tail is not None and len(keys) * key_tokens + len(tail) == num_tokens:
+            rest = (*keys[len(names) * stride :], *tail)
+            names = [*names, self.ids.name(rest, names[-1] if names else 0)]
+        ids = self.ids.of(names, model)
+        ids.extend(self.ids.fresh(whole - len(ids)))
+        return ids
+
+    def _release(self) -> None:
+        """Write the rows whose turn has come."""
+        waiting = self._waiting
+        while waiting and waiting[0].ended >= 0:
+            entry = waiting.popleft()
+            self._held -= entry.size
+            if entry.output < 1:
+                self.counters.left_out += 1
+            elif not self.stopped:
+                self._guarded(self._write, entry)
+
+    def _write(self, entry: _Arrived) -> None:
+        if self._first is None:
+            self._first = entry.at
+        row: dict[str, Any] = {
+            "timestamp": _milliseconds(entry.at - self._first),
+            "input_length": entry.num_tokens,
+            "output_length": entry.output,
+            "hash_ids": entry.ids.tolist(),
+        }
+        if entry.block_size != USUAL_BLOCK:
+            row["block_size"] = entry.block_size
+        if entry.session is not None:
+            row |= self._turn(entry.session, entry)
+        if entry.model is not None:
+            row["model"] = entry.model
+        if entry.priority:
+            row["priority"] = entry.priority
+        self._file.add(msgspec.json.encode(row) + b"\n")
+        self.counters.rows += 1
+
+    def _turn(self, session: str, entry: _Arrived) -> dict[str, Any]:
+        """Whose turn it is, and how long after the last one ended it came."""
+        known = self._sessions.pop(session, None)
+        if known is None:
+            self._named += 1
+            self._sessions[session] = (f"s{self._named}", entry.ended)
+            if len(self._sessions) > SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+            return {"session_id": f"s{self._named}"}
+        name, before = known
+        self._sessions[session] = (name, max(before, entry.ended))
+        if entry.at < before:
+            return {}  # beside the last turn rather than after it: it keeps its time and waits for nobody
+        return {"session_id": name, "delay": _milliseconds(entry.at - before)}
+
+    def _guarded(self, write: Callable[..., None], *args: Any) -> None:
+        """Write, and see to the limit. An error ends the recording."""
+        if self.stopped:
+            return
+        try:
+            write(*args)
+            self.counters.bytes = self._before + self._file.bytes
+            if self._file.bytes >= self._limit:
+                self._full()
+        except OSError as error:
+            self.counters.errors += 1
+            self._stop(f"{self.path} can't be written: {error.strerror}")
+
+    def _full(self) -> None:
+        if not self._file.keep:
+            self._stop(f"{self.path} has reached its limit of {self._limit} bytes")
+            return
+        self._file.flush()
+        self._before += self._file.bytes
+        self._file.rotate()
+        self._sessions.clear()  # a file must not refer to turns in another one
+
+    def _stop(self, why: str) -> None:
+        self.stopped = why
+        self._open.clear()
+        self._waiting.clear()
+        self._held = 0
+        with contextlib.suppress(OSError):
+            self._file.close()
+        log.warning("recording ended: %s", why)
+
+
+def _milliseconds(ns: int) -> int | float:
+    """To the microsecond: finer than anybody's clocks, and short."""
+    us = ns // US
+    return us // 1000 if us % 1000 == 0 else us / 1000

@@ -1,0 +1,259 @@
+"""The gateway's routes: the OpenAI API, which goes to engines, and its own, which say and change how that is done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from kvyard import __version__
+from kvyard.clock import SECOND
+from kvyard.errors import KvyardError
+from kvyard.server.dashboard.routes import Dashboard
+from kvyard.server.gateway import asking, schemas
+from kvyard.server.gateway.config import EngineConfig, GatewayConfig
+from kvyard.server.gateway.engine import Engine
+from kvyard.server.gateway.gateway import Gateway
+from kvyard.server.gateway.intake import Intake
+from kvyard.server.gateway.measures import Measures
+from kvyard.server.gateway.view import GatewaySource
+from kvyard.server.http import JSON, Operation, Raw, Refusal, application
+from kvyard.server.mock import schemas as openai
+from kvyard.server.words import Problem, worded
+
+Headers = Mapping[str, str]
+
+PASSED = {
+    asking.CHAT: ("Answer a conversation.", openai.Chat),
+    asking.COMPLETIONS: ("Go on with a text.", openai.Completion),
+    "/v1/embeddings": ("Embeddings.", asking.Ask),
+    "/v1/responses": ("OpenAI's responses.", asking.Ask),
+    "/v1/messages": ("Anthropic's messages.", asking.Ask),
+    "/v1/rerank": ("Rank documents.", asking.Ask),
+    "/v1/score": ("Score pairs of texts.", asking.Ask),
+    "/tokenize": ("Text or a conversation as ids.", asking.Ask),
+    "/detokenize": ("Ids as text.", asking.Ask),
+}
+"""What goes to an engine. The first two are routed by their prompts, the others by load."""
+
+
+class Routes:
+    """What is done for each request."""
+
+    def __init__(self, gateway: Gateway, intake: Intake, measures: Measures, admin_token: str | None = None) -> None:
+        """With an ``admin_token``, routes that show or change engines want that one."""
+        self._gateway = gateway
+        self._intake = intake
+        self._measures = measures
+        self._admin_token = admin_token
+
+    async def passed(self, path: str, body: bytes, headers: Headers) -> Any:
+        return await self._intake.accept(path, body, headers)
+
+    async def models(self, body: None, headers: Headers) -> schemas.Models:
+        gateway = self._gateway
+        created = gateway.started // SECOND
+        found = [
+            schemas.Model(id=name, created=created, root=pool.model, parent=None if lora is None else pool.model)
+            for name, (pool, lora) in gateway.names.items()
+        ]
+        return schemas.Models(data=found)
+
+    async def explain(self, body: schemas.Explain, headers: Headers) -> schemas.Explained:
+        path = body.path or (asking.CHAT if "messages" in body.body else asking.COMPLETIONS)
+        given = {} if body.session is None else {self._gateway.config.session_header: body.session}
+        name, pool, place = await self._intake.place_of(path, msgspec.json.encode(body.body), given)
+        try:
+            decision = pool.preview(place)
+        except KvyardError as error:
+            raise Refusal(503, str(error), fix="see /admin/engines", Retry_After="1") from None
+        chosen = {candidate.worker.name for candidate in decision.candidates}
+        absent = {engine.name: _absence(engine, name) for engine in pool.engines.values() if engine.name not in chosen}
+        return schemas.Explained(
+            model=name,
+            pool=pool.model,
+            worker=str(decision.worker),
+            url=pool.engines[decision.worker.name].url,
+            policy=decision.policy,
+            why=decision.why,
+            cost=decision.cost,
+            tokens=decision.num_tokens,
+            blocks=decision.blocks,
+            hit_blocks=decision.overlap,
+            best_blocks=decision.best,
+            best_worker=None if decision.best_worker is None else str(decision.best_worker),
+            regret_blocks=decision.regret,
+            block_size=pool.block_size,
+            candidates=[
+                schemas.Candidate(
+                    worker=str(one.worker),
+                    **{key: getattr(one, key) for key in schemas.Candidate.__struct_fields__ if key != "worker"},
+                )
+                for one in decision.candidates
+            ],
+            said=pool.router.explain(decision),
+            not_considered=absent,
+        )
+
+    async def health(self, body: None, headers: Headers) -> Any:
+        from starlette.responses import Response
+
+        gateway = self._gateway
+        able = any(engine.up and not engine.draining for engine in gateway.engines.values())
+        found = schemas.Health(
+            status="draining" if gateway.draining else "ok" if able else "no engine",
+            engines=dict(Counter(engine.state for engine in gateway.engines.values())),
+            streams=dict(
+                Counter(
+                    listener.info().state
+                    for model in gateway.index.models.values()
+                    for listener in model.listeners.values()
+                )
+            ),
+            under_way=gateway.counters.under_way,
+            queued=sum(pool.queued for pool in gateway.pools.values()),
+        )
+        return Response(msgspec.json.encode(found), 200 if found.status == "ok" else 503, media_type=JSON)
+
+    async def ping(self, body: None, headers: Headers) -> Raw:
+        return Raw(b"", "text/plain")
+
+    async def metrics(self, body: None, headers: Headers) -> Raw:
+        return Raw(*self._measures.text())
+
+    # -- engines --------------------------------------------------------------------------------------------------------
+
+    async def engines(self, body: None, headers: Headers) -> list[schemas.EngineInfo]:
+        return [self._info(engine) for engine in self._gateway.engines.values()]
+
+    async def add(self, body: EngineConfig, headers: Headers) -> schemas.EngineInfo:
+        return self._info(await self._gateway.add(body))
+
+    async def remove(self, body: schemas.Named, headers: Headers) -> schemas.EngineInfo:
+        return self._info(await self._gateway.remove(body.engine))
+
+    async def drain(self, body: schemas.Named, headers: Headers) -> schemas.EngineInfo:
+        return self._info(self._gateway.drain_engine(body.engine))
+
+    async def resume(self, body: schemas.Named, headers: Headers) -> schemas.EngineInfo:
+        return self._info(self._gateway.resume_engine(body.engine))
+
+    def _info(self, engine: Engine) -> schemas.EngineInfo:
+        return schemas.EngineInfo(
+            name=engine.name,
+            url=engine.url,
+            pool=None if engine.pool is None else engine.pool.model,
+            state=engine.state,
+            draining=engine.draining,
+            reason=engine.reason,
+            models=list(engine.models),
+            dp_size=engine.config.dp_size,
+            in_flight=engine.in_flight,
+            requests=engine.requests,
+            failed=engine.failed,
+            streams=[listener.info() for listener in self._gateway.listeners(engine)],
+        )
+
+    def operations(self) -> list[Operation]:
+        """All of them."""
+
+        def get(path: str, summary: str, handler: Any, reply: Any = None, **more: Any) -> Operation:
+            return Operation(method="GET", path=path, summary=summary, handler=handler, reply=reply, **more)
+
+        admin: dict[str, Any] = {"token": self._admin_token}
+
+        def post(path: str, summary: str, handler: Any, body: Any, reply: Any = None, **more: Any) -> Operation:
+            return Operation(method="POST", path=path, summary=summary, handler=handler, body=body, reply=reply, **more)
+
+        both = (JSON, "text/event-stream")
+        s = schemas
+        info = s.EngineInfo
+        return [
+            *(
+                post(
+                    path,
+                    f"{summary} Goes to an engine.",
+                    partial(self.passed, path),
+                    kind,
+                    raw=True,
+                    media_types=both,
+                    refusals=(404, 405, 429, 502, 503, 504),
+                )
+                for path, (summary, kind) in PASSED.items()
+            ),
+            get("/v1/models", "Every model and adapter that some engine serves.", self.models, s.Models),
+            post(
+                "/explain",
+                "Which engine would get a request, and why. Sends nothing.",
+                self.explain,
+                s.Explain,
+                s.Explained,
+                refusals=(404, 503),
+                **admin,
+            ),
+            get("/health", "Whether requests can be answered.", self.health, s.Health, open=True, refusals=(503,)),
+            get("/ping", "Whether this process answers.", self.ping, media_types=("text/plain",), open=True),
+            get("/metrics", "Metrics for Prometheus.", self.metrics, media_types=("text/plain",), open=True),
+            get("/admin/engines", "Who there is, and how they are.", self.engines, list[s.EngineInfo], **admin),
+            post(
+                "/admin/engines",
+                "Take an engine in.",
+                self.add,
+                EngineConfig,
+                info,
+                status=201,
+                refusals=(409,),
+                **admin,
+            ),
+            post("/admin/remove", "Forget an engine.", self.remove, s.Named, info, refusals=(404,), **admin),
+            post("/admin/drain", "Send an engine nothing more.", self.drain, s.Named, info, refusals=(404,), **admin),
+            post(
+                "/admin/resume",
+                "Send a drained engine requests again.",
+                self.resume,
+                s.Named,
+                info,
+                refusals=(404,),
+                **admin,
+            ),
+        ]
+
+
+def _absence(engine: Engine, name: str) -> str:
+    if not engine.up:
+        return f"{engine.state}: {engine.reason}"
+    if engine.draining:
+        return "it drains"
+    if not engine.serves(name):
+        return f"it doesn't serve {name}"
+    return "it has as many requests as it may have"
+
+
+def build(
+    config: GatewayConfig,
+    *,
+    token: str | None = None,
+    upstream_token: str | None = None,
+    index_token: str | None = None,
+    admin_token: str | None = None,
+) -> tuple[Any, Gateway]:
+    """The ASGI application, and the gateway that is to run around it. Raises ``KvyardError``."""
+    measures = Measures()
+    gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token, measures=measures)
+    measures.gateway = gateway
+    app = application(
+        Routes(gateway, Intake(gateway, token), measures, admin_token).operations(),
+        title="kvyard gateway",
+        version=__version__,
+        bounds=config.limits,
+        token=token,
+        reword=worded,
+        problem=Problem,
+    )
+    dashboard = Dashboard(GatewaySource(gateway), admin_token or token)
+    gateway.on_drain = dashboard.close
+    app.router.routes.extend(dashboard.routes(root=True))
+    return app, gateway

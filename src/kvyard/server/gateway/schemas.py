@@ -1,0 +1,109 @@
+"""The bodies of the gateway's own routes. Those of the OpenAI API are in ``asking``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from kvyard.server.indexer.schemas import ListenerInfo, Name
+
+
+class Explain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``POST /explain``: a request as it would be sent, and where."""
+
+    body: dict[str, Any]
+    path: Literal["/v1/completions", "/v1/chat/completions"] | None = None
+    """Left out, what the body looks like."""
+    session: str | None = None
+
+
+class Candidate(msgspec.Struct, kw_only=True):
+    """An engine's rank, as a decision sees it. Blocks, unless it says otherwise."""
+
+    worker: str
+    cost: float
+    device: int
+    host: int
+    disk: int
+    predicted: int
+    prefill_tokens: int
+    active_blocks: int
+    shared_blocks: int
+    active_requests: int
+
+
+class Explained(msgspec.Struct, kw_only=True):
+    """What would be decided now."""
+
+    model: str
+    pool: str
+    worker: str
+    url: str
+    policy: str
+    why: str
+    cost: float
+    tokens: int
+    blocks: int
+    hit_blocks: int
+    best_blocks: int
+    best_worker: str | None
+    regret_blocks: int
+    block_size: int
+    candidates: list[Candidate]
+    said: str
+    """The same in words."""
+    not_considered: dict[str, str]
+    """Engines of the pool that can't be chosen, and why."""
+
+
+class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which engine."""
+
+    engine: Name
+
+
+class EngineInfo(msgspec.Struct, kw_only=True):
+    """One engine."""
+
+    name: str
+    url: str
+    pool: str | None
+    state: Literal["starting", "ready", "suspect", "down"]
+    draining: bool
+    reason: str
+    models: list[str]
+    dp_size: int
+    in_flight: int
+    requests: int
+    failed: int
+    streams: list[ListenerInfo]
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A model or an adapter."""
+
+    id: str
+    created: int
+    root: str
+    parent: str | None
+    object: Literal["model"] = "model"
+    owned_by: str = "kvyard"
+
+
+class Models(msgspec.Struct, kw_only=True):
+    """``GET /v1/models``: all that some engine serves."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """Whether requests can be answered."""
+
+    status: Literal["ok", "no engine", "draining"]
+    engines: dict[str, int]
+    """How many are in which state."""
+    streams: dict[str, int]
+    under_way: int
+    queued: int

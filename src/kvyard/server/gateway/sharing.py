@@ -1,0 +1,268 @@
+"""One view for several gateways: each tells the others what it routed, through Redis or Valkey.
+
+A request is told when it is routed (where to, its tokens, its blocks), at its first token and at its end. Whoever hears of it
+books it in a router of its own, so load counts everywhere, and so does a prefix that an engine was sent and hasn't announced
+yet. The server is a blackboard: it keeps the last seconds of what was said. Everything else is in the gateways' memories,
+and is told again to whoever joins.
+
+A member that is silent for the length of its lease is given up, with all that it had under way; the server's clock decides.
+Where the server is away, what others said counts for one lease more, then a gateway goes by its own view until it is back.
+Each beat is one round trip, in a thread: the event loop never waits for the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import socket
+import threading
+from collections import deque
+from typing import Any
+
+from kvyard.clock import Clock, WallClock, from_seconds, pause
+from kvyard.errors import KvyardError
+from kvyard.index import Holder
+from kvyard.index.redis.server import Server, Unavailable
+from kvyard.router.request import RouteRequest
+from kvyard.server.gateway.sharing_peers import Books, Peers, SharingCounters, Told, encode, packed, size_of
+from kvyard.server.gateway.sharing_script import BEAT
+
+__all__ = ["Books", "LoadSharing", "SharingCounters"]
+
+log = logging.getLogger(__name__)
+
+PORTION = 1 << 20
+"""Bytes that a beat tells at most, and what is left follows at once."""
+BACKLOG = 64 << 20
+"""Bytes that wait to be told. With more, it is quicker to tell everything anew."""
+HEARD = 32
+"""Messages that a beat takes in, and more follow at once."""
+_FINAL = frozenset({"auth", "policy", "cluster", "readonly", "identity", "noauth", "wrongpass", "noperm", "err"})
+"""Kinds of trouble that waiting doesn't mend."""
+
+
+class LoadSharing:
+    """A gateway's part in the common view of one pool of workers. For one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        books: Books,
+        *,
+        clock: Clock,
+        identity: str,
+        namespace: str = "default",
+        gateway: str | None = None,
+        beat_s: float = 0.1,
+        lease_s: float = 3.0,
+        timeout_s: float = 0.5,
+        max_blocks: int = 4096,
+    ) -> None:
+        """``identity`` says how blocks are named: gateways that differ in it can't share. ``clock`` is the books' time. Of a
+        prompt no more than ``max_blocks`` are told. Workers must have the same names in all gateways.
+
+        Raises ``KvyardError`` for an address or figures that can't be. Doesn't connect.
+        """
+        if beat_s <= 0 or lease_s < 3 * beat_s:
+            raise KvyardError(
+                f"a lease of {lease_s:g} s is too short for beats each {beat_s:g} s: give it three at least"
+            )
+        self.gateway = gateway or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        self.counters = SharingCounters()
+        self.reason = "it wasn't tried yet"
+        """Why the others aren't heard; empty where they are."""
+        self._key = f"kvyard:share1:{namespace}"
+        self._identity = identity
+        self._beat_s = beat_s
+        self._lease = from_seconds(lease_s)
+        self._max_blocks = max_blocks
+        self._real = WallClock()
+        self._server = Server(url, timeout=timeout_s, backoff=from_seconds(min(2.0, lease_s)), clock=self._real)
+        self._number = ""
+        self._last = "0-0"
+        self._behind = False
+        self._is_away = False
+        self._heard_at = 0
+        self._numbers = itertools.count(1)
+        self._mine: dict[object, tuple[int, Told]] = {}
+        """By request id: its number, and what is told of it to whoever joins."""
+        self._outbox: deque[tuple[int, Told | bool]] = deque()
+        self._waiting = 0
+        """Bytes in the outbox, about."""
+        self._bound = BACKLOG
+        self._peers = Peers(books, clock, self.counters)
+        self._lock = threading.Lock()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the last beat reached the others."""
+        return not self.reason
+
+    @property
+    def peers(self) -> dict[str, int]:
+        """The other gateways, each with how many requests it has under way."""
+        return self._peers.counts()
+
+    # -- what happens here ------------------------------------------------------------------------------------------
+
+    def routed(self, request: RouteRequest, worker: Holder, new_tokens: int) -> None:
+        """A request went to ``worker``, which has ``new_tokens`` of it to compute."""
+        if request.id in self._mine:
+            self.finished(request.id)
+        number = next(self._numbers)
+        told = (worker.name, worker.rank, request.num_tokens, new_tokens, packed(request.keys[: self._max_blocks]))
+        self._mine[request.id] = (number, told)
+        self._tell(number, told)
+
+    def prefill_done(self, id_: object) -> None:
+        """Its first token is there."""
+        known = self._mine.get(id_)
+        if known is not None and known[1][3]:
+            number, (name, rank, tokens, _, keys) = known
+            self._mine[id_] = (number, (name, rank, tokens, 0, keys))
+            self._tell(number, True)
+
+    def finished(self, id_: object) -> None:
+        """It is over, whichever way."""
+        known = self._mine.pop(id_, None)
+        if known is not None:
+            self._tell(known[0], False)
+
+    def worker_added(self, worker: Holder) -> None:
+        """The books know ``worker`` from now on: what others have there counts too."""
+        self._peers.worker_added(worker)
+
+    # -- beats ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """The first beat. Raises ``KvyardError`` for trouble that waiting doesn't mend, such as a wrong password; a server that
+        is away is waited for.
+        """
+        await self.beat()
+        if self.reason and _FINAL & self._server.errors.keys():
+            raise KvyardError(f"can't share load through {self._server.address}: {self.reason}")
+
+    async def run(self) -> None:
+        """Beat until cancelled, then leave."""
+        try:
+            while True:
+                await self.beat()
+                if not (self.connected and (self._outbox or self._behind)):
+                    await pause(self._beat_s)
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._leave))
+
+    async def beat(self) -> None:
+        """Tell what is new, hear what others told. Never raises because of the server."""
+        self.counters.beats += 1
+        changes = self._portion() if self._number else []
+        try:
+            reply = await asyncio.to_thread(self._exchange, changes)
+        except Unavailable:
+            self._away()
+            return
+        word, number, last, who, heard, seen = reply
+        self._back()
+        self._last = last.decode()
+        self._behind = seen == HEARD
+        if word == b"joined":
+            # What was told before may be lost, and what we know of others may be old: begin anew on both sides.
+            self._number = number.decode()
+            self.counters.joins += 1
+            self._peers.forget_all()
+            self._clear_outbox()
+            self._tell_all()
+        else:
+            self.counters.sent += len(changes)
+        present = {name.decode(): number.decode() for name, number in zip(who[::2], who[1::2], strict=True)}
+        present.pop(self.gateway, None)
+        if self._peers.meet(present) and word != b"joined":
+            self._tell_all()
+        await self._peers.take(heard)
+
+    def _exchange(self, changes: list[tuple[int, Told | bool]]) -> list[Any]:
+        """One round trip, and three when connecting. In a thread; raises ``Unavailable``."""
+        with self._lock:
+            return self._exchanged(self._server, changes)
+
+    def _exchanged(self, server: Server, changes: list[tuple[int, Told | bool]]) -> list[Any]:
+        if not server.connected:
+            server.connect()
+            server.commands([("SCRIPT", "LOAD", BEAT.source)])
+            self._number = ""
+        payload = encode(changes) if changes and self._number else b""
+        lease = self._lease // 1_000_000
+        reply = server.call(
+            BEAT, [self._key], [self.gateway, self._number, self._identity, lease, self._last, HEARD, payload]
+        )
+        if reply[0] == b"identity":
+            other = reply[1].decode(errors="replace")
+            raise server.fail(f"gateways there name blocks otherwise ({other}, not {self._identity})", "identity")
+        return reply
+
+    def _leave(self) -> None:
+        """Say goodbye. In a thread, after a beat that may still be under way."""
+        with self._lock:
+            if self._server.connected:
+                with contextlib.suppress(Unavailable):  # the lease will end it
+                    self._server.commands(
+                        [("HDEL", f"{self._key}:who", self.gateway), ("ZREM", f"{self._key}:until", self.gateway)]
+                    )
+            self._server.close()
+
+    # -- telling ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, number: int, change: Told | bool) -> None:
+        if not self._number:
+            return  # all is told on joining
+        self._outbox.append((number, change))
+        self._waiting += size_of(change)
+        if self._waiting > self._bound:
+            self._number = ""
+            self._clear_outbox()
+
+    def _tell_all(self) -> None:
+        """Tell everything that is under way; who knows it already takes no notice."""
+        for number, told in self._mine.values():
+            self._outbox.append((number, told))
+            self._waiting += size_of(told)
+        self._bound = BACKLOG + self._waiting
+
+    def _portion(self) -> list[tuple[int, Told | bool]]:
+        taken: list[tuple[int, Told | bool]] = []
+        size = 0
+        while self._outbox and size < PORTION:
+            change = self._outbox.popleft()
+            size += size_of(change[1])
+            taken.append(change)
+        self._waiting -= size
+        return taken
+
+    def _clear_outbox(self) -> None:
+        self._outbox.clear()
+        self._waiting = 0
+
+    # -- the server ---------------------------------------------------------------------------------------------------
+
+    def _away(self) -> None:
+        self.counters.failures += 1
+        self._number = ""
+        self._clear_outbox()
+        self.reason = self._server.reason
+        if not self._is_away:
+            self._is_away = True
+            self.counters.outages += 1
+            where, why = self._server.address, self.reason
+            log.warning("load isn't shared through %s: %s; until it is, this gateway goes by its own view", where, why)
+        if self._peers and self._real.now() - self._heard_at > self._lease:
+            self._peers.forget_all()
+
+    def _back(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            log.info("load is shared again through %s", self._server.address)
+        self.reason = ""
+        self._heard_at = self._real.now()

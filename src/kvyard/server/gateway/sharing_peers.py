@@ -1,0 +1,205 @@
+"""What other gateways have under way, as they told it, booked here as if it had been routed here.
+
+It hears of members and of their requests in the order in which they were told, and knows no server and no wire but the
+requests'. A member that begins anew, or is gone, loses all that it had under way.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from kvyard.clock import Clock, pause
+from kvyard.errors import KvyardError
+from kvyard.index import Holder
+from kvyard.router.request import RouteRequest
+
+MOST = 1 << 16
+"""Requests of one other gateway that are kept at most."""
+TURN = 64
+"""Requests that are booked before others have a turn on the event loop."""
+
+Told: TypeAlias = tuple[str, int, int, int, bytes]
+"""Worker, rank, tokens of the prompt, tokens still to prefill, names of its blocks."""
+encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[tuple[int, Told | bool]]).decode
+"""Changes by request: what is told of a new one, ``True`` for its first token, ``False`` for its end."""
+
+
+class Books(Protocol):
+    """Where requests of others are booked: a ``kvyard.router.Router``, or something around it."""
+
+    def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None: ...
+
+    def prefill_done(self, id_: object, now: int) -> bool: ...
+
+    def finished(self, id_: object, now: int) -> bool: ...
+
+
+class SharingCounters(msgspec.Struct):
+    """What happened, over all time."""
+
+    beats: int = 0
+    failures: int = 0
+    """Beats that didn't reach the server, those that weren't even tried included."""
+    outages: int = 0
+    """Times that the server went away."""
+    joins: int = 0
+    """Times that everything was told anew because we joined, or joined again."""
+    sent: int = 0
+    """Changes told."""
+    received: int = 0
+    expired: int = 0
+    """Requests of others that were given up with their gateway."""
+    unknown_workers: int = 0
+    """Requests of others at workers that aren't known here."""
+    dropped: int = 0
+    """Requests of others beyond what is kept."""
+    garbled: int = 0
+    """Messages that can't be read."""
+
+
+class _Foreign:
+    """A request of another gateway."""
+
+    __slots__ = ("booked", "new_tokens", "request", "worker")
+
+    def __init__(self, request: RouteRequest, worker: Holder, new_tokens: int) -> None:
+        self.request = request
+        self.worker = worker
+        self.new_tokens = new_tokens
+        self.booked = False
+
+
+class _Peer:
+    """Another gateway since it joined."""
+
+    __slots__ = ("number", "requests")
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+        self.requests: dict[int, _Foreign] = {}
+
+
+class Peers:
+    """All other gateways that share one pool."""
+
+    def __init__(self, books: Books, clock: Clock, counters: SharingCounters) -> None:
+        self.counters = counters
+        self._books = books
+        self._clock = clock
+        self._peers: dict[str, _Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def counts(self) -> dict[str, int]:
+        """How many requests each has under way."""
+        return {name: len(peer.requests) for name, peer in self._peers.items()}
+
+    def worker_added(self, worker: Holder) -> None:
+        """The books know ``worker`` from now on: what others have there counts too."""
+        for peer in self._peers.values():
+            for entry in peer.requests.values():
+                if entry.worker == worker:
+                    self._book(entry)
+
+    def meet(self, present: Mapping[str, str]) -> bool:
+        """These are there, each since it got its number. Returns whether somebody is new."""
+        for name, peer in list(self._peers.items()):
+            if present.get(name) != peer.number:
+                self._forget(name)
+        fresh = [name for name in present if name not in self._peers]
+        for name in fresh:
+            self._peers[name] = _Peer(present[name])
+        return bool(fresh)
+
+    async def take(self, heard: Sequence[Sequence[bytes]]) -> None:
+        """Take in what was told: by whom, under which number, and what."""
+        done = 0
+        for name, number, payload in heard:
+            try:
+                changes = _decode(payload)
+                who, which = name.decode(), number.decode()
+            except (msgspec.MsgspecError, UnicodeError):
+                self.counters.garbled += 1
+                continue
+            for request, change in changes:
+                peer = self._peers.get(who)
+                if peer is None or peer.number != which:
+                    break  # it is gone, or has begun anew since
+                self.counters.received += 1
+                self._apply(who, peer, request, change)
+                done += 1
+                if done % TURN == 0:
+                    await pause()
+
+    def _apply(self, who: str, peer: _Peer, number: int, change: Told | bool) -> None:
+        known = peer.requests.get(number)
+        now = self._clock.now()
+        if change is True:
+            if known is not None:
+                known.new_tokens = 0
+                if known.booked:
+                    self._books.prefill_done(known.request.id, now)
+        elif change is False:
+            if peer.requests.pop(number, None) is not None and known is not None and known.booked:
+                self._books.finished(known.request.id, now)
+        elif known is None:
+            if len(peer.requests) >= MOST:
+                self.counters.dropped += 1
+                return
+            name, rank, tokens, new_tokens, keys = change
+            request = RouteRequest(("@", who, number), _unpacked(keys), tokens)
+            entry = peer.requests[number] = _Foreign(request, Holder(name, rank), new_tokens)
+            if not self._book(entry):
+                self.counters.unknown_workers += 1
+
+    def _book(self, entry: _Foreign) -> bool:
+        if entry.booked:
+            # Its worker may have gone and come back: what was booked there went with it.
+            self._books.finished(entry.request.id, self._clock.now())
+        try:
+            self._books.book(entry.request, entry.worker, self._clock.now(), entry.new_tokens)
+            entry.booked = True
+        except KvyardError:
+            entry.booked = False
+        return entry.booked
+
+    def _forget(self, name: str) -> None:
+        """Another gateway is gone, and all that it had under way."""
+        now = self._clock.now()
+        for entry in self._peers.pop(name).requests.values():
+            self.counters.expired += 1
+            if entry.booked:
+                self._books.finished(entry.request.id, now)
+
+    def forget_all(self) -> None:
+        """Nobody is there."""
+        for name in list(self._peers):
+            self._forget(name)
+
+
+def size_of(change: Told | bool) -> int:
+    """Bytes that a change takes, about."""
+    return 8 if isinstance(change, bool) else 64 + len(change[4])
+
+
+def packed(keys: Sequence[int]) -> bytes:
+    """Names of blocks as bytes, the lowest first, whatever the machine."""
+    found = array("Q", keys)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tobytes()
+
+
+def _unpacked(keys: bytes) -> list[int]:
+    found = array("Q")
+    found.frombytes(keys[: len(keys) // 8 * 8])
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tolist()

@@ -1,0 +1,170 @@
+"""The gateway as its dashboard shows it. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvyard import __version__
+from kvyard.clock import MS, SECOND
+from kvyard.router.explain import REASONS, explain
+from kvyard.server.dashboard.view import (
+    DecisionView,
+    FleetView,
+    Latency,
+    StreamView,
+    Totals,
+    WorkerState,
+    WorkerView,
+)
+from kvyard.server.gateway.engine import Engine
+from kvyard.server.gateway.holdings import Holdings
+from kvyard.server.indexer.listener import Listener
+
+if TYPE_CHECKING:
+    from kvyard.server.gateway.gateway import Gateway
+    from kvyard.server.gateway.traffic import Recent
+
+WINDOW = 60 * SECOND
+
+
+class GatewaySource:
+    """Looks at a gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._holdings = Holdings(gateway)
+
+    def view(self) -> FleetView:
+        """The fleet, now."""
+        gateway = self._gateway
+        counters = gateway.counters
+        self._holdings.look()
+        workers = [self._worker(engine) for engine in gateway.engines.values()]
+        return FleetView(
+            kind="gateway",
+            at=gateway.clock.now() / SECOND,
+            since=gateway.started / SECOND,
+            version=__version__,
+            policy=gateway.config.router.policy,
+            notes=self._notes(),
+            workers=workers,
+            streams=[
+                self._stream(listener)
+                for model in gateway.index.models.values()
+                for listener in model.listeners.values()
+            ],
+            decisions=[self._decision(one) for one in reversed(gateway.traffic.recent)],
+            totals=Totals(
+                requests=counters.requests,
+                finished=counters.finished,
+                failed=counters.failed + counters.broken,
+                refused=counters.refused,
+                cancelled=counters.cancelled,
+                retried=counters.retried,
+                under_way=counters.under_way,
+                queued=sum(pool.queued for pool in gateway.pools.values()),
+                prompt_tokens=counters.prompt_tokens,
+                output_tokens=counters.output_tokens,
+                prompts=gateway.traffic.tally.prompts(),
+                ttft=self._latency(),
+            ),
+        )
+
+    def _worker(self, engine: Engine) -> WorkerView:
+        gateway = self._gateway
+        state: WorkerState = engine.state
+        reason = engine.reason
+        if engine.draining and engine.up:
+            state, reason = "draining", "it was asked to drain"
+        elif engine.state == "ready" and engine.in_flight >= gateway.config.engine_requests:
+            state, reason = "busy", "it has as many requests as it may have"
+        return WorkerView(
+            name=engine.name,
+            model="" if engine.pool is None else engine.pool.model,
+            url=engine.url,
+            state=state,
+            reason=reason,
+            ranks=engine.config.dp_size,
+            running=engine.in_flight,
+            requests=engine.requests - engine.in_flight,
+            failed=engine.failed,
+            prompt_tokens=engine.prompt_tokens,
+            output_tokens=engine.output_tokens,
+            tiers=self._holdings.tiers(engine.holders),
+            prompts=engine.tally.prompts(),
+        )
+
+    def _stream(self, listener: Listener) -> StreamView:
+        info = listener.info()
+        now = self._gateway.clock.now()
+        statuses = list(listener.subscriber.statuses())
+        counters = [one.counters for one in statuses]
+        known = listener.known
+        heard = max((one.updated for one in known), default=0)
+        stamped = max((one.ts for one in known), default=0.0)
+        return StreamView(
+            name=listener.source.stream,
+            worker=listener.source.worker or listener.source.pool,
+            endpoint=info.endpoint,
+            state="failed" if info.status == "failed" else info.state,
+            reason=info.reason,
+            seq=info.sequence,
+            epoch=sum(one.restarts for one in counters),
+            batches=info.batches,
+            waiting=listener.waiting,
+            gaps=sum(one.gaps for one in counters),
+            missed=sum(one.missed for one in counters),
+            restarts=sum(one.restarts for one in counters),
+            lag_ms=max(0.0, heard / MS - stamped * 1000) if stamped and heard else None,
+            age_s=(now - heard) / SECOND if heard else None,
+        )
+
+    def _decision(self, one: Recent) -> DecisionView:
+        decision = one.decision
+        pool = self._gateway.pools[one.pool]
+        return DecisionView(
+            number=one.number,
+            at=one.at,
+            id=str(decision.id),
+            worker=str(decision.worker),
+            model=one.model,
+            policy=decision.policy,
+            why=REASONS.get(decision.why, decision.why),
+            cost=decision.cost,
+            tokens=decision.num_tokens,
+            blocks=decision.blocks,
+            device=decision.device,
+            host=decision.host,
+            storage=decision.disk,
+            best=decision.best,
+            best_worker="" if decision.best_worker is None else str(decision.best_worker),
+            said=explain(decision, pool.router.config, pool.block_size),
+        )
+
+    def _latency(self) -> Latency | None:
+        since = self._gateway.clock.now() - WINDOW
+        found = sorted(took for at, took in self._gateway.traffic.firsts if at > since)
+        if not found:
+            return None
+
+        def at(share: float) -> float:
+            return found[min(len(found) - 1, int(share * len(found)))] / MS
+
+        return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
+
+    def _notes(self) -> list[str]:
+        gateway = self._gateway
+        notes: list[str] = []
+        if gateway.draining:
+            notes.append("draining: what is under way goes on")
+        for pool in gateway.pools.values():
+            if pool.remote is not None and pool.remote.error:
+                notes.append(f"{pool.model}: the index doesn't answer ({pool.remote.error})")
+            if pool.sharing is not None and pool.sharing.reason:
+                notes.append(f"{pool.model}: load isn't shared ({pool.sharing.reason})")
+        deaf = [engine.name for engine in gateway.engines.values() if engine.config.events is None]
+        if deaf and gateway.config.index_url is None and gateway.config.router.policy == "kv":
+            notes.append(f"without event endpoints, so nothing is known of their caches: {', '.join(deaf[:10])}")
+        if gateway.recorder is not None and gateway.recorder.stopped:
+            notes.append(f"nothing is recorded any more: {gateway.recorder.stopped}")
+        return notes

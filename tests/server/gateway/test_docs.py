@@ -1,0 +1,97 @@
+"""What ``docs/gateway.md`` says: its commands are run as they stand there, with other ports; its settings and flags exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+
+from tests.events.transport.live import free_ports
+from tests.server.support import PATIENCE, eventually
+
+from kvyard.cli.app import build
+from kvyard.router import RouterConfig
+from kvyard.server.gateway.config import GatewayConfig, convert
+from kvyard.server.gateway.measures import NAMES, P
+from kvyard.server.gateway.routes import PASSED
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "gateway.md").read_text()
+
+
+@pytest.mark.zmq
+def test_try_it(tmp_path: Path) -> None:
+    first = free_ports(6)
+    ports = {"8000": str(first), "8080": str(first + 4)}
+    (block,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    lines = [re.sub(r"\b(8000|8080)\b", lambda found: ports[found[1]], line[2:]) for line in block.splitlines()]
+    hidden = {"KVYARD_TOKEN", "KVYARD_ADMIN_TOKEN", "KVYARD_UPSTREAM_TOKEN"}
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    running: list[subprocess.Popen[bytes]] = []
+    heard: list[str] = []
+
+    def run(line: str) -> bool:
+        ran = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=env, text=True, capture_output=True, check=False, timeout=PATIENCE
+        )
+        heard.append(ran.stdout + ran.stderr)
+        return ran.returncode == 0
+
+    try:
+        for line in lines:
+            if not line.endswith("&"):
+                eventually(lambda: run(line), lambda: heard[-1])  # noqa: B023
+                continue
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+            running.append(subprocess.Popen(line[:-1], shell=True, cwd=tmp_path, env=env, **quiet))  # type: ignore[call-overload]
+            if line.startswith("kvyard mock"):
+                eventually(lambda: run(f"curl -sf localhost:{ports['8000']}/health"), lambda: heard[-1])
+    finally:
+        for process in running:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in running:
+            process.wait(PATIENCE)
+    decisions = [one for text in heard for one in re.findall(r"x-kvyard-decision: (.*)\r?\n", text)]
+    (shown,) = re.findall(r"`x-kvyard-decision: (.*?)`", PAGE)
+
+    def alike(text: str) -> str:
+        return re.sub(r"worker\d", "W", text.strip())
+
+    assert alike(decisions[-1]) == alike(shown)
+
+
+def test_settings_and_flags_are_there() -> None:
+    (toml,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert convert(tomllib.loads(toml), "the page").names[0].host == "vllm"
+    options = {flag for one in build().commands["gateway"].load().params for flag in one.opts}  # type: ignore[attr-defined]
+    said = set(re.findall(r"(--[a-z][a-z-]+)", re.sub(r"```sh\nvllm.*?```", "", PAGE, flags=re.DOTALL)))
+    theirs = {"--enable-prompt-tokens-details", "--kv-events-config", "--workers", "--kv-events", "--speed"}
+    assert said - theirs <= options, said - theirs - options
+    for name in (
+        "unhealthy_after",
+        "shun_seconds",
+        "queue_seconds",
+        "drain_seconds",
+        "retries",
+        "queue",
+        "engine_requests",
+    ):
+        assert f"{name}" in PAGE and name in GatewayConfig.__struct_fields__
+    assert "host_credit" in RouterConfig.__struct_fields__
+    for name in re.findall(rf"{P}(\w+)", PAGE):
+        assert name in NAMES, name
+    for path in PASSED:
+        assert f"`{path}`" in PAGE or f"POST {path}`" in PAGE, path
+    for target in re.findall(r"\]\(([\w-]+\.md)", PAGE):
+        assert (DOCS / target).exists(), target

@@ -1,0 +1,190 @@
+"""Models, adapters, ranks and sessions: who may take a request, and who does."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+
+from tests.server.gateway.support import Gated, cached, eventually, fleet, front, worker_of
+
+from kvyard.server.mock.config import Lora
+
+pytestmark = pytest.mark.zmq
+
+PROMPT = list(range(300))
+
+
+def test_two_models() -> None:
+    with fleet(served_model_name="alpha") as first, fleet(workers=2, served_model_name="beta") as second:
+        beta = [
+            {
+                "url": one["url"],
+                "name": f"b{at}",
+                "events": one["streams"][0]["endpoint"],
+                "replay": one["streams"][0]["replay_endpoint"],
+            }
+            for at, one in enumerate(second.get("/admin/workers"))
+        ]
+        with Gated(fleets=[first.url], engines=beta) as gated:
+            gated.ready(3, 3)
+            models = gated.client.get("/v1/models").json()["data"]
+            assert {one["id"] for one in models} == {"alpha", "beta"}
+            for _ in range(4):
+                assert gated.complete(PROMPT, model="alpha").json()["model"] == "alpha"
+                assert gated.complete(PROMPT, model="beta").json()["model"] == "beta"
+            assert {name: one["pool"] for name, one in gated.engines().items()} == {
+                "worker0": "alpha",
+                "b0": "beta",
+                "b1": "beta",
+            }
+            said = gated.complete(PROMPT, 400).json()["error"]
+            assert said["param"] == "model" and "several" in said["message"]
+            assert gated.complete(PROMPT, 404, model="gamma").json()["error"]["type"] == "NotFoundError"
+            gated.idle()
+
+
+def test_adapters_go_to_who_has_them_and_share_nothing() -> None:
+    lora = {"loras": (Lora(name="poet", path="/poet"),)}
+    with front(2, mock=lora) as (gated, served):
+        assert {one["id"]: one["parent"] for one in gated.client.get("/v1/models").json()["data"]} == {
+            "mock": None,
+            "poet": "mock",
+        }
+        first = gated.complete(PROMPT, model="poet")
+
+        def hit(model: str) -> int:
+            return int(gated.post("/explain", body={"prompt": PROMPT, "model": model}).json()["hit_blocks"])
+
+        eventually(lambda: hit("poet") == 18)
+        assert hit("mock") == 0
+        again = gated.complete(PROMPT, model="poet")
+        assert worker_of(again) == worker_of(first) and cached(again) == 288
+        # One worker loses the adapter: as soon as that is known, only the other one is asked.
+        number = int(worker_of(first).removeprefix("worker"))
+        unload = {"lora_name": "poet"}
+        httpx.post(f"{served.urls[number]}/v1/unload_lora_adapter", json=unload, trust_env=False)
+        eventually(lambda: "poet" not in gated.engines()[f"worker{number}"]["models"])
+        for _ in range(3):
+            assert worker_of(gated.complete(PROMPT, model="poet")) == f"worker{1 - number}"
+        said = gated.post("/explain", body={"prompt": PROMPT, "model": "poet"}).json()
+        assert said["not_considered"] == {f"worker{number}": "it doesn't serve poet"}
+        gated.idle()
+
+
+def test_a_salt_sets_prompts_apart() -> None:
+    with front(1) as (gated, _):
+        gated.complete(PROMPT, cache_salt="a")
+
+        def hit(**more: str) -> int:
+            return int(gated.post("/explain", body={"prompt": PROMPT, **more}).json()["hit_blocks"])
+
+        eventually(lambda: hit(cache_salt="a") == 18)
+        assert hit() == 0 and hit(cache_salt="b") == 0
+
+
+def test_ranks_are_chosen_one_by_one() -> None:
+    with front(1, mock={"dp_size": 3}) as (gated, _):
+        ranks = set()
+        for at in range(9):
+            prompt = [at] * 64
+            reply = gated.complete(prompt)
+            ranks.add(reply.headers["x-mock-rank"])
+            assert f"worker=worker0@{reply.headers['x-mock-rank']};" in reply.headers["x-kvyard-decision"]
+            again = gated.complete(prompt)
+            assert again.headers["x-mock-rank"] == reply.headers["x-mock-rank"] and cached(again) == 48
+        assert ranks == {"0", "1", "2"}
+
+
+def test_sessions_stay() -> None:
+    with front(3, router={"policy": "affinity", "fallback": "round-robin"}) as (gated, _):
+        homes = {name: worker_of(gated.complete("x", headers={"x-session-id": name})) for name in "abc"}
+        assert len(set(homes.values())) == 3
+        for name, home in homes.items():
+            for _ in range(3):
+                reply = gated.complete("x", headers={"x-session-id": name})
+                assert worker_of(reply) == home and "why=session" in reply.headers["x-kvyard-decision"]
+        gated.post("/admin/drain", engine=homes["a"])
+        moved = worker_of(gated.complete("x", headers={"x-session-id": "a"}))
+        assert moved != homes["a"]
+        gated.post("/admin/resume", engine=homes["a"])
+        assert worker_of(gated.complete("x", headers={"x-session-id": "a"})) == moved
+
+
+def test_engines_come_and_go() -> None:
+    with fleet(workers=2) as served, Gated() as gated:
+        assert gated.client.get("/health").status_code == 503
+        refused = gated.complete("x", 503)
+        assert refused.headers["retry-after"] == "1" and refused.json()["error"]["type"] == "ServiceUnavailableError"
+        states = served.get("/admin/workers")
+
+        def added(at: int, **more: object) -> dict[str, object]:
+            stream = states[at]["streams"][0]
+            told = {"url": states[at]["url"], "name": f"e{at}", "events": stream["endpoint"], **more}
+            return dict(gated.post("/admin/engines", 201, **told, replay=stream["replay_endpoint"]).json())
+
+        assert added(0)["state"] in ("starting", "ready")
+        gated.ready(1, 1)
+        assert "e0@0" in gated.complete(PROMPT).headers["x-kvyard-decision"]
+        added(1, model="mock")
+        gated.ready(2, 2)
+        assert gated.post("/admin/engines", 409, url=states[0]["url"], name="e0").json()["error"]["code"] == 409
+        assert "http://" in gated.post("/admin/engines", 400, url="nonsense").json()["error"]["message"]
+        eventually(lambda: gated.post("/explain", body={"prompt": PROMPT}).json()["hit_blocks"] == 18)
+        assert gated.post("/admin/drain", engine="e0").json()["draining"]
+        for _ in range(3):
+            assert "e1@0" in gated.complete(PROMPT).headers["x-kvyard-decision"]
+        assert gated.post("/explain", body={"prompt": PROMPT}).json()["not_considered"] == {"e0": "it drains"}
+        assert not gated.post("/admin/resume", engine="e0").json()["draining"]
+        assert gated.post("/admin/remove", engine="e1").json()["name"] == "e1"
+        assert "e0@0" in gated.complete([9] * 50).headers["x-kvyard-decision"]
+        assert gated.post("/admin/remove", 404, engine="e1").json()["error"]["code"] == 404
+        gated.post("/admin/remove", engine="e0")
+        assert gated.engines() == {} and gated.client.get("/v1/models").json()["data"] == []
+        assert not gated.gateway.index.models[("mock", "default")].indexer.sources
+        # And in again, under its old name: nothing of what it had is remembered but what it says itself.
+        added(0)
+        gated.ready(1, 1)
+        eventually(lambda: gated.post("/explain", body={"prompt": PROMPT}).json()["hit_blocks"] == 18)
+        gated.idle()
+
+
+def test_engines_behind_a_name() -> None:
+    """Whatever localhost resolves to is an engine."""
+    with fleet(workers=1) as served:
+        (state,) = served.get("/admin/workers")
+        stream = state["streams"][0]
+
+        def port(address: str) -> int:
+            return int(address.rpartition(":")[2])
+
+        name = {
+            "host": "localhost",
+            "port": port(state["url"]),
+            "events_port": port(stream["endpoint"]),
+            "replay_port": port(stream["replay_endpoint"]),
+        }
+        with Gated(names=[name]) as gated:
+            gated.ready(1)
+            assert f"127.0.0.1:{name['port']}" in gated.engines()
+            assert gated.complete("x").status_code == 200
+
+
+def test_an_address_that_serves_another_model_later() -> None:
+    """As when a pod's address is given to somebody else."""
+    with fleet(served_model_name="old") as served, Gated(fleets=[served.url]) as gated:
+        gated.ready(1, 1)
+        assert gated.complete("x", model="old").status_code == 200
+        worker = served.fleet.workers[0]
+        served.inside(
+            lambda: setattr(worker, "config", msgspec.structs.replace(worker.config, served_model_name="new"))
+        )
+        eventually(lambda: gated.engines()["worker0"]["pool"] == "new")
+        gated.ready(1, 1)
+        assert gated.complete("x", model="new").status_code == 200
+        gated.complete("x", 404, model="old")
+        gated.idle()

@@ -1,0 +1,89 @@
+"""Redis dies and comes back under two gateways that share their load: no request notices, and then they share again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+pytest.importorskip("redis", reason="needs kvyard[redis]")
+
+from tests.index.redis.server import PROGRAM, RedisServer
+from tests.server.gateway.support import Gated, eventually, fleet
+
+pytestmark = [
+    pytest.mark.zmq,
+    pytest.mark.redis,
+    pytest.mark.skipif(PROGRAM is None, reason="needs redis-server: scripts/setup-test-deps.sh"),
+]
+
+
+class Crowd:
+    """Clients that ask all the time, and what became of their requests."""
+
+    def __init__(self, *gateways: Gated) -> None:
+        self.answered = 0
+        self.failed: list[str] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(gated, at)) for at, gated in enumerate(gateways * 2)]
+
+    def _ask(self, gated: Gated, seed: int) -> None:
+        number = 0
+        while not self._stop.wait(0.01):
+            number += 1
+            try:
+                gated.complete([seed, number % 5] * 40)
+                self.answered += 1
+            except Exception as error:
+                self.failed.append(repr(error))
+
+    def __enter__(self) -> Crowd:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def goes_on(self) -> None:
+        """Wait until some more requests were answered."""
+        before = self.answered
+        eventually(lambda: self.answered > before + 20, lambda: self.failed)
+
+
+def sharing(gated: Gated) -> Any:
+    return gated.gateway.pools["mock"].sharing
+
+
+def test_no_request_notices(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    redis.start()
+    with contextlib.closing(redis), fleet(workers=2) as served:
+        shared = {"fleets": [served.url], "share": redis.url}
+        with Gated(**shared) as one, Gated(**shared) as other:
+            for gated in (one, other):
+                gated.ready(2, 2)
+                eventually(lambda gated=gated: sharing(gated).peers)
+            with Crowd(one, other) as crowd:
+                crowd.goes_on()
+                redis.kill()
+                eventually(lambda: not sharing(one).connected and not sharing(other).connected)
+                crowd.goes_on()
+                redis.start()
+                eventually(lambda: sharing(one).peers and sharing(other).peers and sharing(one).connected)
+                crowd.goes_on()
+                assert not crowd.failed
+            for gated in (one, other):
+                # All that the others had is over, and has been heard of.
+                eventually(lambda gated=gated: not gated.gateway.pools["mock"].router.loads.active)
+                gated.idle()
+            assert one.metrics()['kvyard_gateway_share_outages_total{model="mock"}'] >= 1
+            assert one.metrics()['kvyard_gateway_share_connected{model="mock"}'] == 1

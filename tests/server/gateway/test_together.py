@@ -1,0 +1,148 @@
+"""The gateway with its neighbours: an index elsewhere, a journal, a recording, other gateways."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+
+from tests.index.redis.server import PROGRAM, RedisServer
+from tests.server.gateway.support import Gated, cached, eventually, fleet, front, worker_of
+from tests.server.support import Served as Indexing
+
+from kvyard.engine.timing import FixedTiming
+from kvyard.index import Holder
+from kvyard.replay.traces import open_trace
+from kvyard.router.entries import Applied, Began, Ended, FirstToken, Routed
+from kvyard.router.journal import read_journal
+
+pytestmark = pytest.mark.zmq
+
+PROMPT = list(range(600))
+
+
+def test_an_index_elsewhere() -> None:
+    """A remote index is asked, its word counts; without it requests are routed by load, and nothing else changes."""
+    with Indexing(block_size=16) as indexing, fleet(workers=2) as served:
+        for state in served.get("/admin/workers"):
+            stream = state["streams"][0]
+            indexing.register(
+                model_name="mock",
+                instance_id=state["name"],
+                endpoint=stream["endpoint"],
+                replay_endpoint=stream["replay_endpoint"],
+            )
+        with Gated(fleets=[served.url], index_url=indexing.url, router={"predicted_ttl_s": 0}) as gated:
+            gated.ready(2)
+            first = gated.complete(PROMPT)
+            assert cached(first) == 0
+
+            def hit() -> int:
+                return int(gated.post("/explain", body={"prompt": PROMPT}).json()["hit_blocks"])
+
+            eventually(lambda: hit() == 37)
+            again = gated.complete(PROMPT)
+            assert worker_of(again) == worker_of(first) and cached(again) == 592
+            assert not gated.gateway.index.models[("mock", "default")].listeners if gated.gateway.index.models else True
+            indexing._running.stop()
+            eventually(lambda: hit() == 0)
+            assert gated.complete(PROMPT).status_code == 200
+            assert gated.metrics()['kvyard_gateway_index_failures_total{model="mock"}'] > 0
+            assert any("index" in note for note in gated.client.get("/dashboard/view").json()["notes"])
+            gated.idle()
+
+
+def test_an_index_elsewhere_counts_in_other_blocks() -> None:
+    with Indexing(block_size=64) as indexing, fleet() as served:
+        indexing.register(model_name="mock", instance_id="x", endpoint="tcp://127.0.0.1:1")
+        with Gated(fleets=[served.url], index_url=indexing.url) as gated:
+            gated.ready(1)
+            gated.complete(PROMPT)
+            remote = gated.gateway.pools["mock"].remote
+            assert remote is not None and "set block_size" in remote.error
+
+
+def test_a_journal_has_all_that_was_decided(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with front(2, journal=str(path)) as (gated, _):
+        workers = [worker_of(gated.complete([at] * 100, headers={"x-request-id": f"r{at}"})) for at in range(6)]
+        with gated.stream("x", headers={"x-request-id": "s"}) as reply:
+            reply.read()
+        gated.idle()
+    entries = list(read_journal(path))
+    assert isinstance(entries[0], Began) or any(isinstance(one, Began) for one in entries[:5])
+    routed = {one.id: one.decision.worker.name for one in entries if isinstance(one, Routed)}
+    assert [routed[f"r{at}"] for at in range(6)] == workers
+    assert {one.id for one in entries if isinstance(one, Ended)} == set(routed)
+    assert "s" in {one.id for one in entries if isinstance(one, FirstToken)}
+    assert any(isinstance(one, Applied) and one.seq >= 0 for one in entries)
+
+
+def test_traffic_becomes_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+    with front(1, record=str(path), record_block_size=16) as (gated, _):
+        for length in (40, 100, 160):
+            gated.complete(list(range(length)), max_tokens=7)
+        with gated.stream(list(range(200)), max_tokens=9, stream_options={"include_usage": True}) as reply:
+            reply.read()
+        gated.complete("x", 400, max_tokens=-1)
+        gated.idle()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["input_length"], row["output_length"]) for row in rows] == [(40, 7), (100, 7), (160, 7), (200, 9)]
+    assert rows[3]["hash_ids"][:10] == rows[2]["hash_ids"], "the longer prompt begins as the shorter one does"
+    assert len(list(open_trace(path))) == 4
+
+
+@pytest.mark.redis
+@pytest.mark.skipif(PROGRAM is None, reason="needs redis-server: scripts/setup-test-deps.sh")
+def test_two_gateways_know_of_each_others_load(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    redis.start()
+    slow = {"timing": FixedTiming(prefill_ms=5, decode_ms=20)}
+    with contextlib.closing(redis), fleet(workers=2, engine=slow) as served:
+        shared = {"fleets": [served.url], "share": redis.url, "router": {"policy": "least-loaded"}}
+        with Gated(**shared) as one, Gated(**shared) as other:
+            one.ready(2)
+            other.ready(2)
+            eventually(lambda: one.gateway.pools["mock"].sharing.peers)  # type: ignore[union-attr]
+            with one.stream("x", max_tokens=1900, ignore_eos=True) as held:
+                parts = held.iter_raw()
+                next(parts)
+                busy = held.headers["x-mock-worker"]
+                pool = other.gateway.pools["mock"]
+                for at in range(4):
+                    eventually(lambda: pool.router.load(Holder(busy)).requests == 1)
+                    went = worker_of(other.complete([at] * 10))
+                    # On a machine that stands still for seconds the other gateway's word may run out meanwhile.
+                    assert went != busy or pool.sharing.counters.expired  # type: ignore[union-attr]
+                assert set(pool.router.workers) == {Holder("worker0"), Holder("worker1")}
+            for gated in (one, other):  # what others have ended is heard of with the next beat
+                eventually(lambda gated=gated: sum(gated.gateway.pools["mock"].router.loads.requests) == 0)
+            one.idle()
+
+
+def test_a_publisher_that_restarts() -> None:
+    """A worker's process of its own is the whole engine: here only its events begin anew, as after an engine's crash."""
+    with front(2, router={"predicted_ttl_s": 0}) as (gated, served):
+        first = worker_of(gated.complete(PROMPT))
+        number = int(first.removeprefix("worker"))
+
+        def hit() -> int:
+            return int(gated.post("/explain", body={"prompt": PROMPT}).json()["hit_blocks"])
+
+        eventually(lambda: hit() == 37)
+        httpx.post(f"{served.urls[1 - number]}/admin/kill", json={"worker": number, "seconds": 0.1}, trust_env=False)
+        eventually(lambda: hit() == 0)
+        gated.ready(2, 2)
+        eventually(lambda: any(one["state"] == "fresh" for one in gated.engines()[first]["streams"]))
+        seen = {worker_of(gated.complete(PROMPT)) for _ in range(2)}
+        assert seen
+        eventually(lambda: hit() == 37)
+        gated.idle()
