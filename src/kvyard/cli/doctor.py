@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -18,21 +19,45 @@ from kvyard.hashing import Namespace, algorithm
 from kvyard.server import prompt
 from kvyard.server.doctor.case import Case
 from kvyard.server.doctor.diagnosis import Diagnosis, diagnose
+from kvyard.server.doctor.engines import Local
 from kvyard.server.doctor.finding import Expected, Finding
+from kvyard.server.doctor.round import Round
+from kvyard.server.doctor.template import rendered
+from kvyard.server.doctor.visit import TEXT, Questions, Visit, questions
 from kvyard.server.doctor.watching import LIMITS, ask_for_replay, play, watch
+from kvyard.server.indexer.config import check_token_text, read_token
 
 WIDTH = 110
+HTTP = ("http://", "https://")
+TOKEN_VARIABLE = "KVYARD_TOKEN"
 
 
 def doctor(
     sources: Annotated[
-        list[str], typer.Argument(metavar="ENDPOINT|FILE...", help="Where engines publish; or recordings of it.")
+        list[str],
+        typer.Argument(
+            metavar="ENDPOINT|URL|FILE...",
+            help="Where engines publish (tcp://), where they answer (http://), or recordings of events.",
+        ),
     ],
     tokens: Annotated[str | None, typer.Option(help="The prompt: token ids, with commas or spaces between.")] = None,
     tokens_file: Annotated[Path | None, typer.Option(help="A file with token ids: a JSON list, or numbers.")] = None,
     text: Annotated[str | None, typer.Option(help="The prompt's text, after the chat template.")] = None,
     text_file: Annotated[Path | None, typer.Option(help="A file with that text.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="The model's tokenizer.json.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The model's tokenizer.json; engines' own are compared with it.")
+    ] = None,
+    template: Annotated[
+        Path | None, typer.Option(help="Its chat template (.jinja, or tokenizer_config.json), to compare likewise.")
+    ] = None,
+    messages_file: Annotated[
+        Path | None, typer.Option(help="A JSON list of chat messages to compare templates with.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model that engines should serve.")] = None,
+    probe: Annotated[bool, typer.Option(help="Send engines at http:// a few short requests.")] = True,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"A file with the engines' API key; or set {TOKEN_VARIABLE}.")
+    ] = None,
     special: Annotated[bool, typer.Option(help="Let the tokenizer add its special tokens.")] = True,
     lora: Annotated[str | None, typer.Option(help="The adapter's name.")] = None,
     salt: Annotated[str | None, typer.Option(help="The cache salt.")] = None,
@@ -50,8 +75,8 @@ def doctor(
 ) -> None:
     """Watch engines for a while and say which link between their caches and your router is broken.
 
-    Send the prompt to an engine while it watches. Ctrl-C ends it early, with what was learnt so far. Exits with 0 if nothing
-    is broken, with 1 if something is.
+    Send the prompt to an engine while it watches. Engines at http:// are asked what they serve, and sent a few short requests.
+    Ctrl-C ends it early, with what was learnt so far. Exits with 0 if nothing is broken, with 1 if something is.
     """
     if hash_algorithm is not None:
         algorithm(hash_algorithm, seed, {})
@@ -69,6 +94,9 @@ def doctor(
         )
         if not asked:
             raise KvyardError("the prompt is empty: give at least one token")
+    urls = [source for source in sources if source.startswith(HTTP)]
+    local, ask = _questions(urls, tokenizer, special, template, messages_file, model, probe, block_size)
+    token = _token(token_file) if urls else None
     live = [source for source in sources if source.startswith(SCHEMES)]
     if replay and len(replay) != len(live):
         raise KvyardError(f"{len(live)} endpoints and {len(replay)} replay endpoints: give one for each, or none")
@@ -87,17 +115,26 @@ def doctor(
             live=source in replays,
         )
         for source in sources
+        if source not in urls
     ]
     clock = WallClock()
+    visits: Round | None = None
     with until_interrupted():
         for case in cases:
             if not case.live:
                 play(case, case.name)
         watched = [case for case in cases if case.live]
+        if urls:
+            listening = lambda: all(case.subscription.counters.connections for case in watched)  # noqa: E731
+            visits = Round(urls, ask, token, listening if watched else None)
+            visits.start()
         if watched:
-            watch(watched, from_seconds(seconds), clock)
+            watch(watched, from_seconds(seconds), clock, visits.busy if visits is not None else lambda: False)
             ask_for_replay(watched)
-    found = diagnose(cases, Expected(block_size=block_size, algorithm=hash_algorithm, seed=seed))
+        if visits is not None:
+            visits.wait()
+    expected = Expected(model=model, block_size=block_size, algorithm=hash_algorithm, seed=seed)
+    found = diagnose(cases, expected, [] if visits is None else visits.visits, local)
     if as_json:
         typer.echo(json.dumps({"healthy": found.healthy, **msgspec.to_builtins(found)}, indent=2))
     else:
@@ -105,7 +142,59 @@ def doctor(
     raise typer.Exit(0 if found.healthy else 1)
 
 
+def _questions(
+    urls: list[str],
+    tokenizer: Path | None,
+    special: bool,
+    template: Path | None,
+    messages_file: Path | None,
+    model: str | None,
+    probe: bool,
+    block_size: int | None,
+) -> tuple[Local, Questions]:
+    """What to ask engines, and the same texts as tokens made here. Raises ``KvyardError`` for options that can't be used."""
+    if not urls and (template is not None or messages_file is not None or model is not None):
+        raise KvyardError("--model, --template and --messages-file are about engines at http://: name one")
+    if template is not None and tokenizer is None:
+        raise KvyardError("--template needs --tokenizer: templates are compared by the tokens they make")
+    ask = questions(model, None if messages_file is None else _messages(messages_file), probe, block_size)
+    if tokenizer is None or not urls:
+        return Local(), ask
+    file = str(tokenizer)
+    chat = None if template is None else prompt.encode(file, rendered(template, ask.messages), False)
+    text_ids, bare_ids = prompt.encode(file, TEXT, special), prompt.encode(file, TEXT, False)
+    return Local(text_ids=text_ids, bare_ids=bare_ids, chat_ids=chat), ask
+
+
+def _messages(path: Path) -> list[dict[str, Any]]:
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+        return msgspec.convert(found["messages"] if isinstance(found, dict) else found, list[dict[str, Any]])
+    except OSError as error:
+        raise KvyardError(f"can't read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, LookupError, UnicodeError):
+        raise KvyardError(f"{path} holds no chat: write a JSON list of messages, each with role and content") from None
+
+
+def _token(path: Path | None) -> str | None:
+    if path is not None:
+        return read_token(str(path))
+    given = os.environ.get(TOKEN_VARIABLE)
+    return check_token_text(given, TOKEN_VARIABLE) if given else None
+
+
+def _show_engine(seen: Visit) -> None:
+    facts = [", ".join(seen.models[:4]) or "no models", seen.version]
+    facts += [f"{seen.round_trip_ms:.1f} ms away"] if seen.round_trip_ms is not None else []
+    facts += [f"blocks of {seen.block_size}"] if seen.block_size is not None else []
+    typer.echo(f"{seen.url}: {seen.problem or ', '.join(filter(None, facts))}")
+    if len(seen.cached) > 1 and seen.prompt_tokens is not None and seen.cached[1] is not None:
+        typer.echo(f"  found {seen.cached[1]} of {seen.prompt_tokens} tokens again when they were sent a second time")
+
+
 def _show(found: Diagnosis, cases: list[Case]) -> None:
+    for seen in found.engines:
+        _show_engine(seen)
     for case in cases:
         facts = case.checker.facts()
         size = f", blocks of {case.block_size}" if case.block_size is not None else ""
@@ -117,7 +206,7 @@ def _show(found: Diagnosis, cases: list[Case]) -> None:
         if part:
             typer.echo(f"\n{title}")
             for finding in part:
-                _lines(finding, several=len(cases) > 1)
+                _lines(finding, several=len(cases) + len(found.engines) > 1)
     count = f"{len(broken)} {'thing is' if len(broken) == 1 else 'things are'} broken."
     typer.echo(f"\n{count}" if broken else "\nNothing is broken.")
 

@@ -1,4 +1,5 @@
-"""The doctor: why doesn't this prompt match? It listens to engines for a while and says which link of the chain is broken.
+"""The doctor: why doesn't this prompt match? It listens to engines, asks them, and says which link of the chain is broken.
 
-``watching`` brings the messages, ``case`` keeps what they showed of one engine, ``diagnosis`` says what that means.
+``watching`` brings the messages, ``case`` keeps what they showed of one stream, ``visit`` asks an engine over HTTP,
+``diagnosis`` says what that means.
 """

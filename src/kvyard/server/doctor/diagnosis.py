@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from kvyard.server.doctor import hashes, prompts, streams
+from kvyard.server.doctor import engines, hashes, prompts, streams, together
 from kvyard.server.doctor.case import Case
+from kvyard.server.doctor.engines import Local
 from kvyard.server.doctor.finding import Expected, Finding
+from kvyard.server.doctor.visit import Visit
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,15 +26,22 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Per source the longest match of the prompt, in tokens."""
     tokens: int | None
     """Of the prompt."""
+    engines: list[Visit] = []
+    """Those that were asked over HTTP, with all that they said."""
 
     @property
     def healthy(self) -> bool:
         return not any(finding.broken for finding in self.findings)
 
 
-def diagnose(cases: Sequence[Case], expected: Expected) -> Diagnosis:
+def diagnose(
+    cases: Sequence[Case], expected: Expected, visits: Sequence[Visit] = (), local: Local | None = None
+) -> Diagnosis:
     """What is wrong, and what is good to know. Changes nothing."""
-    findings: list[Finding] = []
+    findings: list[Finding] = [
+        *engines.judge(visits, expected, local or Local()),
+        *together.compare(visits, cases),
+    ]
     matched: dict[str, int] = {}
     prompt = None
     for case in cases:
@@ -45,7 +54,8 @@ def diagnose(cases: Sequence[Case], expected: Expected) -> Diagnosis:
             findings += rule(case, expected)
     findings += hashes.between(cases)
     findings.sort(key=lambda finding: not finding.broken)
-    return Diagnosis(findings=findings, matched=matched, tokens=None if prompt is None else len(prompt))
+    tokens = None if prompt is None else len(prompt)
+    return Diagnosis(findings=findings, matched=matched, tokens=tokens, engines=list(visits))
 
 
 def _heard(case: Case) -> bool:

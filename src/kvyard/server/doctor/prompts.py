@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvyard.server.doctor.case import Case, Text
-from kvyard.server.doctor.finding import Expected, Finding
+from kvyard.server.doctor.finding import OTHER_SIZE, SHIFTED, Expected, Finding, parting
 
 
 def block_size(case: Case, expected: Expected) -> Iterator[Finding]:
@@ -19,7 +19,7 @@ def block_size(case: Case, expected: Expected) -> Iterator[Finding]:
             where=case.name,
             broken=True,
             seen=f"The engine's blocks have {heard} tokens; {expected.block_size} is expected.",
-            means="A router that hashes prompts in blocks of another size finds nothing, ever. kvyard's own index translates.",
+            means=OTHER_SIZE,
             fix=f"Set the router's block size to {sizes[0]}, or the engine's --block-size to {expected.block_size}.",
         )
     size = case.block_size
@@ -85,12 +85,12 @@ def text(case: Case, expected: Expected) -> Iterator[Finding]:
             where=case.name,
             broken=True,
             seen=f"The engine's text is this prompt with {more}.",
-            means="The tokenizer's special token (BOS) is added on one side only, which shifts every block.",
+            means=SHIFTED,
             fix="Tokenize as the engine does: with or without special tokens (--special / --no-special), after the same chat "
             "template.",
         )
         return
-    agree = max(_common(text, case.prompt) for text in case.texts)
+    agree = max(parting(text.tokens, case.prompt) for text in case.texts)
     if agree:
         seen = (
             f"The prompt and the closest of {len(case.texts)} announced ones part at token {agree}, in the first block."
@@ -148,12 +148,6 @@ def _long_enough(case: Case) -> bool:
 def _begins_alike(text: Text, prompt: Sequence[int]) -> bool:
     size = min(text.size or len(text.tokens), len(text.tokens), len(prompt))
     return size > 0 and text.tokens[:size] == tuple(prompt[:size])
-
-
-def _common(text: Text, prompt: Sequence[int]) -> int:
-    return next(
-        (at for at, (a, b) in enumerate(zip(text.tokens, prompt)) if a != b), min(len(text.tokens), len(prompt))
-    )
 
 
 def _space(text: Text) -> str:

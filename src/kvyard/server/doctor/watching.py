@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvyard.clock import MS, SECOND, Clock, WallClock
 from kvyard.errors import KvyardError
@@ -16,12 +16,18 @@ from kvyard.server.doctor.case import Case
 LIMITS = Limits(reply=SECOND, attempts=2, cooldown=2 * SECOND, probe=SECOND, probe_most=4 * SECOND)
 """Less patient than a service: whoever waits for the doctor sits in front of it."""
 
+LINGER = 200 * MS
+"""How long to listen at a time."""
+
 BEYOND = (1 << 62) - 1
 """A sequence number that nobody has got to: the answer is that there is nothing, and that is an answer."""
 
 
-def watch(cases: Sequence[Case], until: int, clock: Clock | None = None) -> None:
-    """Listen to every case up to the time ``until``. Ctrl-C passes through, with all that came in by then taken in.
+def watch(
+    cases: Sequence[Case], until: int, clock: Clock | None = None, busy: Callable[[], bool] = lambda: False
+) -> None:
+    """Listen to every case up to the time ``until``, and while somebody is ``busy`` sending requests. Ctrl-C passes
+    through, with all that came in by then taken in.
 
     Raises ``KvyardError`` where an endpoint can't be had.
     """
@@ -34,8 +40,8 @@ def watch(cases: Sequence[Case], until: int, clock: Clock | None = None) -> None
         for case, wiring in zip(cases, wirings, strict=True):
             wiring.open(context)
             case.start(clock.now())
-        while (now := clock.now()) < until:
-            due = until
+        while (now := clock.now()) < until or busy():
+            due = max(until, now + LINGER)
             poller = zmq.Poller()
             for case, wiring in zip(cases, wirings, strict=True):
                 case.subscription.tick(now)
@@ -45,7 +51,7 @@ def watch(cases: Sequence[Case], until: int, clock: Clock | None = None) -> None
                     due = min(due, case.subscription.due)
                 for socket in wiring.watched():
                     poller.register(socket, zmq.POLLIN)
-            ready = dict(poller.poll(-(-max(0, min(due - now, 200 * MS)) // MS)))
+            ready = dict(poller.poll(-(-max(0, min(due - now, LINGER)) // MS)))
             for case, wiring in zip(cases, wirings, strict=True):
                 _read(case, wiring, ready, clock)
         for case in cases:

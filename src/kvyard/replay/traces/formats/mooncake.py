@@ -2,7 +2,8 @@
 
 ``timestamp`` and ``delay`` are milliseconds, ``hash_ids`` cumulative and for 512 tokens each. Rows that share a ``session_id``
 are turns of a closed loop: one starts when the one before it ended, plus its ``delay``, or plus the difference of their
-timestamps where it has none, which is how Dynamo takes them. ``wait_for`` names further requests to wait for.
+timestamps where it has none, which is how Dynamo takes them. ``wait_for`` names further requests to wait for. ``block_size``,
+which ``kvyard gateway --record`` writes, says how many tokens an id stands for where that isn't 512.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Row(msgspec.Struct, gc=False):
     salt: str | None = None
     model: str | None = None
     root_session_id: str | None = None
+    block_size: int | None = None
 
 
 class _Sessions:
@@ -57,12 +59,15 @@ class _Sessions:
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass."""
     decode = msgspec.json.Decoder(_Row).decode
-    size = reading.block_size or BLOCK_SIZE
+    given = reading.block_size
     sessions = _Sessions()
 
     def row(number: int, record: bytes) -> TraceRequest:
         found = decode(record)
         ids = found.hash_ids
+        size = given or found.block_size or BLOCK_SIZE
+        if size < 1:
+            raise BadRow(f"block_size is {size}: an id stands for at least one token")
         tokens_in, tokens_out = checked_lengths(
             found.input_length if found.input_tokens is None else found.input_tokens,
             found.output_length if found.output_tokens is None else found.output_tokens,

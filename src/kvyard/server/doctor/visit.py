@@ -1,0 +1,301 @@
+"""A visit: what an engine says of itself over HTTP, and what it does with a few short requests. No judgement here.
+
+Every visit asks the same questions, so that engines can be compared. The prompts are made up for the occasion and begin with
+chance, so nothing that an engine has cached can be in the way, and nothing of anybody's traffic is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import statistics
+from collections.abc import Callable, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+
+from kvyard.clock import MS, SECOND, WallClock
+from kvyard.errors import KvyardError
+
+TEXT = "The quick brown fox – naïve, 中文, 🙂 –\n\tjumps over  12345 lazy dogs.\n\n"
+"""What tokenizers differ in: case, spaces, digits, accents, other scripts."""
+MESSAGES: tuple[dict[str, Any], ...] = (
+    {"role": "user", "content": "Say ok."},
+    {"role": "assistant", "content": "ok"},
+    {"role": "user", "content": TEXT.strip()},
+)
+PATIENCE = 30.0
+"""Seconds for one answer."""
+CONNECT = 5.0
+ROUNDS = 5
+_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_RANK = re.compile(r'^vllm:num_requests_running\{.*?\bengine="(\d+)"', re.MULTILINE)
+_HITS = re.compile(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", re.MULTILINE)
+
+
+class Questions(msgspec.Struct, frozen=True, kw_only=True):
+    """What all engines are asked."""
+
+    model: str | None = None
+    """Left out, or not there, the first that an engine names."""
+    messages: Sequence[dict[str, Any]] = MESSAGES
+    probe: bool = True
+    """Whether to send requests at all, and not only ask."""
+    block_size: int = 16
+    """What is expected: prompts must fill a few."""
+    common: str = ""
+    """A text that all engines get."""
+
+    def text(self, start: str, seen: Visit) -> str:
+        """A prompt that begins with ``start`` and fills a few blocks, whatever the tokenizer, as far as the engine takes it."""
+        words = "once upon a time there was a doctor who asked every engine the same thing twice "
+        text = f"{start} " + words * (1 + 6 * max(self.block_size, seen.block_size or 0) // 16)
+        return text if seen.max_model_len is None else text[: max(1, seen.max_model_len - 8)]
+
+
+def questions(
+    model: str | None, messages: list[dict[str, Any]] | None, probe: bool, block_size: int | None
+) -> Questions:
+    """Those of one run."""
+    return Questions(
+        model=model,
+        messages=messages or MESSAGES,
+        probe=probe,
+        block_size=block_size or 16,
+        common=secrets.token_hex(8),
+    )
+
+
+class Visit(msgspec.Struct, kw_only=True):
+    """What was seen of one engine. What it didn't say is ``None`` or empty."""
+
+    url: str
+    problem: str = ""
+    """Why it can't be talked to."""
+    unauthorised: bool = False
+    health: int | None = None
+    """The status of /health."""
+    version: str = ""
+    models: list[str] = []
+    max_model_len: int | None = None
+    round_trip_ms: float | None = None
+    """The median of a few."""
+    skew_s: float | None = None
+    """How far its clock is ahead of ours."""
+    cache: dict[str, str] = {}
+    """Labels of vllm:cache_config_info."""
+    ranks: int = 1
+    """Data-parallel ranks behind this address, as its metrics have it. All requests ask for the first."""
+    text_ids: list[int] | None = None
+    chat_ids: list[int] | None = None
+    chat_tokens: int | None = None
+    """Of the prompt, as counted when the same messages were sent as a request."""
+    probe_ids: list[int] = []
+    """A prompt that only this engine got."""
+    prompt_tokens: int | None = None
+    """Of the prompt that all engines got."""
+    cached: list[int | None] = []
+    """Of it, the tokens that were cached: at first, the second time, and with a salt."""
+    hits: float | None = None
+    """By how much vllm:prefix_cache_hits_total grew the second time."""
+    failed: dict[str, str] = {}
+    """What else was asked in vain, and the answer."""
+
+    @property
+    def told(self) -> bool:
+        """Whether it told anything."""
+        return not self.problem and not self.unauthorised
+
+    @property
+    def block_size(self) -> int | None:
+        """As its metrics have it."""
+        text = self.cache.get("block_size", "")
+        return int(text) if text.isdecimal() else None
+
+
+def visit(url: str, ask: Questions, token: str | None = None, wait: Callable[[], None] = lambda: None) -> Visit:
+    """Visit one engine. ``wait`` is called before the first request is sent. What fails is noted, not raised; raises
+    ``KvyardError`` where httpx isn't installed.
+    """
+    try:
+        import httpx
+    except ImportError:
+        raise KvyardError("visiting engines needs httpx: pip install 'kvyard[server]'") from None
+    seen = Visit(url=url, models=[], cache={}, probe_ids=[], cached=[], failed={})
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    patience = httpx.Timeout(PATIENCE, connect=CONNECT)
+    try:
+        with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=patience, trust_env=False) as client:
+            _Visitor(client, seen, ask).all(wait)
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        seen.problem = str(error) or type(error).__name__
+    return seen
+
+
+class _Visitor:
+    """The steps of one visit. What httpx raises ends it."""
+
+    def __init__(self, client: Any, seen: Visit, ask: Questions) -> None:
+        self._client = client
+        self._seen = seen
+        self._ask = ask
+        self._model = ask.model
+
+    def all(self, wait: Callable[[], None]) -> None:
+        self._distance()
+        models = self._get("/v1/models")
+        if models is not None:
+            self._models(models)
+        if self._seen.unauthorised:
+            return
+        version = self._get("/version")
+        if isinstance(version, dict):
+            self._seen.version = str(version.get("version", ""))[:100]
+        self._metrics()
+        self._seen.text_ids = self._tokenize("text", prompt=TEXT)
+        self._seen.chat_ids = self._tokenize("chat", messages=self._ask.messages)
+        if self._ask.probe:
+            wait()
+            self._probe()
+
+    def _distance(self) -> None:
+        clock, seen = WallClock.since_epoch(), self._seen
+        took: list[float] = []
+        for _ in range(ROUNDS + 1):
+            began = clock.now()
+            reply = self._client.get("/health")
+            ended = clock.now()
+            took.append((ended - began) / MS)
+        seen.health = reply.status_code
+        seen.round_trip_ms = statistics.median(took[1:])  # the first one connects
+        try:
+            date = parsedate_to_datetime(reply.headers["date"]).timestamp()
+        except (LookupError, ValueError, TypeError):
+            return
+        # It says whole seconds, cut off.
+        ours = (began + ended) / 2 / SECOND
+        seen.skew_s = min(date + 1 - ours, 0.0) if date < ours else date - ours
+
+    def _models(self, found: Any) -> None:
+        seen = self._seen
+        try:
+            entries = msgspec.convert(found, _Models).data
+        except msgspec.ValidationError:
+            seen.failed["/v1/models"] = "its answer isn't a list of models"
+            return
+        seen.models = [entry.id for entry in entries]
+        if entries:
+            # Where the model that is asked for isn't there, another one shows what else is wrong.
+            mine = next((entry for entry in entries if entry.id == self._model), entries[0])
+            self._model = mine.id
+            seen.max_model_len = mine.max_model_len
+
+    def _metrics(self) -> None:
+        page = self._page()
+        found = _CACHE.search(page)
+        if found:
+            self._seen.cache = dict(_LABEL.findall(found[1]))
+        self._seen.ranks = max(1, len(set(_RANK.findall(page))))
+
+    def _page(self) -> str:
+        reply = self._client.get("/metrics", follow_redirects=True)
+        return str(reply.text) if reply.status_code == 200 else ""
+
+    def _tokenize(self, what: str, **body: Any) -> list[int] | None:
+        found = self._post("/tokenize", f"/tokenize ({what})", {"model": self._model, **body})
+        try:
+            return msgspec.convert(found, _Tokens).tokens
+        except msgspec.ValidationError:
+            return None
+
+    def _probe(self) -> None:
+        seen, ask = self._seen, self._ask
+        chat = self._usage("/v1/chat/completions", "a chat", messages=ask.messages)
+        seen.chat_tokens = None if chat is None else chat.prompt_tokens
+        text = ask.text(ask.common, seen)
+        prompt = self._tokenize("probe", prompt=text) or text
+        self._send("the first", prompt)
+        before = _hits(self._page())
+        for _ in range(2 * seen.ranks):  # where ranks are chosen behind our back, the next one may be another
+            seen.cached = seen.cached[:1]
+            if self._send("the second", prompt) != 0:
+                break
+        after = _hits(self._page())
+        seen.hits = None if before is None or after is None else after - before
+        self._send("the salted", prompt, cache_salt=secrets.token_hex(8))
+        own = self._tokenize("probe", prompt=ask.text(secrets.token_hex(8), seen))
+        if own is not None and self._usage("/v1/completions", "another completion", prompt=own) is not None:
+            seen.probe_ids = own
+
+    def _send(self, what: str, prompt: Any, **more: Any) -> int | None:
+        """A completion of the prompt that all engines get; returns what was cached of it."""
+        usage = self._usage("/v1/completions", f"{what} completion", prompt=prompt, **more)
+        cached = None if usage is None else usage.cached
+        self._seen.cached.append(cached)
+        if usage is not None:
+            self._seen.prompt_tokens = usage.prompt_tokens
+        return cached
+
+    def _usage(self, path: str, what: str, **body: Any) -> _Usage | None:
+        found = self._post(path, what, {"model": self._model, "max_tokens": 1, "temperature": 0, **body})
+        try:
+            return None if found is None else msgspec.convert(found, _Answer).usage
+        except msgspec.ValidationError:
+            self._seen.failed[what] = "its answer has no usage"
+            return None
+
+    def _get(self, path: str) -> Any:
+        return self._read(self._client.get(path), path)
+
+    def _post(self, path: str, what: str, body: dict[str, Any]) -> Any:
+        given = {name: value for name, value in body.items() if value is not None}
+        return self._read(self._client.post(path, json=given, headers={"X-data-parallel-rank": "0"}), what)
+
+    def _read(self, reply: Any, what: str) -> Any:
+        if reply.status_code in (401, 403):
+            self._seen.unauthorised = True
+        if reply.status_code == 200:
+            try:
+                return reply.json()
+            except ValueError:
+                self._seen.failed[what] = "its answer is no JSON"
+                return None
+        self._seen.failed[what] = f"{reply.status_code} {' '.join(reply.text[:200].split())}".strip()
+        return None
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached(self) -> int | None:
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage
+
+
+def _hits(page: str) -> float | None:
+    found = _HITS.findall(page)
+    return sum(map(float, found)) if found else None

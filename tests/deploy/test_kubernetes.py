@@ -1,0 +1,274 @@
+"""The manifests: every field is one that there is, and whatever refers to something else finds it there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("yaml", reason="needs PyYAML")
+
+from tests.deploy.support import DEPLOY, ROOT, VARIANTS, containers, documents, kustomized, name_of, pod_of
+
+from kvyard import __version__
+
+META = {"name", "namespace", "labels", "annotations"}
+PROBE = {"httpGet", "tcpSocket", "periodSeconds", "timeoutSeconds", "failureThreshold", "initialDelaySeconds"}
+FIELDS: dict[str, set[str]] = {
+    "Namespace": set(),
+    "ConfigMap": set(),
+    "ServiceAccount": set(),
+    "Service": {"clusterIP", "selector", "ports"},
+    "Deployment": {"replicas", "selector", "strategy", "template"},
+    "StatefulSet": {"serviceName", "replicas", "podManagementPolicy", "selector", "template"},
+    "PodDisruptionBudget": {"minAvailable", "selector"},
+    "NetworkPolicy": {"podSelector", "policyTypes", "ingress"},
+}
+VERSIONS = {
+    "Namespace": "v1",
+    "ConfigMap": "v1",
+    "ServiceAccount": "v1",
+    "Service": "v1",
+    "Deployment": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+}
+POD = {
+    "serviceAccountName",
+    "automountServiceAccountToken",
+    "terminationGracePeriodSeconds",
+    "securityContext",
+    "topologySpreadConstraints",
+    "containers",
+    "volumes",
+}
+POD_SECURITY = {"runAsNonRoot", "runAsUser", "fsGroup", "seccompProfile"}
+CONTAINER = {
+    "name",
+    "image",
+    "args",
+    "env",
+    "ports",
+    "readinessProbe",
+    "livenessProbe",
+    "startupProbe",
+    "lifecycle",
+    "resources",
+    "securityContext",
+    "volumeMounts",
+}
+SECURITY = {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"}
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|Ki|Mi|Gi|k|M|G)?")
+
+
+@pytest.fixture(params=VARIANTS)
+def fleet(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return kustomized(DEPLOY / "kubernetes" / request.param)
+
+
+def test_every_object_has_the_fields_of_its_kind(fleet: list[dict[str, Any]]) -> None:
+    for one in fleet:
+        kind, name = name_of(one)
+        assert one["apiVersion"] == VERSIONS[kind] and NAME.fullmatch(name)
+        assert set(one["metadata"]) <= META
+        top = {"apiVersion", "kind", "metadata", "spec", "data", "automountServiceAccountToken"}
+        assert set(one) <= top, set(one) - top
+        assert set(one.get("spec", ())) <= FIELDS[kind], (name, set(one["spec"]) - FIELDS[kind])
+        pod = pod_of(one)
+        if pod is None:
+            continue
+        assert set(pod) == {"metadata", "spec"} and set(pod["spec"]) <= POD
+        assert set(pod["spec"].get("securityContext", ())) <= POD_SECURITY
+        for container in containers(one):
+            assert set(container) <= CONTAINER, set(container) - CONTAINER
+            assert set(container.get("securityContext", ())) <= SECURITY
+            for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+                assert set(container.get(probe, ())) <= PROBE
+            assert all(isinstance(word, str) for word in container["args"])
+            for wanted in container["resources"].values():
+                assert all(QUANTITY.fullmatch(str(value)) for value in wanted.values()), wanted
+
+
+def test_what_runs_is_bounded_probed_and_without_rights(fleet: list[dict[str, Any]]) -> None:
+    for one in fleet:
+        pod = pod_of(one)
+        for container in containers(one):
+            assert pod is not None
+            assert pod["spec"]["automountServiceAccountToken"] is False
+            assert container["readinessProbe"] and container["livenessProbe"]
+            assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+            image, _, tag = container["image"].rpartition(":")
+            assert image and tag and tag != "latest"
+            if image == "kvyard":
+                assert tag == __version__
+            if not image.startswith("vllm/"):
+                context = container["securityContext"]
+                assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_selectors_select_and_ports_are_there(fleet: list[dict[str, Any]]) -> None:
+    pods = [(one, pod) for one in fleet if (pod := pod_of(one)) is not None]
+    for one, pod in pods:
+        labels = pod["metadata"]["labels"]
+        assert one["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        ports = {port["name"]: port["containerPort"] for port in containers(one)[0]["ports"]}
+        annotations = pod["metadata"].get("annotations", {})
+        if "prometheus.io/port" in annotations:
+            assert int(annotations["prometheus.io/port"]) in ports.values()
+        for container in containers(one):
+            for name in ("readinessProbe", "livenessProbe", "startupProbe"):
+                probe = container.get(name, {})
+                for way in ("httpGet", "tcpSocket"):
+                    if way in probe:
+                        assert probe[way]["port"] in ports
+        if one["kind"] == "StatefulSet":
+            assert ("Service", one["spec"]["serviceName"]) in map(name_of, fleet)
+        account = pod["spec"].get("serviceAccountName")
+        assert account is None or ("ServiceAccount", account) in map(name_of, fleet)
+    for one in fleet:
+        kind, name = name_of(one)
+        if kind == "Service":
+            chosen = _chosen(pods, one["spec"]["selector"])
+            assert len(chosen) == 1, name
+            names = {port["name"] for port in containers(chosen[0])[0]["ports"]}
+            assert {port["targetPort"] for port in one["spec"]["ports"]} <= names
+        elif kind == "PodDisruptionBudget":
+            (found,) = _chosen(pods, one["spec"]["selector"]["matchLabels"])
+            assert found["spec"]["replicas"] > one["spec"]["minAvailable"]
+        elif kind == "NetworkPolicy":
+            (found,) = _chosen(pods, one["spec"]["podSelector"]["matchLabels"])
+            ports = {port["containerPort"] for port in containers(found)[0]["ports"]}
+            allowed = {port["port"] for rule in one["spec"]["ingress"] for port in rule["ports"]}
+            assert allowed == ports, name
+
+
+def _chosen(pods: list[tuple[dict[str, Any], dict[str, Any]]], labels: dict[str, str]) -> list[dict[str, Any]]:
+    return [one for one, pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
+
+
+def test_what_is_mounted_is_there_and_writable_where_it_must_be(fleet: list[dict[str, Any]]) -> None:
+    for one in fleet:
+        pod = pod_of(one)
+        if pod is None:
+            continue
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
+        for container in containers(one):
+            mounts = {mount["name"]: mount for mount in container.get("volumeMounts", ())}
+            assert mounts.keys() == volumes.keys()
+            for name, volume in volumes.items():
+                if "configMap" in volume:
+                    (data,) = [
+                        other["data"] for other in fleet if name_of(other) == ("ConfigMap", volume["configMap"]["name"])
+                    ]
+                    files = {f"{mounts[name]['mountPath']}/{file}" for file in data}
+                    assert any(word.partition("=")[2] in files for word in container["args"])
+
+
+def test_who_is_talked_to_is_there(fleet: list[dict[str, Any]]) -> None:
+    """Hosts and ports in commands and files are services of the fleet, at ports that they have."""
+    services = {
+        one["metadata"]["name"]: {port["port"] for port in one["spec"]["ports"]}
+        for one in fleet
+        if one["kind"] == "Service"
+    }
+    replicas = {one["metadata"]["name"]: one["spec"]["replicas"] for one in fleet if one["kind"] == "StatefulSet"}
+    texts = [word for one in fleet for container in containers(one) for word in container["args"]]
+    texts += [text for one in fleet if one["kind"] == "ConfigMap" for text in one["data"].values()]
+    seen: set[str] = set()
+    for text in texts:
+        for host, port in re.findall(r"(?:redis|http|tcp)://([\w.-]+):(\d+)", text):
+            pod, _, service = host.rpartition(".")
+            seen.add(service)
+            if host == "0.0.0.0":
+                continue
+            assert int(port) in services[service], (host, port)
+            if pod:
+                stem, _, number = pod.rpartition("-")
+                assert int(number) < replicas[stem]
+        found = re.fullmatch(r"--dns=([\w.-]+):(\d+),(.*)", text)
+        if found:
+            seen.add(found[1])
+            ports = {int(found[2]), *map(int, re.findall(r"_port=(\d+)", found[3]))}
+            assert ports == services[found[1]]
+    assert seen >= {"redis", "engines"}
+
+
+def test_all_that_end_get_the_time_they_take(fleet: list[dict[str, Any]]) -> None:
+    (gateway,) = [one for one in fleet if name_of(one) == ("Deployment", "gateway")]
+    pod, (container,) = gateway["spec"]["template"]["spec"], containers(gateway)
+    texts = [
+        *container["args"],
+        *(text for one in fleet if one["kind"] == "ConfigMap" for text in one["data"].values()),
+    ]
+    (drain,) = {float(value) for text in texts for value in re.findall(r"drain_seconds ?= ?([\d.]+)", text)}
+    rest = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] >= drain + rest + 5
+
+
+def test_vllm_publishes_where_the_service_says() -> None:
+    (engine,) = documents(DEPLOY / "kubernetes" / "vllm" / "engine.yaml")
+    (container,) = containers(engine)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    words = dict(word.removeprefix("--").split("=", 1) for word in container["args"] if "=" in word)
+    events = json.loads(words["kv-events-config"])
+    assert events["enable_kv_cache_events"] is True and events["publisher"] == "zmq"
+    assert (
+        events["endpoint"] == f"tcp://*:{ports['events']}" and events["replay_endpoint"] == f"tcp://*:{ports['replay']}"
+    )
+    assert int(words["port"]) == ports["http"]
+
+
+def test_what_is_copied_into_the_image_is_enough_to_install(tmp_path: Path) -> None:
+    for words in re.findall(r"^COPY (?!--from)(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE):
+        for source in words.split()[:-1]:
+            path = ROOT / source
+            if path.is_dir():
+                shutil.copytree(path, tmp_path / source, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                shutil.copy(path, tmp_path / source)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "out"]
+    env = {**os.environ, "KVYARD_PURE": "1"}  # compiling is tested elsewhere, and takes a while
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=100)
+    (wheel,) = (tmp_path / "out").iterdir()
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "kvyard/server/gateway/gateway.py" in names and any(name.endswith("entry_points.txt") for name in names)
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    import tomllib
+
+    lines = (DEPLOY / "Dockerfile").read_text()
+    kept = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for words in re.findall(r"^COPY (?!--from)(.*)$", lines, re.MULTILINE):
+        for source in words.split()[:-1]:
+            assert (ROOT / source).exists() and f"!{source}" in kept
+    extras = re.search(r"\.\[([\w,]+)\]", lines)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert extras is not None
+    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
+    assert set(extras[1].split(",")) >= {"server", "zmq", "redis"}
+    versions = re.findall(r"^FROM python:([\d.]+)", lines, re.MULTILINE)
+    assert len(versions) == 2 and len(set(versions)) == 1, "what one Python compiled, another can't load"
+    assert 'ENTRYPOINT ["kvyard"]' in lines and "kvyard" in project["scripts"]
+    assert f"kvyard:{__version__}" in lines
+    assert re.search(r"^USER 10001", lines, re.MULTILINE)
+
+
+def test_the_schemas_of_kubernetes_agree(fleet: list[dict[str, Any]]) -> None:
+    """All fields, where ``kubernetes-validate`` is installed; too large to ask for. 41 objects agreed with 1.37 at first."""
+    validator = pytest.importorskip("kubernetes_validate")
+    for one in fleet:
+        validator.validate(one, validator.latest_version(), strict=True)
