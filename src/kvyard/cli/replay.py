@@ -13,6 +13,7 @@ from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 
 if TYPE_CHECKING:
+    from kvyard.replay.live.run import LiveRun
     from kvyard.replay.run import Run
 
 INTERRUPTED = 130
@@ -34,18 +35,57 @@ def replay(
     per_request: Annotated[Path | None, typer.Option(help="Write a row per request: .jsonl or .parquet.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as a page, one file.")] = None,
     label: Annotated[str, typer.Option(help="What to call the run.")] = "",
+    live: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|self",
+            help="Drive an OpenAI endpoint with the trace, or a mock fleet with a gateway before it.",
+        ),
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(help="With --live: how fast the endpoint's time passes, if it is a mock's.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="With --live: seconds that a request may take, 600 by default.")
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="With --live URL: the model to ask for, unless the first it serves.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="With --live URL: a file with the bearer token; or set KVYARD_TOKEN.")
+    ] = None,
+    any_length: Annotated[
+        bool,
+        typer.Option(
+            "--any-length", help="With --live URL: let answers end when they like, up to the recorded length."
+        ),
+    ] = False,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="With --live self: repeat the run in virtual time, and compare decisions.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.")] = False,
 ) -> None:
     """Replay a trace through a fleet of simulated workers, and say what its users would have seen.
 
     Nothing needs a GPU, and virtual time passes as fast as it can. The same command gives the same report, byte for byte.
     Ctrl-C ends the run early, with a report on what happened until then and exit code 130.
+
+    With --live URL the trace drives a real endpoint instead, in real time: prompts are made up so that they share what the
+    trace says they share. With --live self a mock fleet and a gateway are started for it.
     """
+    from kvyard.cli.replay_live import check_flags, run_live, say_proof
     from kvyard.replay.run import read_slo
     from kvyard.replay.run import replay as run
     from kvyard.replay.settings import make_config
     from kvyard.replay.traces import open_trace
 
+    own = {"speed": speed, "timeout": timeout, "served_model_name": served_model_name, "token_file": token_file}
+    flags = {name: value is not None for name, value in own.items()} | {
+        "any_length": any_length,
+        "prove": prove,
+        "bounds": bounds,
+    }
+    check_flags(live, settings, flags)
     check_outputs(report, per_request, html)
     read_slo(slo)
     made = make_config(settings)
@@ -55,6 +95,30 @@ def replay(
             "Sessions of this trace have no common clock, so all of them start at once: --concurrency N lets N run.",
             err=True,
         )
+    if live is not None:
+        from contextlib import nullcontext
+
+        from kvyard.replay.progress import Bar
+
+        with nullcontext() if quiet else Bar(source, made.limit, passed="passed, in") as shown:
+            went, rehearsed = run_live(
+                live,
+                source,
+                settings,
+                slo=slo,
+                label=label,
+                speed=1.0 if speed is None else speed,
+                timeout=600.0 if timeout is None else timeout,
+                served_model_name=served_model_name,
+                token_file=token_file,
+                any_length=any_length,
+                prove=prove,
+                progress=None if shown is None else shown.told,
+            )
+        _finish(went, report, per_request, html, quiet)
+        if rehearsed is not None and prove:
+            say_proof(rehearsed)
+        return
     with patient() as wish:
         if quiet:
             done = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=lambda *_: wish.obey())
@@ -68,6 +132,11 @@ def replay(
                     wish.obey()
 
                 done = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=told)
+    _finish(done, report, per_request, html, quiet)
+
+
+def _finish(done: Run | LiveRun, report: Path | None, per_request: Path | None, html: Path | None, quiet: bool) -> None:
+    """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
     done.save(report, per_request, html)
     if not quiet:
         done.show()
@@ -91,7 +160,7 @@ def check_outputs(report: Path | None, per_request: Path | None, html: Path | No
             raise KvyardError(f"can't write {path}: it is a directory")
 
 
-def _say_more(done: Run) -> None:
+def _say_more(done: Run | LiveRun) -> None:
     """What the trace left out, and why requests were turned away."""
     if done.trace is not None:
         tally = done.trace.tally

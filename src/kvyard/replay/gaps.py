@@ -7,13 +7,14 @@ to the nearest microsecond, and equal ones are put together now and then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from kvyard.clock.units import US
 
-Column = npt.NDArray[np.int64]
+Column: TypeAlias = npt.NDArray[np.int64]
 
 _ROOM = 1 << 16
 """Passes kept as they come before they are put together."""

@@ -27,14 +27,16 @@ class Bar:
         source: Trace | Iterable[TraceRequest] | None = None,
         limit: int | None = None,
         console: Console | None = None,
+        passed: str = "simulated in",
     ) -> None:
+        """``passed`` stands between the run's own time and the real one."""
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._progress = Progress(
             TextColumn("{task.completed:,.0f} of {task.fields[of]} requests"),
             BarColumn(bar_width=28),
-            TextColumn("{task.fields[simulated]} simulated in"),
+            TextColumn(f"{{task.fields[simulated]}} {passed}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[rate]}"),
             console=console or Terminal(stderr=True),

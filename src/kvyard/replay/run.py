@@ -148,7 +148,19 @@ def open_source(
     trace_block_size: int | None = None,
 ) -> Trace | Iterable[TraceRequest]:
     """The requests of ``trace``, as far as ``config.limit`` lets them. Raises ``KvyardError`` where there are none."""
-    limit = config.limit
+    return limited(trace, config.limit, format=format, skip_bad=skip_bad, sort=sort, trace_block_size=trace_block_size)
+
+
+def limited(
+    trace: str | Path | Trace | Iterable[TraceRequest],
+    limit: int | None,
+    *,
+    format: str | None = None,
+    skip_bad: bool = False,
+    sort: bool = False,
+    trace_block_size: int | None = None,
+) -> Trace | Iterable[TraceRequest]:
+    """The first ``limit`` requests of ``trace``. Raises ``KvyardError`` where there are none."""
     if isinstance(trace, str | Path):
         made = open_trace(trace, format, block_size=trace_block_size, skip_bad=skip_bad, sort=sort, limit=limit)
         made.first  # noqa: B018 - refuses an empty one before anything is built

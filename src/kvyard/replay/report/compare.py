@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.replay.report.report import Report
+from kvyard.replay.report.report import TIERS, Report
 from kvyard.replay.report.words import REASONS, SOURCES, name_of
 
 Unit = Literal["ms", "per_s", "share", "count", "ratio", "bytes"]
@@ -77,32 +77,43 @@ def measures() -> list[Measure]:
     add("goodput", "Requests within the SLO", "Throughput, per second", "share", "high",
         lambda report: report.goodput.requests.value if report.goodput else None)  # fmt: skip
     part = "Of prompt tokens"
-    for key, title in (*SOURCES.items(), ("all", "Reused in all")):
+    for key, title in (*((key, SOURCES[key]) for key in TIERS), ("all", "Reused in all")):
         better: Better = "high" if key == "all" else ""
-        add(f"reuse.{key}", title, part, "share", better, lambda report, key=key: report.reuse[key].value)  # type: ignore[misc]
+        add(f"reuse.{key}", title, part, "share", better, _reused(key))
     for key, title in REASONS.items():
         add(f"missed.{key}", f"Computed: {title.lower()}", part, "share", "", _missed(key))
     part = "Fleet"
     add("preemptions", "Preemptions", part, "count", "low", lambda report: report.preemptions)
-    add("evicted", "Device blocks evicted", part, "count", "", lambda report: report.tiers["device"].evicted_blocks)
+    add("evicted", "Device blocks evicted", part, "count", "",
+        lambda report: report.tiers["device"].evicted_blocks if report.tiers else None)  # fmt: skip
     add("moved", "Bytes moved between tiers", part, "bytes", "",
-        lambda report: sum(flow.bytes for flow in report.transfers.values()))  # fmt: skip
+        lambda report: sum(flow.bytes for flow in report.transfers.values()) if report.tiers else None)  # fmt: skip
     add("regret", "Router regret", part, "share", "low",
-        lambda report: report.router.regret.value if report.router.regret.whole else None)  # fmt: skip
-    add("balance", "Prompt tokens, most / mean", part, "ratio", "low", lambda report: report.balance["max_over_mean"])
+        lambda report: report.router.regret.value if report.router and report.router.regret.whole else None)  # fmt: skip
+    add("balance", "Prompt tokens, most / mean", part, "ratio", "low",
+        lambda report: report.balance.get("max_over_mean"))  # fmt: skip
     return found
 
 
 def _latency(key: str, field: str) -> Callable[[Report], float | None]:
     def get(report: Report) -> float | None:
-        spread = report.latency[key]
-        return float(getattr(spread, field)) if spread.count else None
+        spread = report.latency.get(key)
+        return float(getattr(spread, field)) if spread is not None and spread.count else None
 
     return get
 
 
 def _missed(key: str) -> Callable[[Report], float | None]:
-    return lambda report: report.missed_tokens[key].value if key in report.missed_tokens else 0.0
+    def get(report: Report) -> float | None:
+        if report.live is not None and key != "unknown":
+            return None  # a client can't see why something had to be computed
+        return report.missed_tokens[key].value if key in report.missed_tokens else 0.0
+
+    return get
+
+
+def _reused(key: str) -> Callable[[Report], float | None]:
+    return lambda report: report.reuse[key].value if key in report.reuse else None
 
 
 def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Comparison:
@@ -202,6 +213,9 @@ def _notes(reports: Sequence[Report], runs: Sequence[str]) -> list[str]:
             found.append(f"{run} was made by kvyard {report.made_by}, {runs[0]} by {first.made_by}.")
         if report.goodput and first.goodput and report.goodput.slo_ms != first.goodput.slo_ms:
             found.append(f"{run} and {runs[0]} have different SLOs: goodput can't be compared.")
+        if (report.live is None) != (first.live is None):
+            live, other = (run, runs[0]) if report.live is not None else (runs[0], run)
+            found.append(f"{live} was measured live, {other} simulated.")
     for report, run in zip(reports, runs):
         if not report.complete:
             found.append(f"{run} was interrupted: its figures cover what had happened until then.")

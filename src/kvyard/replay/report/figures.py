@@ -21,6 +21,7 @@ COLORS = {
     "device": "blue",
     "host": "aqua",
     "storage": "violet",
+    "cached": "blue",
     "other_worker": "yellow",
     "evicted": "red",
     "never_seen": "grey",

@@ -41,20 +41,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The mean gap between its tokens."""
     e2e_ms: float | None
     queue_ms: float | None
-    loading_ms: float
+    loading_ms: float | None
     input_tokens: int
     wanted_tokens: int
     output_tokens: int
-    cached_tokens: int
-    host_tokens: int
-    storage_tokens: int
+    cached_tokens: int | None
+    """This and what follows is null in a live run, as far as only the engine knows it."""
+    host_tokens: int | None
+    storage_tokens: int | None
     miss: str | None
-    lost_tokens: int
-    elsewhere_tokens: int
-    overlap_blocks: int
-    best_overlap_blocks: int
-    preemptions: int
-    retries: int
+    lost_tokens: int | None
+    elsewhere_tokens: int | None
+    overlap_blocks: int | None
+    best_overlap_blocks: int | None
+    preemptions: int | None
+    retries: int | None
 
 
 def to_json(report: Report) -> bytes:
@@ -130,20 +131,20 @@ def row(record: Record) -> Row:
         else None,
         e2e_ms=_between(record.arrival, record.ended),
         queue_ms=_between(record.arrival, record.admitted),
-        loading_ms=record.loading / MS,
+        loading_ms=record.loading / MS if record.loading >= 0 else None,
         input_tokens=record.input,
         wanted_tokens=record.wanted,
         output_tokens=record.output,
-        cached_tokens=record.cached,
-        host_tokens=record.host,
-        storage_tokens=record.storage,
+        cached_tokens=_known(record.cached),
+        host_tokens=_known(record.host),
+        storage_tokens=_known(record.storage),
         miss=record.miss or None,
-        lost_tokens=record.lost,
-        elsewhere_tokens=record.elsewhere,
-        overlap_blocks=record.overlap,
-        best_overlap_blocks=record.best_overlap,
-        preemptions=record.preemptions,
-        retries=record.retries,
+        lost_tokens=_known(record.lost),
+        elsewhere_tokens=_known(record.elsewhere),
+        overlap_blocks=_known(record.overlap),
+        best_overlap_blocks=_known(record.best_overlap),
+        preemptions=_known(record.preemptions),
+        retries=_known(record.retries),
     )
 
 
@@ -180,8 +181,8 @@ def _some(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield some
 
 
-def _known(when: int) -> int | None:
-    return when if when >= 0 else None
+def _known(value: int) -> int | None:
+    return value if value >= 0 else None
 
 
 def _between(start: int, end: int) -> float | None:

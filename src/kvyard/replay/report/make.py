@@ -66,11 +66,11 @@ def make_report(
         made_by=__version__,
         label=label,
         trace=dict(trace or {}),
-        digest=_digest(records),
+        digest=digest_of(records),
         config=msgspec.json.decode(msgspec.json.encode(fleet.config)),
         complete=not fleet.interrupted,
         duration_s=seconds,
-        requests=_statuses(records),
+        requests=statuses(records),
         input_tokens=inputs,
         output_tokens=outputs,
         throughput={
@@ -87,8 +87,8 @@ def make_report(
         reuse=_reuse(admitted),
         misses=_misses(admitted),
         missed_tokens=_missed_tokens(series, admitted),
-        goodput=_goodput(done, slo, seconds) if slo is not None else None,
-        balance=_balance(workers),
+        goodput=make_goodput(done, slo, seconds) if slo is not None else None,
+        balance=make_balance(workers),
         router=_router(fleet, records),
         preemptions=sum(record.preemptions for record in records),
         tiers=make_tiers(fleet, duration),
@@ -101,12 +101,14 @@ def make_report(
     )
 
 
-def _digest(records: Sequence[Record]) -> str:
+def digest_of(records: Sequence[Record]) -> str:
+    """Of the requests' ids and lengths."""
     rows = sorted((record.id, record.input, record.wanted) for record in records)
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(rows))
 
 
-def _statuses(records: Sequence[Record]) -> dict[str, int]:
+def statuses(records: Sequence[Record]) -> dict[str, int]:
+    """How many ended which way."""
     counts = Counter(record.status or "unfinished" for record in records)
     return {"all": len(records), **dict(sorted(counts.items()))}
 
@@ -160,7 +162,9 @@ def _missed_tokens(series: Series, admitted: Sequence[Record]) -> dict[str, Shar
     return {name: share(tokens[name], whole, of) for name in MISSES if tokens.get(name)}
 
 
-def _goodput(done: Sequence[Record], slo: Slo, seconds: float) -> Goodput:
+def make_goodput(done: Sequence[Record], slo: Slo, seconds: float) -> Goodput:
+    """What of ``done`` was within ``slo``, in a run of ``seconds``."""
+
     def good(record: Record) -> bool:
         if slo.ttft is not None and record.first_token - record.arrival > slo.ttft * MS:
             return False
@@ -178,15 +182,16 @@ def _goodput(done: Sequence[Record], slo: Slo, seconds: float) -> Goodput:
     )
 
 
-def _balance(workers: Sequence[WorkerReport]) -> dict[str, float]:
+def make_balance(workers: Sequence[WorkerReport]) -> dict[str, float]:
+    """How evenly work was spread."""
     loads = np.array([worker.input_tokens for worker in workers], dtype=np.float64)
     mean = float(loads.mean())
-    return {
+    found = {
         "variation": float(loads.std() / mean) if mean else 0.0,
         "max_over_mean": float(loads.max() / mean) if mean else 0.0,
-        "busy_min": min(worker.busy for worker in workers),
-        "busy_max": max(worker.busy for worker in workers),
     }
+    busy = [worker.busy for worker in workers if worker.busy is not None]
+    return found | {"busy_min": min(busy), "busy_max": max(busy)} if busy else found
 
 
 def _router(fleet: Fleet, records: Sequence[Record]) -> RouterReport:

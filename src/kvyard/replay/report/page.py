@@ -10,7 +10,7 @@ from kvyard.replay.report import figures as draw
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.files import whole_file
 from kvyard.replay.report.html import Page, card, esc, grid, head, listing, row, table, tile
-from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, Report, Share
+from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, Report, RouterReport, Share
 from kvyard.replay.report.words import (
     COLUMNS,
     REASONS,
@@ -37,18 +37,24 @@ def page(report: Report) -> str:
     made = Page(f"{name_of(report)} · kvyard")
     made.add(head(name_of(report), summary(report), notes(report)))
     made.add('<div class="tiles">', *_tiles(report), "</div>")
-    text = "of all prompt tokens of admitted requests, at first admission"
-    made.add(
-        made.figure("Where prompt tokens came from", text, draw.composition([report], [name_of(report)]), wide=True)
-    )
+    if report.reuse:
+        text = "of all prompt tokens of admitted requests, at first admission"
+        figure = draw.composition([report], [name_of(report)])
+        made.add(made.figure("Where prompt tokens came from", text, figure, wide=True))
     _latencies(made, report)
     _over_time(made, report)
-    _workers(made, report)
-    _misses(made, report)
-    if report.transfers or report.tiers["device"].evicted_blocks:
+    if report.workers:
+        _workers(made, report)
+    if report.reuse:
+        _misses(made, report)
+    if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
         _tiers(made, report)
-    _router(made, report)
-    made.section("What was run", "The same settings and trace give the same report, byte for byte.")
+    if report.router is not None:
+        _router(made, report.router)
+    if report.live is None:
+        made.section("What was run", "The same settings and trace give the same report, byte for byte.")
+    else:
+        made.section("What was run", "A live run: the next one is a little different.")
     made.add(
         '<section class="card">'
         + "".join((listing("Configuration", report.config), listing("Trace", report.trace), listing("Bounds", report.bounds)))
@@ -70,7 +76,11 @@ def _tiles(report: Report) -> Iterator[str]:
     )
     best = report.bounds.get("infinite")
     more = f"of prompt tokens · at best {percent(best.value)}" if best else "of prompt tokens"
-    yield tile("Reused", f"{report.reuse['all'].value * 100:.1f}", "%", more)
+    if report.reuse:
+        yield tile("Reused", f"{report.reuse['all'].value * 100:.1f}", "%", more)
+    if report.live is not None:
+        late = report.live.lateness
+        yield tile("Sent after it was due", *_ms(late.p50), f"median · p99 {' '.join(_ms(late.p99))}")
     if report.goodput is not None:
         good = report.goodput
         slo = good.slo_ms
@@ -99,13 +109,18 @@ def _latencies(made: Page, report: Report) -> None:
         "e2e": "from arrival to the last token",
         "queue": "from arrival to first admission",
     }
-    zeros = report.histograms["queue"].zeros
-    if zeros and report.latency["queue"].count:
-        texts["queue"] = f"until first admission; none for {zeros / report.latency['queue'].count:.0%} of requests"
-    cards = [made.figure(words, texts[key], draw.distribution(report, key)) for key, words in LATENCIES.items()]
+    if report.live is not None:
+        texts |= {"ttft": "from when it was due to the first token", "e2e": "from when it was due to the last token"}
+        texts["itl"] = "between two tokens of an answer, as they came over the wire"
+    queue = report.latency.get("queue")
+    zeros = report.histograms["queue"].zeros if queue is not None else 0
+    if zeros and queue is not None and queue.count:
+        texts["queue"] = f"until first admission; none for {zeros / queue.count:.0%} of requests"
+    there = {key: words for key, words in LATENCIES.items() if key in report.latency}
+    cards = [made.figure(words, texts[key], draw.distribution(report, key)) for key, words in there.items()]
     cards.append(made.figure("All of them", "cumulative", draw.all_latencies(report)))
     rows = []
-    for names, unit, spreads in ((LATENCIES, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
+    for names, unit, spreads in ((there, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
         for key, words in names.items():
             spread, show = spreads[key], measured if unit == "ms" else whole
             rows.append(
@@ -117,19 +132,20 @@ def _latencies(made: Page, report: Report) -> None:
 
 def _over_time(made: Page, report: Report) -> None:
     window = span(report.series.window_s)
-    made.section("Over time", f"Simulated time. Counts are by windows of {window}; states are samples.")
-    made.add(
-        grid(
-            "two",
-            made.figure("Time to first token", "by arrival, finished requests", draw.first_tokens(report)),
+    cards = [made.figure("Time to first token", "by arrival, finished requests", draw.first_tokens(report))]
+    if report.live is None:
+        made.section("Over time", f"Simulated time. Counts are by windows of {window}; states are samples.")
+        cards += [
             made.figure("Running and waiting", "all workers together", draw.queues(report)),
             made.figure("Cache use by tier", "what is held by requests can't be evicted", draw.cache_use(report)),
-            made.figure("Arriving and finishing", "", draw.rates(report)),
-            made.figure(
-                "Where prompt tokens came from", "by first admission", draw.composition_over_time(report), wide=True
-            ),
-        )
-    )
+        ]
+    else:
+        made.section("Over time", f"By windows of {window}.")
+    cards.append(made.figure("Arriving and finishing", "", draw.rates(report)))
+    if report.live is None:
+        figure = draw.composition_over_time(report)
+        cards.append(made.figure("Where prompt tokens came from", "by first admission", figure, wide=True))
+    made.add(grid("two", *cards))
 
 
 def _workers(made: Page, report: Report) -> None:
@@ -141,7 +157,7 @@ def _workers(made: Page, report: Report) -> None:
     )
     rows = []
     for worker in report.workers:
-        reused = worker.cached_tokens + worker.loaded_tokens
+        reused = None if worker.cached_tokens is None else worker.cached_tokens + worker.loaded_tokens
         rows.append(
             row(
                 [
@@ -149,11 +165,12 @@ def _workers(made: Page, report: Report) -> None:
                     whole(worker.requests),
                     whole(worker.input_tokens),
                     whole(worker.output_tokens),
-                    percent(reused / worker.input_tokens) if worker.input_tokens else "–",
-                    percent(worker.busy),
-                    whole(worker.passes),
-                    whole(worker.preemptions),
-                    whole(worker.evicted_blocks),
+                    percent(reused / worker.input_tokens) if worker.input_tokens and reused is not None else "–",
+                    "–" if worker.busy is None else percent(worker.busy),
+                    *(
+                        "–" if count is None else whole(count)
+                        for count in (worker.passes, worker.preemptions, worker.evicted_blocks)
+                    ),
                 ]
             )
         )
@@ -185,8 +202,8 @@ def _misses(made: Page, report: Report) -> None:
     )
     rows = []
     for key, words in SOURCES.items():
-        share = report.reuse[key]
-        if share.part or key == "device":
+        share = report.reuse.get(key)
+        if share is not None and (share.part or key == "device"):
             rows.append(_swatched(key, words, share, None))
     rows.append(_plain("Reused", report.reuse["all"], "sum"))
     for key, words in BOUNDS.items():
@@ -260,8 +277,7 @@ def _tiers(made: Page, report: Report) -> None:
     made.add(grid("one", *cards))
 
 
-def _router(made: Page, report: Report) -> None:
-    router = report.router
+def _router(made: Page, router: RouterReport) -> None:
     made.section(
         "Router", f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure."
     )

@@ -117,16 +117,17 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     input_tokens: int
     output_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     loaded_tokens: int = 0
     """Prompt tokens that came from lower tiers."""
-    computed_tokens: int
-    """Prompt tokens computed, those computed again after a preemption included."""
-    busy: float
+    computed_tokens: int | None = None
+    """Prompt tokens computed, those computed again after a preemption included. This and what follows is null where only the
+    engine knows: in a live run."""
+    busy: float | None = None
     """Share of the run in which a pass was under way."""
-    preemptions: int
-    passes: int
-    evicted_blocks: int = 0
+    preemptions: int | None = None
+    passes: int | None = None
+    evicted_blocks: int | None = 0
     tiers: dict[str, int] = msgspec.field(default_factory=dict)
     """Counters of its lower tiers, where it has any."""
 
@@ -158,6 +159,23 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     blocks that hold something), ``host`` and ``storage`` (likewise)."""
 
 
+class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What only a run against a live endpoint has. Times are milliseconds of the endpoint's time."""
+
+    endpoint: str
+    model: str | None = None
+    speed: float = 1.0
+    """How many times as fast as real its time passed."""
+    lateness: Spread = Spread()
+    """How much later than due requests were sent. Latencies count from when they were due."""
+    errors: dict[str, int] = msgspec.field(default_factory=dict)
+    """Why requests have no answer, the most frequent reason first."""
+    inexact: int = 0
+    """Finished requests whose answer had another length than was asked for."""
+    absent: list[str] = msgspec.field(default_factory=list)
+    """What this report lacks because no client can see it."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
@@ -187,7 +205,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     lengths: dict[str, Spread] = msgspec.field(default_factory=dict)
     """Tokens: ``input``, ``output``."""
     reuse: dict[str, Share]
-    """At first admission: ``device``, ``host``, ``storage`` and ``all`` of the prompt tokens."""
+    """At first admission: ``device``, ``host``, ``storage`` and ``all`` of the prompt tokens. In a live run ``cached`` and
+    ``all``, which are the same, or nothing where the endpoint doesn't say."""
     misses: dict[str, Share]
     """Why prefixes ended, by requests."""
     missed_tokens: dict[str, Share] = msgspec.field(default_factory=dict)
@@ -195,9 +214,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     goodput: Goodput | None = None
     balance: dict[str, float]
     """How evenly work was spread: coefficient of variation and maximum over mean, of prompt tokens by worker, and the least
-    and the most busy worker's share of time."""
-    router: RouterReport
-    preemptions: int
+    and the most busy worker's share of time. What isn't known is left out."""
+    router: RouterReport | None = None
+    preemptions: int | None = None
     tiers: dict[str, TierReport] = msgspec.field(default_factory=dict)
     """``device``, ``host``, ``storage``, as far as there are any."""
     transfers: dict[str, Flow] = msgspec.field(default_factory=dict)
@@ -209,3 +228,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerReport]
     series: Series = Series()
     timeline: Samples = Samples()
+    live: LiveReport | None = None
+    """Of a run against a live endpoint; what only a simulation knows is left out then."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvyard.replay.report.bounds import BOUNDS
-from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, Report
+from kvyard.replay.report.numbers import Spread
+from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, LiveReport, Report
 from kvyard.replay.report.words import (
     COLUMNS,
     REASONS,
@@ -42,12 +43,16 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console.print()
     console.print(_measurements(report, console.width >= ROOMY))
     console.print(_rates(report))
-    console.print(_prompts(report))
-    if report.transfers or report.tiers["device"].evicted_blocks:
+    if report.live is not None:
+        console.print(_sending(report.live))
+    if report.reuse:
+        console.print(_prompts(report))
+    if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
         console.print(_tiers(report))
     if report.transfers:
         console.print(_transfers(report))
-    console.print(_fleet(report))
+    if report.router is not None or report.balance:
+        console.print(_fleet(report))
 
 
 def report_text(report: Report, width: int = PLAIN_WIDTH) -> str:
@@ -90,7 +95,7 @@ def _measurements(report: Report, roomy: bool) -> Table:
     table = _table("Finished requests" if roomy else "Finished", *COLUMNS)
     for names, unit, spreads in ((LATENCIES, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
         for key, long in names.items():
-            spread = spreads[key]
+            spread = spreads.get(key, Spread())
             show = (whole if unit == "tokens" else measured) if roomy else short
             values = [show(getattr(spread, column)) if spread.count else "-" for column in COLUMNS]
             table.add_row(f"{long if roomy else SHORT[key]} ({unit})", *values)
@@ -117,13 +122,20 @@ def _rates(report: Report) -> Table:
     return table
 
 
+def _sending(live: LiveReport) -> Table:
+    table = _table("Sent after it was due", *COLUMNS)
+    late = live.lateness
+    table.add_row("Lateness (ms)", *(measured(getattr(late, column)) if late.count else "-" for column in COLUMNS))
+    return table
+
+
 def _prompts(report: Report) -> Table:
     table = _table(
         f"{report.reuse['all'].whole:,} prompt tokens of admitted requests", "tokens", "of them", "prefixes ended"
     )
     for name, words in SOURCES.items():
-        share = report.reuse[name]
-        if share.part or name == "device":
+        share = report.reuse.get(name)
+        if share is not None and name != "cached" and (share.part or name == "device"):
             table.add_row(words, f"{share.part:,}", percent(share.value), "")
     all_ = report.reuse["all"]
     table.add_row("[bold]Reused[/bold]", f"[bold]{all_.part:,}[/bold]", f"[bold]{percent(all_.value)}[/bold]", "")
@@ -138,7 +150,7 @@ def _prompts(report: Report) -> Table:
                 f"Computed: {words.lower()}",
                 f"{tokens.part:,}" if tokens else "0",
                 percent(tokens.value) if tokens else percent(0),
-                f"{requests.part:,}" if requests else "0",
+                f"{requests.part:,}" if requests else "" if report.live is not None else "0",
             )
     return table
 
@@ -184,9 +196,11 @@ def _transfers(report: Report) -> Table:
 
 
 def _fleet(report: Report) -> Table:
-    table = _table("Router and balance", "", "")
     router, balance = report.router, report.balance
-    if router.regret.whole:
+    table = _table("Router and balance" if router is not None else "Balance", "", "")
+    if router is None:
+        pass
+    elif router.regret.whole:
         for words, share in (
             ("Regret: prefix blocks others had beyond the chosen / those of the best", router.regret),
             ("Sent to a worker with the longest prefix / requests of which any had one", router.best),
@@ -197,8 +211,10 @@ def _fleet(report: Report) -> Table:
         table.add_row(f"Regret: not known, {router.policy} doesn't look at what workers have", "-", "")
     table.add_row("Prompt tokens by worker: most / mean", f"{balance['max_over_mean']:.3f}", "")
     table.add_row("Prompt tokens by worker: standard deviation / mean", f"{balance['variation']:.3f}", "")
-    table.add_row("Share of time busy: least to most", percent(balance["busy_min"]), percent(balance["busy_max"]))
-    table.add_row("Preemptions", f"{report.preemptions:,}", "")
-    if router.retries:
+    if "busy_min" in balance:
+        table.add_row("Share of time busy: least to most", percent(balance["busy_min"]), percent(balance["busy_max"]))
+    if report.preemptions is not None:
+        table.add_row("Preemptions", f"{report.preemptions:,}", "")
+    if router is not None and router.retries:
         table.add_row("Requests routed again after a failure", f"{router.retries:,}", "")
     return table

@@ -8,6 +8,7 @@ SOURCES = {
     "device": "Found on the device",
     "host": "Loaded from host memory",
     "storage": "Loaded from storage",
+    "cached": "Cached, as the endpoint says",
 }
 """Where prompt tokens came from that were not computed."""
 REASONS = {
@@ -28,6 +29,8 @@ SHORT = {
     "input": "Input",
     "output": "Output",
 }
+LATE_MS = 100.0
+"""How late the latest 1 % may leave before a reader is warned."""
 COLUMNS = ("mean", "min", "max", "p50", "p90", "p95", "p99", "std")
 
 
@@ -83,9 +86,17 @@ def summary(report: Report) -> str:
     trace = report.trace.get("name")
     if trace:
         parts[0] += f" of {trace}"
-    parts.append(f"{len(report.workers)} worker{'s' if len(report.workers) != 1 else ''}")
-    parts.append(f"routed by {report.router.policy}")
-    parts.append(f"{span(report.duration_s)} simulated")
+    if report.live is not None:
+        parts.append(f"live at {report.live.endpoint}")
+    if report.workers:
+        parts.append(f"{len(report.workers)} worker{'s' if len(report.workers) != 1 else ''}")
+    if report.router is not None:
+        parts.append(f"routed by {report.router.policy}")
+    if report.live is None:
+        parts.append(f"{span(report.duration_s)} simulated")
+    else:
+        speed = report.live.speed
+        parts.append(span(report.duration_s) + (f" at {speed:g} times the speed" if speed != 1 else ""))
     others = [f"{count:,} {status}" for status, count in requests.items() if status not in ("all", "finished")]
     return " · ".join(parts + others)
 
@@ -98,4 +109,16 @@ def notes(report: Report) -> list[str]:
     missing = report.requests["all"] - report.requests.get("finished", 0)
     if missing and report.complete:
         found.append(f"{missing:,} of {report.requests['all']:,} requests did not finish; latencies leave them out.")
+    live = report.live
+    if live is not None:
+        for reason, count in live.errors.items():
+            found.append(f"{count:,} without an answer: {reason}.")
+        if live.inexact:
+            found.append(f"{live.inexact:,} answers had another length than was asked for.")
+        if live.lateness.p99 > LATE_MS:
+            found.append(
+                f"The driver was late: 1 % of the requests left {measured(live.lateness.p99)} ms or more after they were due. "
+                "Latencies include that; the endpoint may be faster than they say."
+            )
+        found.append(f"Not to be seen from outside, and so not in here: {', '.join(live.absent)}.")
     return found

@@ -1,0 +1,1 @@
+"""A trace against a live endpoint: prompts that share what the trace says, sent when they are due, and the same report."""

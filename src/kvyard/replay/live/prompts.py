@@ -1,0 +1,75 @@
+"""Prompts for a live endpoint: token ids made up so that they share what the trace says they share, and nothing else.
+
+A trace's ids are cumulative: equal ids mean equal prefixes. So the tokens of a block are drawn from its id, and two prompts
+have the same tokens exactly as far as they have the same ids. The same seed gives the same tokens, on every machine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import xxhash
+
+from kvyard.errors import KvyardError
+from kvyard.replay.traces import TraceRequest
+
+LOWEST = 1000
+VOCABULARY = 32_000
+"""Ids from ``LOWEST`` up to this are ordinary tokens of about every model; below are often special ones."""
+
+
+class Prompts:
+    """Makes prompts. Remembers nothing."""
+
+    def __init__(self, seed: int = 0, vocabulary: int = VOCABULARY) -> None:
+        """Raises ``KvyardError`` for a vocabulary that is too small to tell prompts apart."""
+        if not LOWEST + 1000 <= vocabulary <= 1 << 32:
+            raise KvyardError(f"a vocabulary has from {LOWEST + 1000} to {1 << 32} tokens, not {vocabulary}")
+        self._seed = seed
+        self._span = vocabulary - LOWEST
+
+    def tokens(self, row: TraceRequest) -> list[int]:
+        """The prompt of ``row``: its own tokens where the trace has them, made up ones otherwise."""
+        if row.tokens is not None:
+            return list(row.tokens)
+        if row.ids is None:
+            # Nothing is known of what it shares: it shares nothing.
+            return self._draw(f"request {row.id}", row.input_length)
+        size = row.id_block_size
+        found: list[int] = []
+        for id_ in row.ids:
+            found += self._draw(f"id {id_}", size)
+        del found[row.input_length :]
+        if len(found) < row.input_length:
+            found += self._draw(f"request {row.id}", row.input_length - len(found))
+        return found
+
+    def _draw(self, name: str, count: int) -> list[int]:
+        key = xxhash.xxh3_128_intdigest(f"{self._seed} {name}".encode())
+        # The raw stream of a bit generator is promised to stay the same; what is derived from it isn't.
+        raw = np.random.Philox(key=key).random_raw(count)
+        drawn: list[int] = (raw % np.uint64(self._span) + np.uint64(LOWEST)).tolist()
+        return drawn
+
+
+def body_of(row: TraceRequest, tokens: list[int], model: str | None, *, exact: bool = True) -> bytes:
+    """The completion request for ``row``. ``exact``: the answer shall have just the recorded length, by vLLM's extensions."""
+    length = max(1, row.output_length)
+    body: dict[str, object] = {
+        "prompt": tokens,
+        "max_tokens": length,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+    }
+    name = row.lora or model
+    if name is not None:
+        body["model"] = name
+    if exact:
+        body["ignore_eos"] = True
+        body["min_tokens"] = length
+    if row.priority:
+        body["priority"] = row.priority
+    if row.salt is not None:
+        body["cache_salt"] = row.salt
+    return msgspec.json.encode(body)

@@ -1,0 +1,167 @@
+"""A live run from a trace to its report: what ``kvyard replay --live URL`` and Python call."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from kvyard.clock import WallClock
+from kvyard.errors import KvyardError
+from kvyard.replay.live.config import LiveConfig
+from kvyard.replay.live.driver import Driver
+from kvyard.replay.live.endpoint import Endpoint
+from kvyard.replay.live.report import make_live_report
+from kvyard.replay.record import Record
+from kvyard.replay.report import Report, Slo
+from kvyard.replay.run import Told, describe, limited, read_slo
+from kvyard.replay.traces import Trace, TraceRequest
+
+
+class LiveRun:
+    """A live run that is over. It has what ``kvyard.replay.run.Run`` has; in place of a fleet, the ``driver``."""
+
+    def __init__(self, report: Report, driver: Driver, trace: Trace | None) -> None:
+        self.report = report
+        self.driver = driver
+        self.trace = trace
+        """The trace, where it can be read again."""
+
+    @property
+    def records(self) -> list[Record]:
+        """One for each request that was due, in the order they were."""
+        return list(self.driver.records.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether it went to the end of the trace."""
+        return not self.driver.interrupted
+
+    def show(self) -> None:
+        """Print the report's table."""
+        from kvyard.replay.report.table import print_report
+
+        print_report(self.report)
+
+    def save(
+        self,
+        report: str | Path | None = None,
+        per_request: str | Path | None = None,
+        html: str | Path | None = None,
+    ) -> None:
+        """Write the report as JSON, a row per request (.jsonl or .parquet), and the page. Raises ``KvyardError``."""
+        from kvyard.replay.report.files import write_report, write_requests
+        from kvyard.replay.report.page import write_html
+
+        if report is not None:
+            write_report(self.report, report)
+        if per_request is not None:
+            write_requests(self.records, per_request)
+        if html is not None:
+            write_html(self.report, html)
+
+
+def replay_live(
+    trace: str | Path | Trace | Iterable[TraceRequest],
+    url: str,
+    config: LiveConfig | None = None,
+    *,
+    token: str | None = None,
+    slo: Slo | Mapping[str, float] | str | None = None,
+    label: str = "",
+    progress: Told | None = None,
+) -> LiveRun:
+    """Drive the OpenAI endpoint at ``url`` with ``trace`` and report on it. Not to be called on a running event loop.
+
+    Ctrl-C ends the run, and the report covers what happened until then; a second one raises ``KeyboardInterrupt``. Raises
+    ``KvyardError`` where the endpoint can't be reached or serves nothing, and where no request at all had an answer.
+    """
+    return asyncio.run(_replay(trace, url, config or LiveConfig(), token, slo, label, progress))
+
+
+async def _replay(
+    trace: str | Path | Trace | Iterable[TraceRequest],
+    url: str,
+    config: LiveConfig,
+    token: str | None,
+    slo: Slo | Mapping[str, float] | str | None,
+    label: str,
+    progress: Told | None,
+) -> LiveRun:
+    async with Endpoint(url, token) as endpoint:
+        return await drive(trace, endpoint, config, slo=slo, label=label, progress=progress)
+
+
+async def drive(
+    trace: str | Path | Trace | Iterable[TraceRequest],
+    endpoint: Endpoint,
+    config: LiveConfig,
+    *,
+    clock: WallClock | None = None,
+    slo: Slo | Mapping[str, float] | str | None = None,
+    label: str = "",
+    progress: Told | None = None,
+    settings: Mapping[str, object] | None = None,
+    name: str | None = None,
+) -> LiveRun:
+    """The same on a running loop. ``clock`` is the endpoint's, where it is in this process; it must pass at
+    ``config.speed``. ``settings`` and ``name`` are what the report says of the endpoint, in place of its address.
+    """
+    config.check()
+    wanted = read_slo(slo)
+    source = limited(trace, config.limit)
+    model = config.model or await _model(endpoint)
+    driver = Driver(endpoint, config, model=model, clock=clock or WallClock(0, config.speed))
+    with _interruptible(driver.stop):
+        await driver.run(source, progress)
+    _check_answered(driver, endpoint.url)
+    report = make_live_report(
+        driver,
+        endpoint=name or endpoint.url,
+        model=model,
+        label=label,
+        trace=describe(source),
+        slo=wanted,
+        config=settings,
+    )
+    return LiveRun(report, driver, source if isinstance(source, Trace) else None)
+
+
+async def _model(endpoint: Endpoint) -> str:
+    models = await endpoint.models()
+    if not models:
+        raise KvyardError(f"{endpoint.url} serves no model: start one, or name it with --served-model-name")
+    return models[0]
+
+
+def _check_answered(driver: Driver, url: str) -> None:
+    """Raise ``KvyardError`` where every single request failed: there is nothing to report then."""
+    records = driver.records
+    if driver.interrupted or not records or any(record.status == "finished" for record in records.values()):
+        return
+    reason, count = driver.errors.most_common(1)[0]
+    raise KvyardError(f"none of the {len(records):,} requests to {url} had an answer; {count:,} of them: {reason}")
+
+
+class _interruptible:
+    """While this lasts, the first Ctrl-C calls ``stop`` and the second ends everything. Elsewhere than in the main thread it
+    does nothing.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._main = threading.current_thread() is threading.main_thread()
+
+    def _asked(self) -> None:
+        self._stop()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    def __enter__(self) -> None:
+        if self._main:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked)
+
+    def __exit__(self, *_: object) -> None:
+        if self._main:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)

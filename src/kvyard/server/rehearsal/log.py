@@ -1,0 +1,176 @@
+"""Decision logs: what the router and every engine decided, in order, and where two logs first differ.
+
+A log has one list per place: the router, and each rank of each engine. Within a place the order is the order of decisions;
+between places there is none to compare, since they decide at the same time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import xxhash
+
+from kvyard.clock import SECOND
+from kvyard.engine.job import Job
+from kvyard.engine.watcher import Watcher
+from kvyard.events.types import Cleared, EventBatch, Stored
+from kvyard.events.wire import Encoder
+from kvyard.router.entries import AnyEntry, Applied, Refused, Routed
+
+ROUTER = "router"
+
+
+class Line(msgspec.Struct, frozen=True, gc=False):
+    """One decision."""
+
+    at: int
+    """Nanoseconds of the place's own clock."""
+    what: str
+    of: str
+    """The request it is about; empty where it is about none."""
+    facts: dict[str, object]
+
+    def words(self, since: int) -> str:
+        """For people: with the time since ``since``."""
+        facts = ", ".join(f"{name} {value}" for name, value in self.facts.items())
+        about = f" {self.of}" if self.of else ""
+        return f"{self.what}{about} at {(self.at - since) / SECOND:.9f} s" + (f" ({facts})" if facts else "")
+
+
+Log = dict[str, list[Line]]
+"""By place."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where two logs part."""
+
+    place: str
+    number: int
+    """Of the line, from 0."""
+    live: Line | None
+    """``None`` where that log has ended."""
+    offline: Line | None
+    since: int = 0
+
+    def __str__(self) -> str:
+        sides = (("live", self.live), ("offline", self.offline))
+        told = "; ".join(
+            f"{name}: {line.words(self.since) if line is not None else 'nothing more'}" for name, line in sides
+        )
+        parts = ""
+        if self.live is not None and self.offline is not None and self.live.what == self.offline.what:
+            names = [name for name in self.live.facts if self.live.facts.get(name) != self.offline.facts.get(name)]
+            names += ["its time"] if self.live.at != self.offline.at else []
+            parts = f"; what differs is {', '.join(names)}" if names else ""
+        return f"{self.place}, decision {self.number + 1}: {told}{parts}"
+
+
+def first_difference(live: Mapping[str, Sequence[Line]], offline: Mapping[str, Sequence[Line]]) -> Difference | None:
+    """Where the logs of two runs first differ, the earliest of all places; ``None`` where they are equal."""
+    found: list[Difference] = []
+    for place in sorted(set(live) | set(offline)):
+        ours, theirs = live.get(place, ()), offline.get(place, ())
+        since = min((lines[0].at for lines in (ours, theirs) if lines), default=0)
+        for number in range(max(len(ours), len(theirs))):
+            one = ours[number] if number < len(ours) else None
+            other = theirs[number] if number < len(theirs) else None
+            if one != other:
+                found.append(Difference(place=place, number=number, live=one, offline=other, since=since))
+                break
+    # A wrong choice of the router shows in engines too; it is the cause and they are the effect.
+    return min(found, key=lambda one: (one.place != ROUTER, _time(one)), default=None)
+
+
+def _time(one: Difference) -> int:
+    return min(line.at for line in (one.live, one.offline) if line is not None)
+
+
+def tally(log: Mapping[str, Sequence[Line]]) -> Counter[str]:
+    """How many decisions of each kind there are."""
+    return Counter(line.what for lines in log.values() for line in lines)
+
+
+# -- what is written down -----------------------------------------------------------------------------------------------------
+
+
+def router_lines(entries: Iterable[AnyEntry]) -> list[Line]:
+    """A router's journal as lines: what it decided, and between decisions which batches it had applied."""
+    lines: list[Line] = []
+    for entry in entries:
+        if isinstance(entry, Routed):
+            decision = msgspec.structs.asdict(entry.decision)
+            for name in ("id", "candidates"):
+                del decision[name]
+            facts = {"worker": str(decision.pop("worker")), **decision, "tail": entry.tail}
+            facts["best_worker"] = str(entry.decision.best_worker)
+            lines.append(Line(entry.at, "routed", entry.id, facts))
+        elif isinstance(entry, Refused):
+            lines.append(Line(entry.at, "refused", entry.id, {"why": entry.why}))
+        elif isinstance(entry, Applied):
+            facts = {"stream": entry.stream, "epoch": entry.epoch, "sequence": entry.seq, "events": entry.events}
+            lines.append(Line(entry.at, "applied", "", facts | {"origin": entry.origin, "state": entry.state}))
+    return lines
+
+
+class EngineLog(Watcher):
+    """Writes down what one rank decides: admissions with their hits, loads, preemptions, ends, and every batch of events,
+    which tells of evictions and offloads.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.first: dict[str, int] = {}
+        """When requests had their first token."""
+        self.last: dict[str, int] = {}
+        """When finished requests had their last."""
+        self.answers: dict[str, list[int]] = {}
+        """What they said, by the jobs' ids."""
+        self.batches: dict[int, tuple[bytes, EventBatch]] | None = None
+        """Batches, as they go over the wire and as they are, by sequence, where somebody wants them."""
+        self._encoder = Encoder()
+
+    def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
+        facts: dict[str, object] = {"cached": cached, "loaded": external, "preemptions": job.preemptions}
+        self.lines.append(Line(now, "admitted", request_of(job), facts))
+
+    def produced(self, job: Job, count: int, end: int) -> None:
+        name = request_of(job)
+        if name not in self.first:
+            self.first[name] = end
+            self.lines.append(Line(end, "first token", name, {}))
+
+    def preempted(self, job: Job, now: int) -> None:
+        self.lines.append(Line(now, "preempted", request_of(job), {}))
+
+    def loading(self, job: Job, now: int, tokens: int) -> None:
+        self.lines.append(Line(now, "loading", request_of(job), {"tokens": tokens}))
+
+    def ended(self, job: Job, now: int, reason: str) -> None:
+        name = request_of(job)
+        self.last[name] = now
+        tokens = job.chain.tokens[job.num_prompt_tokens :]  # type: ignore[union-attr]
+        self.answers[job.id] = list(tokens)
+        facts: dict[str, object] = {"state": job.state.name.lower(), "output": job.output, "reason": reason}
+        self.lines.append(Line(now, "ended", name, facts))
+
+    def announced(self, batch: EventBatch, now: int) -> None:
+        payload = self._encoder.encode(batch)
+        if self.batches is not None:
+            self.batches[batch.seq] = (payload, batch)
+        counts: Counter[str] = Counter()
+        for event in batch.events:
+            if isinstance(event, Cleared):
+                counts["cleared"] += 1
+            else:
+                deed = "stored" if isinstance(event, Stored) else "removed"
+                counts[f"{deed} {event.tier.name}"] += len(event.hashes)
+        facts: dict[str, object] = {"sequence": batch.seq, **dict(sorted(counts.items()))}
+        self.lines.append(Line(now, "announced", "", facts | {"digest": xxhash.xxh3_64_hexdigest(payload)}))
+
+
+def request_of(job: Job) -> str:
+    """The client's name for a job's request, and the job's own where there is none."""
+    own, _, name = job.id.partition(" ")
+    return name or own

@@ -1,0 +1,277 @@
+"""The same run in virtual time: fresh engines fed with the stamps, a fresh router and index fed in the journal's order.
+
+Engines produce batches of events as they are advanced; the index is given the batch that the journal names, just before the
+decisions that had seen it. A request goes to the engine that *this* router chooses, at the stamp it had. Nothing waits and
+nothing reads a clock, so whatever comes out follows from stamps and sequences alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from kvyard.errors import KvyardError
+from kvyard.events.transport import Origin, State, Update
+from kvyard.events.transport.ledger import Ledger
+from kvyard.events.types import Cleared, Event, EventBatch
+from kvyard.events.wire import Decoder, Encoder
+from kvyard.hashing import Namespace
+from kvyard.index import Holder, Source, backend
+from kvyard.router import RouteRequest
+from kvyard.router.entries import (
+    AnyEntry,
+    Applied,
+    Began,
+    Booked,
+    Drained,
+    Ended,
+    FirstToken,
+    Joined,
+    Left,
+    Listening,
+    Lost,
+    Previewed,
+    Progressed,
+    Refused,
+    Routed,
+    Shared,
+    Unheard,
+)
+from kvyard.router.journal import Journal
+from kvyard.router.journaled import JournaledIndexer, JournaledRouter
+from kvyard.server.mock.worker import Worker
+from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
+from kvyard.server.rehearsal.recording import Deed, Prompt, Recording
+
+Prompts = Callable[[str], Prompt]
+"""A request's prompt by its id."""
+
+
+class Apart(Exception):
+    """The run can't be followed any further, because it has taken another way; the text says where."""
+
+
+class OfflineEngine:
+    """One worker in virtual time."""
+
+    def __init__(self, number: int, recording: Recording, prompts: Prompts) -> None:
+        from kvyard.clock import WallClock
+
+        # The worker is built as the live one was and never started: its clock stands for nothing.
+        self.worker = Worker(number, recording.fleet, WallClock())
+        self.logs = [EngineLog() for _ in self.worker.cores]
+        self.present: set[str] = set()
+        """Requests that the router has sent here."""
+        self._deeds = deque(recording.deeds[number])
+        self._answers = recording.answers
+        self._prompts = prompts
+        self._jobs: dict[str, object] = {}
+        self._ledgers: dict[int, tuple[int, Ledger]] = {}
+        """By rank: what is held after which batch, as a publisher keeps it for snapshots."""
+        for core, log in zip(self.worker.cores, self.logs, strict=True):
+            log.batches = {}
+            core.watcher = core.scheduler.watcher = log
+
+    def batch(self, rank: int, seq: int) -> bytes:
+        """The payload of a batch, for whose sake time passes as far as it must. Raises ``Apart`` where it never comes."""
+        batches = self.logs[rank].batches
+        assert batches is not None
+        while seq not in batches:
+            if not self._step():
+                raise Apart(f"{self.worker.name}@{rank} never announces batch {seq}")
+        return batches[seq][0]
+
+    def snapshot(self, rank: int, seq: int) -> bytes:
+        """The payload of all that is held after batch ``seq``, as a publisher would say it. Raises ``Apart`` where the last one
+        was later.
+        """
+        upto, ledger = self._ledgers.get(rank, (-1, Ledger()))
+        if seq < upto:
+            raise Apart(f"{self.worker.name}@{rank} was restated at {upto} and then at {seq}")
+        batches = self.logs[rank].batches
+        assert batches is not None
+        for number in range(upto + 1, seq + 1):
+            self.batch(rank, number)
+            ledger.apply(batches[number][1].events)
+        self._ledgers[rank] = (seq, ledger)
+        return Encoder().encode(EventBatch(stream="", seq=seq, events=list(ledger.events()), rank=rank))
+
+    def finish(self) -> None:
+        """Let time pass until nothing is left to do. Raises ``Apart``."""
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Carry out the next instant; returns whether there was one."""
+        engine, deeds = self.worker.engine, self._deeds
+        now = engine.next_decision()
+        if deeds and (now is None or deeds[0].stamp < now):
+            now = deeds[0].stamp
+        if now is None:
+            return False
+        engine.advance(now)
+        while deeds and deeds[0].stamp <= now:
+            self._do(deeds.popleft(), now)
+        engine.begin(now)
+        return True
+
+    def _do(self, deed: Deed, now: int) -> None:
+        if deed.what == "cancel":
+            job = self._jobs[deed.job]
+            self.worker.engine.cancel(job, now, deed.rank)  # type: ignore[arg-type]
+            return
+        if deed.request not in self.present:
+            raise Apart(f"{self.worker.name} was sent {deed.request} live, and isn't offline")
+        prompt = self._prompts(deed.request)
+        known = self._answers.get(deed.job, [])
+        answer = known + [0] * (deed.max_tokens - len(known))  # one that was given up had more to say
+        job = self.worker.make_job(deed.job, prompt.tokens, answer, Namespace(salt=prompt.salt), deed.priority)
+        job.arrival = now
+        self._jobs[deed.job] = job
+        self.worker.engine.submit(job, now, deed.rank)
+
+
+class Offline:
+    """Repeats one recording. ``log`` is what it decided."""
+
+    def __init__(self, recording: Recording, prompts: Prompts) -> None:
+        self.entries: list[AnyEntry] = []
+        """The journal of this run."""
+        self.apart = ""
+        """Where it left the way of the recording; empty where it didn't."""
+        self._recording = recording
+        self._prompts = prompts
+        self._engines = [OfflineEngine(number, recording, prompts) for number in range(recording.fleet.workers)]
+        self._by_name: Mapping[str, OfflineEngine] = {engine.worker.name: engine for engine in self._engines}
+        self._sources: dict[str, Source] = {}
+        self._decoders: dict[str, Decoder] = {}
+        self._journal = Journal(self.entries.append)
+        began = next((entry for entry in recording.entries if isinstance(entry, Began)), None)
+        if began is None:
+            raise KvyardError("the journal doesn't begin at the beginning: record it from the gateway's start")
+        index = recording.gateway.index()
+        self.indexer = JournaledIndexer(
+            index.identity(began.block_size),
+            backend("memory"),
+            weights=index.weights,
+            trust=index.trust,
+            journal=self._journal,
+        )
+        self.router: JournaledRouter | None = None
+
+    @property
+    def log(self) -> Log:
+        """What was decided, by place."""
+        found: Log = {
+            f"{engine.worker.name}@{rank}": log.lines
+            for engine in self._engines
+            for rank, log in enumerate(engine.logs)
+        }
+        found[ROUTER] = router_lines(self.entries)
+        return found
+
+    @property
+    def first(self) -> dict[str, int]:
+        """When each request's first token is out."""
+        return {name: at for engine in self._engines for log in engine.logs for name, at in log.first.items()}
+
+    @property
+    def last(self) -> dict[str, int]:
+        """When each request is through."""
+        return {name: at for engine in self._engines for log in engine.logs for name, at in log.last.items()}
+
+    def run(self) -> None:
+        """Repeat everything. Stops, with ``apart`` set, where the recording can't be followed."""
+        try:
+            for entry in self._recording.entries:
+                self._tell(entry)
+            for engine in self._engines:
+                engine.finish()
+        except Apart as error:
+            self.apart = str(error)
+
+    def _tell(self, entry: AnyEntry) -> None:
+        if isinstance(entry, Began):
+            self.router = JournaledRouter(entry.config, (), self.indexer, entry.seed, journal=self._journal)
+            return
+        if isinstance(entry, Listening):
+            self._sources[entry.source.stream] = entry.source
+            self.indexer.register(entry.source)
+            return
+        if isinstance(entry, Applied):
+            self.indexer.apply(self._update(entry), entry.at)
+            return
+        if isinstance(entry, Unheard):
+            self.indexer.unregister(entry.stream)
+            return
+        if isinstance(entry, Lost):
+            self.indexer.lose(entry.stream, entry.reason)
+            return
+        if isinstance(entry, Shared):
+            self.indexer.share(entry.pool, entry.members)
+            return
+        router = self.router
+        if router is None:
+            raise KvyardError(f"the journal has a {type(entry).__name__} before the router began")
+        if isinstance(entry, Routed | Refused | Previewed):
+            self._route(router, entry)
+        elif isinstance(entry, FirstToken):
+            router.prefill_done(entry.id, entry.at)
+        elif isinstance(entry, Progressed):
+            router.progressed(entry.id, entry.output_tokens, entry.at)
+        elif isinstance(entry, Ended):
+            router.finished(entry.id, entry.at)
+        elif isinstance(entry, Joined):
+            router.add_worker(entry.worker)
+        elif isinstance(entry, Drained):
+            router.drain(entry.worker)
+        elif isinstance(entry, Left):
+            router.remove_worker(entry.worker)
+        elif isinstance(entry, Booked):
+            raise KvyardError("requests of other gateways are in this journal: prove a gateway that is alone")
+
+    def _route(self, router: JournaledRouter, entry: Routed | Refused | Previewed) -> None:
+        prompt = self._prompts(entry.id)
+        keys = self.indexer.identity.keys(prompt.tokens, Namespace(salt=prompt.salt))
+        request = RouteRequest(entry.id, keys, len(prompt.tokens), prompt.session, entry.expected_output)
+        try:
+            if isinstance(entry, Previewed):
+                router.preview(request, entry.at, exclude=entry.excluded)
+                return
+            decision = router.route(request, entry.at, exclude=entry.excluded)
+        except KvyardError:
+            return  # it is in the journal, as it was the first time
+        engine = self._engine(decision.worker)
+        engine.present.add(entry.id)
+
+    def _engine(self, worker: Holder) -> OfflineEngine:
+        engine = self._by_name.get(worker.name)
+        if engine is None:
+            raise Apart(f"there is no worker {worker.name} in the fleet")
+        return engine
+
+    def _update(self, entry: Applied) -> Update:
+        """The update that ``entry`` names, with the events that this run's engines announce."""
+        source = self._sources[entry.stream]
+        events: list[Event] = []
+        if entry.events:
+            engine = self._engine(source.holder())
+            decoder = self._decoders.setdefault(entry.stream, Decoder())
+            if entry.origin == Origin.SNAPSHOT:
+                events = list(decoder.decode(engine.snapshot(source.rank, entry.seq)).events)
+            elif entry.dialect == "none":
+                events = [Cleared()]  # the subscriber's own word that all before is void
+            else:
+                events = list(decoder.decode(engine.batch(source.rank, entry.seq)).events)
+        return Update(
+            stream=entry.stream,
+            topic=entry.topic,
+            epoch=entry.epoch,
+            seq=entry.seq,
+            rank=entry.rank,
+            origin=Origin(entry.origin),
+            state=State(entry.state),
+            dialect=entry.dialect,
+            events=events,
+            reason=entry.reason,
+        )

@@ -1,0 +1,279 @@
+"""The stage: a mock fleet and a gateway in front of it, on this event loop, with real HTTP and ZeroMQ between them.
+
+It is what ``kvyard mock`` and ``kvyard gateway`` run, made from the settings of a replay. With ``recorded`` it writes down what
+a repetition in virtual time needs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msgspec.structs import replace
+
+from kvyard.clock import WallClock, pause
+from kvyard.engine.job import Job
+from kvyard.engine.timing import Durations
+from kvyard.engine.watcher import Watcher
+from kvyard.errors import KvyardError
+from kvyard.events.transport.endpoint import reachable
+from kvyard.events.types import EventBatch
+from kvyard.replay.config import ReplayConfig
+from kvyard.router import RouterConfig
+from kvyard.router.entries import AnyEntry
+from kvyard.router.journal import read_journal
+from kvyard.server.gateway.config import EngineConfig, GatewayConfig
+from kvyard.server.http import Bounds
+from kvyard.server.indexer.config import Patience
+from kvyard.server.mock.config import MockConfig
+from kvyard.server.mock.driver import Journal
+from kvyard.server.mock.fleet import Fleet
+from kvyard.server.mock.port import Port
+from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
+from kvyard.server.rehearsal.recording import Deed, Recording
+from kvyard.server.running import listen
+
+ANY = "tcp://127.0.0.1:0"
+MOST = 1 << 20
+LOOK = 0.02
+"""Seconds between two looks at whether something is so."""
+PATIENT = Patience(reply_ms=20_000)
+"""Everybody shares one loop here: an answer that takes long is no sign of a loss."""
+TIMES = ("predicted_ttl_s", "approx_ttl_s", "session_ttl_s", "forget_after_s")
+"""Settings of a router that are times."""
+
+
+class Stage:
+    """Use it in an ``async with`` block; then requests are answered at ``url``."""
+
+    def __init__(self, config: ReplayConfig, *, speed: float = 1.0, recorded: bool = False) -> None:
+        """Binds ports, starts nothing. Raises ``KvyardError`` for what a live fleet can't be."""
+        self.config = config
+        self.fleet_config = fleet_config(config, speed)
+        self._deeds: list[list[Deed]] = [[] for _ in range(self.fleet_config.workers)]
+        self.fleet = Fleet(self.fleet_config, journal=self._keep_deeds if recorded else None)
+        self.logs: list[list[EngineLog]] = []
+        self._recorded = recorded
+        self._entries: list[AnyEntry] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._gateway: Any = None
+        self._port: Port | None = None
+        if recorded:
+            for worker in self.fleet.workers:
+                self.logs.append([EngineLog() for _ in worker.cores])
+                for core, desk, log in zip(worker.cores, worker.desks, self.logs[-1], strict=True):
+                    core.watcher = core.scheduler.watcher = Both(log, desk)
+
+    @property
+    def clock(self) -> WallClock:
+        """The engines' nominal time."""
+        return self.fleet.clock
+
+    @property
+    def url(self) -> str:
+        """Where the gateway is."""
+        assert self._port is not None
+        return self._port.url
+
+    @property
+    def gateway(self) -> Any:
+        """The gateway itself."""
+        return self._gateway
+
+    def _keep_deeds(self, number: int) -> Journal:
+        deeds = self._deeds[number]
+        return lambda stamp, what, job, rank: deeds.append(Deed.of(stamp, what, job, rank))
+
+    async def __aenter__(self) -> Stage:
+        from kvyard.server.gateway.routes import build
+
+        await self.fleet.start()
+        try:
+            journal = None
+            if self._recorded:
+                self._directory = tempfile.TemporaryDirectory(prefix="kvyard-")
+                journal = str(Path(self._directory.name) / "journal.jsonl")
+            self.gateway_config = self._configure(journal)
+            app, self._gateway = build(self.gateway_config)
+            await self._gateway.start()
+            self._port = Port(app, listen("127.0.0.1", 0), 1.0)
+            await self._port.start()
+            while not self._ready():
+                await pause(LOOK)
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def _stop(self) -> None:
+        gateway, port = self._gateway, self._port
+        if gateway is not None:
+            gateway.drain()
+        if port is not None:
+            port.hurry()
+            await port.stop()
+        if gateway is not None:
+            await gateway.stop()
+        for each in self.fleet.ports:
+            each.hurry()
+        await self.fleet.stop()
+        if self._directory is not None:
+            if port is not None:
+                self._entries = list(read_journal(str(self.gateway_config.journal)))
+            self._directory.cleanup()
+
+    def _configure(self, journal: str | None) -> GatewayConfig:
+        config, speed = self.config, self.fleet_config.speed
+        engines = []
+        for worker, url in zip(self.fleet.workers, self.fleet.urls, strict=True):
+            streams = worker.publishers
+            engines.append(
+                EngineConfig(
+                    url=url,
+                    name=worker.name,
+                    model=self.fleet_config.served_model_name,
+                    events=[reachable(one.endpoint) for one in streams],
+                    replay=[reachable(one.replay_endpoint) for one in streams if one.replay_endpoint is not None],
+                    block_size=worker.block_size,
+                    dp_size=self.fleet_config.dp_size,
+                )
+            )
+        return GatewayConfig(
+            port=0,
+            engines=engines,
+            router=in_real_time(config.router, speed),
+            seed=config.seed,
+            tokenizer="bytes",
+            streams=PATIENT,
+            engine_requests=MOST,
+            queue=MOST,
+            queue_seconds=86_400.0,
+            silent_seconds=86_400.0,
+            health_timeout=60.0,
+            unhealthy_after=100,
+            limits=Bounds(body_seconds=600.0, body_bytes=64 << 20),
+            journal=journal,
+        )
+
+    def _ready(self) -> bool:
+        """Whether every engine gets requests and is listened to."""
+        gateway = self._gateway
+        return all(
+            engine.state == "ready" and all(one.status == "active" for one in gateway.listeners(engine))
+            for engine in gateway.engines.values()
+        )
+
+    async def rest(self) -> None:
+        """Wait until no engine has anything left to do: what is on its way to a lower tier has landed."""
+        while any(worker.engine.next_decision() is not None for worker in self.fleet.workers):
+            await pause(LOOK)
+
+    def recording(self) -> Recording:
+        """What the run left behind, once all was at rest and the stage is left. Raises ``KvyardError`` where nothing was
+        recorded.
+        """
+        entries = self._entries
+        if not entries:
+            raise KvyardError("nothing was recorded: make the stage with recorded=True, and ask once it is left")
+        log: Log = {
+            f"{worker.name}@{rank}": list(one.lines)
+            for worker, logs in zip(self.fleet.workers, self.logs, strict=True)
+            for rank, one in enumerate(logs)
+        }
+        log[ROUTER] = router_lines(entries)
+        every = [one for logs in self.logs for one in logs]
+        return Recording(
+            fleet=self.fleet_config,
+            gateway=self.gateway_config,
+            entries=entries,
+            deeds=[list(deeds) for deeds in self._deeds],
+            answers={name: answer for one in every for name, answer in one.answers.items()},
+            log=log,
+            first={name: at for one in every for name, at in one.first.items()},
+            last={name: at for one in every for name, at in one.last.items()},
+        )
+
+
+def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
+    """The mock fleet that a replay describes. Raises ``KvyardError``, naming the setting, for what only a simulation can do."""
+    if len(config.workers) != 1:
+        raise KvyardError("--live self runs equal workers: leave the tables of workers out")
+    kind = config.workers[0]
+    for name in ("start", "drain", "fail"):
+        if getattr(kind, name):
+            raise KvyardError(f"--live self has all workers from beginning to end: leave {name} out")
+    if config.event_lag:
+        raise KvyardError("--live self has the lag that its sockets have: leave event_lag out")
+    found = MockConfig(
+        engine=kind.engine,
+        workers=kind.count,
+        dp_size=kind.dp_size,
+        speed=speed,
+        events_endpoint=ANY,
+        replay_endpoint=ANY,
+        max_waiting=MOST,
+        seed=config.seed,
+        drain_seconds=1.0,
+        limits=Bounds(body_seconds=600.0, body_bytes=64 << 20),
+    )
+    found.check()
+    return found
+
+
+def in_real_time(config: RouterConfig, speed: float) -> RouterConfig:
+    """A router's settings for a gateway: it lives in real time, however fast its engines' passes."""
+    times = {name: getattr(config, name) / speed for name in TIMES if getattr(config, name)}
+    return replace(config, **times)
+
+
+class Both(Watcher):
+    """Two watchers of one rank, told in this order."""
+
+    def __init__(self, first: Watcher, second: Watcher) -> None:
+        self.first = first
+        self.second = second
+        self.wants_tokens = first.wants_tokens or second.wants_tokens
+
+    def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
+        self.first.admitted(job, now, cached, external)
+        self.second.admitted(job, now, cached, external)
+
+    def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
+        self.first.passed(start, end, chunks, decoding)
+        self.second.passed(start, end, chunks, decoding)
+
+    def paused(self, start: int, end: int, decoding: int) -> None:
+        self.first.paused(start, end, decoding)
+        self.second.paused(start, end, decoding)
+
+    def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
+        self.first.decoded(start, durations, decoding, jobs)
+        self.second.decoded(start, durations, decoding, jobs)
+
+    def produced(self, job: Job, count: int, end: int) -> None:
+        self.first.produced(job, count, end)
+        self.second.produced(job, count, end)
+
+    def preempted(self, job: Job, now: int) -> None:
+        self.first.preempted(job, now)
+        self.second.preempted(job, now)
+
+    def loading(self, job: Job, now: int, tokens: int) -> None:
+        self.first.loading(job, now, tokens)
+        self.second.loading(job, now, tokens)
+
+    def ended(self, job: Job, now: int, reason: str) -> None:
+        self.first.ended(job, now, reason)
+        self.second.ended(job, now, reason)
+
+    def announced(self, batch: EventBatch, now: int) -> None:
+        self.first.announced(batch, now)
+        self.second.announced(batch, now)
