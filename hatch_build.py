@@ -45,7 +45,9 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         except BaseException as problem:  # setuptools and mypyc leave by SystemExit too
             if isinstance(problem, KeyboardInterrupt) or os.environ.get("KVYARD_COMPILE"):
                 raise
-            self.app.display_warning("kvyard is installed uncompiled, which works the same but slower; what went wrong:")
+            self.app.display_warning(
+                "kvyard is installed uncompiled, which works the same but slower; what went wrong:"
+            )
             self.app.display_warning(f"{type(problem).__name__}: {problem}")
             return
         for path in found:

@@ -133,7 +133,7 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
                     served.metrics().get(
                         'vllm:request_success_total{engine="0",finished_reason="length",model_name="mock"}', 0
                     )
-                    >= 2
+                    >= 4  # a client hears of an end a little later than the server knows it
                 )
             )
             process.send_signal(signal.SIGINT)
@@ -145,5 +145,5 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "Interrupted" in err and "The run was interrupted" in out
     found = read_report(report)
-    assert not found.complete and 2 <= found.requests["finished"] <= found.requests["all"] < 12_031
+    assert not found.complete and 1 <= found.requests["finished"] <= found.requests["all"] < 12_031
     assert len(rows.read_text().splitlines()) == found.requests["all"]

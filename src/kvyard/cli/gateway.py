@@ -88,13 +88,16 @@ def gateway(
     from kvyard.server.gateway.config import GatewayConfig, convert
     from kvyard.server.gateway.routes import build
     from kvyard.server.indexer.config import check_token_text, load, read_token
-    from kvyard.server.running import Running, is_loopback, listen
+    from kvyard.server.running import Running, allow_files, is_loopback, listen
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    found: dict[str, Any] = {} if config is None else dict(load(config))
     where = "the flags" if config is None else str(config)
+    found: dict[str, Any] = {}
+    if config is not None:
+        found = load(config)
+        convert(found, where)  # by itself first: what flags are laid over has to have the right shape
     given: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -142,6 +145,7 @@ def gateway(
         index_token=token_of(settings.index_token_file, None),
         admin_token=token_of(settings.admin_token_file, ADMIN_VARIABLE),
     )
+    allow_files()
     bound = listen(settings.host, settings.port)
     if token is None and not is_loopback(settings.host):
         typer.echo(
@@ -153,9 +157,11 @@ def gateway(
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        typer.echo(
-            f"gateway serving at {url}, {len(served.engines)} engines, policy {settings.router.policy}", err=True
-        )
+        count = len(served.engines)
+        engines = "1 engine" if count == 1 else f"{count} engines"
+        typer.echo(f"gateway serving at {url}, {engines}, policy {settings.router.policy}", err=True)
+        if not count and not settings.names:
+            typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
 
     with bound:
         Running(

@@ -7,6 +7,7 @@ call costs more than all else that a short answer takes: what is written in one 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -16,6 +17,11 @@ from kvyard.server.words import worded
 
 HEADER_BYTES = 64 << 10
 """What the head of a request may have."""
+HEAD_SECONDS = 30.0
+"""Until a head that was begun, or the first one of a connection, has to be here."""
+STUCK_SECONDS = 120.0
+"""How long a client may leave an answer unread: whoever reads nothing would hold an engine for ever."""
+_UPGRADE = re.compile(rb"(?i)(\r\nconnection:(?:[^\r\n]*,)?[ \t]*)upgrade(?=[ \t]*[,\r]|\Z)")
 
 
 def bounded(app: Any) -> Any:
@@ -29,13 +35,23 @@ def bounded(app: Any) -> Any:
     ]
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size + len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > HEADER_BYTES:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
         else:
             await app(scope, receive, send)
 
     return outer
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """A head that asks for no other protocol. Java's client asks for HTTP/2 with every first request, which may be ignored; but
+    the parser takes it for granted, and the body for something else.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _UPGRADE.sub(rb"\1x-not-now", head) + data[len(head) :]
 
 
 def protocol() -> Any:
@@ -83,8 +99,12 @@ def protocol() -> Any:
             self._inner.set_protocol(protocol)
 
     class BoundedProtocol(HttpToolsProtocol):
-        """Cuts whoever sends a head without end."""
+        """Cuts whoever sends a head without end, or none, or doesn't read."""
 
+        late: asyncio.TimerHandle | None = None
+        """Runs out where a head takes too long."""
+        stuck: asyncio.TimerHandle | None = None
+        """Runs out where an answer isn't read."""
         head = 0
         """Bytes that came since the last request was complete; where its head is read already they don't count."""
         reading_body = False
@@ -92,14 +112,42 @@ def protocol() -> Any:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.transport = Together(transport)  # type: ignore[assignment]
+            self.late = self.loop.call_later(HEAD_SECONDS, transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.in_time()
+            if self.stuck is not None:
+                self.stuck.cancel()
+            super().connection_lost(exc)
+
+        def in_time(self) -> None:
+            if self.late is not None:
+                self.late.cancel()
+                self.late = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self.stuck is None:
+                self.stuck = self.loop.call_later(STUCK_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self.stuck is not None:
+                self.stuck.cancel()
+                self.stuck = None
 
         def data_received(self, data: bytes) -> None:
             if not self.reading_body:
                 self.head += len(data)
+                if data.find(b"pgrade", 0, HEADER_BYTES) >= 0:
+                    data = without_upgrade(data)
             super().data_received(data)
             # A long body in the same piece as its head is no long head: that was read by then.
-            if self.head > 2 * HEADER_BYTES and not self.reading_body:
-                self.send_400_response("The head of this request is too long.")
+            if self.head and not self.reading_body:
+                if self.head > 2 * HEADER_BYTES:
+                    self.send_400_response("The head of this request is too long.")
+                elif self.late is None:
+                    self.late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
         def on_message_begin(self) -> None:
             self.reading_body = False
@@ -109,6 +157,7 @@ def protocol() -> Any:
 
         def on_headers_complete(self) -> None:
             self.reading_body, self.head = True, 0
+            self.in_time()
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:

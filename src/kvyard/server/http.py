@@ -76,6 +76,8 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     """Whether it answers without a token."""
     token: str | None = None
     """Its own token, where it isn't the server's."""
+    guarded: bool = False
+    """Whether a browser may not send it from another site's page: those reach whoever listens on this machine only."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,6 +150,8 @@ def application(
             loop = asyncio.get_running_loop()
             began = loop.time()
             try:
+                if operation.guarded:
+                    check_origin(request.headers)
                 if wanted is not None and not operation.open:
                     check_token(request.headers.get("authorization", ""), wanted)
                 body = None
@@ -204,6 +208,13 @@ def check_token(header: str, token: str) -> None:
         raise Refusal(
             401, "the token is missing or wrong", fix="send Authorization: Bearer TOKEN", WWW_Authenticate="Bearer"
         )
+
+
+def check_origin(headers: Mapping[str, str]) -> None:
+    """Raise ``Refusal`` where a browser says that a page of another site sends this. Who isn't a browser says nothing."""
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        raise Refusal(403, "a page of another site may not do this", fix="send it without Origin")
 
 
 async def _read(request: Any, bounds: Bounds) -> bytes:

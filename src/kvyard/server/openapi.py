@@ -39,6 +39,8 @@ def document(
         guarded = (secured or operation.token is not None) and not operation.open
         if guarded:
             refusals.append(401)
+        if operation.guarded:
+            refusals.append(403)
         reply = schema_of[id(operation.reply)] if operation.reply is not None else None
         content = {
             kind: {"schema": reply} if reply is not None and kind == JSON else {} for kind in operation.media_types

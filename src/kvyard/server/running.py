@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import Any
 
 from kvyard.clock import pause
@@ -39,6 +39,19 @@ def listen(host: str, port: int) -> socket.socket:
         why = getattr(error, "strerror", None) or error
         raise KvyardError(f"can't listen at {host}:{port}: {why}; choose another --port, or 0 for any") from None
     return bound
+
+
+def allow_files() -> None:
+    """Let this process open as many files as it may, not as many as it is given: a proxy needs two for each request."""
+    try:
+        import resource
+    except ImportError:
+        return  # not on this system
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def url_of(bound: socket.socket) -> str:
@@ -85,12 +98,15 @@ class Running:
         self._around = around or nullcontext()
         self._ready = ready
         self._ending = ending
+        self._beginning: asyncio.Task[Any] | None = None
+        """Who enters ``around``, while that takes."""
         # No access log: paths alone say little, and whatever is logged has to be kept safe.
         config = uvicorn.Config(
             bounded(app),
             log_level="warning",
             access_log=False,
             ws="none",
+            proxy_headers=False,
             lifespan="off",
             http=protocol(),
             h11_max_incomplete_event_size=HEADER_BYTES,
@@ -118,7 +134,17 @@ class Running:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._signalled)
-        async with self._around:
+        async with AsyncExitStack() as around:
+            self._beginning = asyncio.current_task()
+            try:
+                await around.enter_async_context(self._around)
+            except asyncio.CancelledError:
+                if not self._server.should_exit or self._beginning is None:
+                    raise
+                self._beginning.uncancel()
+                return
+            finally:
+                self._beginning = None
             serving = asyncio.ensure_future(self._server.serve(sockets=[self._bound]))
             while not self._server.started and not serving.done():
                 await pause(0.01)
@@ -130,6 +156,8 @@ class Running:
         if self._server.should_exit:
             self._server.force_exit = True
         self._end()
+        if self._beginning is not None:
+            self._beginning.cancel()  # nothing is under way yet, so there is nothing to wait for
 
 
 class _leave_signals_alone:

@@ -28,8 +28,9 @@ class OddEngine:
     hangs up at once. After the pieces the connection is closed unless the answer was whole.
     """
 
-    def __init__(self, script: Callable[[str, bytes], Sequence[bytes]]) -> None:
+    def __init__(self, script: Callable[[str, bytes], Sequence[bytes]], models: bytes = MODELS) -> None:
         self.script = script
+        self.models = models
         self.requests: list[tuple[str, bytes]] = []
         self.hangs_up = False
         """After every answer, whole or not."""
@@ -80,7 +81,7 @@ class OddEngine:
             connection.sendall(answer("200 OK", b""))
             return True
         if path == "/v1/models":
-            connection.sendall(answer("200 OK", MODELS))
+            connection.sendall(answer("200 OK", self.models))
             return True
         self.requests.append((text, body))
         pieces = self.script(text, body)

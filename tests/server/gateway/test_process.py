@@ -77,6 +77,21 @@ def test_what_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "can't be asked for its workers" in refused("--fleet", "http://127.0.0.1:1")
     assert "leave index_url or journal out" in refused("--index", "http://a:1", "--journal", "j")
     assert "there is no tokenizer at" in refused("--engine", "http://a:1,model=m", "--tokenizer", "/nowhere")
+    bad.write_text('router = "kv"\n')
+    assert "router: expected `object`" in refused("--config", str(bad))
+    bad.write_text("engines = 3\n")
+    assert "engines: expected `array`" in refused("--config", str(bad), "--engine", "http://a:1")
+    wrong = tmp_path / "bad.json"
+    wrong.write_text("[1]")
+    assert "expected `object`" in refused("--config", str(wrong))
+    assert "has a password in it" in refused("--engine", "http://user:secret@a:1")
+    assert "is no name of a host" in refused("--dns", "a b:80")
+    # These were found out only when an engine answered, and then again and again.
+    assert "there is no tokenizer at" in refused("--engine", "http://127.0.0.1:1", "--tokenizer", "/nowhere")
+    assert "can't write the journal" in refused("--engine", "http://127.0.0.1:1", "--journal", "/nowhere/j")
+    assert "is no address of a Redis server" in refused("--engine", "http://127.0.0.1:1", "--share", "nonsense")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "choose another --port" in refused("--port", str(taken.getsockname()[1]))
     (tmp_path / "there").write_text("")
     assert "exists" in refused("--record", str(tmp_path / "there"))
 
@@ -137,3 +152,71 @@ def test_ending_with_people_in_the_queue() -> None:
         for thread in threads:
             thread.join(PATIENCE)
         assert statuses == [200] * 4
+
+
+def listens(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_an_end_before_the_beginning() -> None:
+    """A fleet that doesn't answer is waited for; whoever loses patience meanwhile isn't."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with GatewayProcess("--fleet", f"http://127.0.0.1:{silent.getsockname()[1]}") as process:
+            connection, _ = silent.accept()
+            with connection:
+                connection.recv(1000)
+                process.process.send_signal(signal.SIGINT)
+                assert process.process.wait(8) == 0  # the fleet would have had ten seconds
+        assert "Traceback" not in process.text and "stopped" in process.text
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_end_that_does_not_wait_for_ever(signals: int, streamed: bool) -> None:
+    """What takes longer than it may, or than somebody likes, is cut. That is no reason for a traceback."""
+    with fleet(engine=SLOW) as served:
+        seconds = "1" if signals == 1 else "600"
+        with GatewayProcess("--fleet", served.url, "--set", f"drain_seconds={seconds}") as process:
+            body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": streamed}
+            ended: list[object] = []
+
+            def ask() -> None:
+                try:
+                    ended.append(client.post("/v1/completions", json=body))
+                except httpx.HTTPError as error:
+                    ended.append(error)
+
+            with httpx.Client(base_url=process.url, timeout=PATIENCE, trust_env=False) as client:
+                eventually(lambda: client.get("/health").status_code == 200)
+                asking = threading.Thread(target=ask)
+                asking.start()
+                eventually(lambda: served.get("/admin/workers")[0]["running"])
+                process.process.send_signal(signal.SIGTERM)
+                if signals == 2:
+                    eventually(lambda: not listens(process.url))  # it has understood the first
+                    process.process.send_signal(signal.SIGTERM)
+                asking.join(PATIENCE)
+            (end,) = ended
+            if streamed:
+                assert isinstance(end, httpx.HTTPError)
+            elif isinstance(end, httpx.Response):  # on a second signal it may have no time for words
+                assert end.status_code == 503 and end.headers["retry-after"] == "1"
+            else:
+                assert signals == 2
+            assert process.process.wait(PATIENCE) == 0
+        assert "Traceback" not in process.text, process.text
+        # The engine's work ends with it.
+        eventually(lambda: all(one["running"] == 0 for one in served.get("/admin/workers")))
+
+
+def test_no_engine_is_worth_a_word() -> None:
+    with GatewayProcess() as process:
+        assert httpx.get(f"{process.url}/health", trust_env=False).status_code == 503
+        eventually(lambda: "there is no engine: give --engine" in process.text)
+        reply = httpx.post(f"{process.url}/v1/completions", json={"prompt": "x"}, trust_env=False)
+        assert reply.status_code == 503 and reply.headers["retry-after"]
+        process.process.send_signal(signal.SIGINT)
+        assert process.process.wait(PATIENCE) == 0
+    assert "Traceback" not in process.text

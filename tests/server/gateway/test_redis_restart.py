@@ -17,6 +17,8 @@ pytest.importorskip("redis", reason="needs kvyard[redis]")
 from tests.index.redis.server import PROGRAM, RedisServer
 from tests.server.gateway.support import Gated, eventually, fleet
 
+from kvyard.errors import KvyardError
+
 pytestmark = [
     pytest.mark.zmq,
     pytest.mark.redis,
@@ -87,3 +89,38 @@ def test_no_request_notices(tmp_path: Path) -> None:
                 gated.idle()
             assert one.metrics()['kvyard_gateway_share_outages_total{model="mock"}'] >= 1
             assert one.metrics()['kvyard_gateway_share_connected{model="mock"}'] == 1
+
+
+def test_a_wrong_password_is_said_at_once_and_a_server_that_is_away_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = RedisServer(tmp_path)
+    right = redis.url.replace("//", "//:secret@")
+    with contextlib.closing(redis), fleet(workers=1) as served:
+        with Gated(fleets=[served.url], share=right) as gated:
+            gated.ready(1)
+            gated.complete("x")
+            assert "can't be shared through redis://127.0.0.1" in caplog.text and "secret" not in caplog.text
+            assert not sharing(gated).connected
+            redis.start("--requirepass", "secret")
+            eventually(lambda: sharing(gated).connected, lambda: sharing(gated).reason)
+            for url in (redis.url, right.replace("secret", "guess")):
+                with pytest.raises(KvyardError, match="can't share load through redis://127"):
+                    Gated(fleets=[served.url], share=url).__enter__()
+
+
+def test_gateways_that_name_blocks_otherwise_go_on_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That is known only once an engine has said its model: too late to refuse, and no reason to refuse requests."""
+    redis = RedisServer(tmp_path)
+    redis.start()
+    with contextlib.closing(redis), fleet(workers=1) as served:
+        with (
+            Gated(fleets=[served.url], share=redis.url) as one,
+            Gated(fleets=[served.url], share=redis.url, block_size=32) as other,
+        ):
+            one.ready(1)
+            other.ready(1)
+            eventually(lambda: sharing(one).connected != sharing(other).connected)
+            for gated in (one, other):
+                assert gated.complete("x").status_code == 200
+        assert "name blocks otherwise" in caplog.text and "Traceback" not in caplog.text

@@ -54,6 +54,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Its name."""
         return self.name or urlsplit(self.url).netloc
 
+    def __post_init__(self) -> None:
+        if self.name is not None and not self.name.isprintable():
+            raise KvyardError(
+                f"an engine's name {self.name!r:.200} can't be used: write what can be printed in one line"
+            )
+
     def registrations(self, model: str) -> list[Register]:
         """Its event streams, as the index takes them. Raises ``KvyardError`` for lists that don't have one for each rank."""
         if self.events is None:
@@ -181,6 +187,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long an engine gets nothing that failed ``unhealthy_after`` requests in a row which others then answered."""
     recovery_seconds: Seconds = 0.25
     """Between two looks at an engine that is down."""
+    held_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """Bytes of all bodies that are here at a time, waiting or under way; further requests are refused with 429."""
     drain_seconds: Seconds = 30.0
     """How long answers may still take after SIGTERM."""
     limits: Bounds = Bounds()
@@ -234,6 +242,11 @@ def check_url(url: str, where: str) -> str:
         fine = False
     if not fine or any(char.isspace() or not char.isprintable() for char in url):
         raise KvyardError(f"{where} {url!r:.200} can't be used: write http://HOST:PORT")
+    if "@" in parts.netloc:
+        # Names of engines are shown to clients, and are made of this.
+        raise KvyardError(
+            f"{where} has a password in it: write http://HOST:PORT, and the token into --upstream-token-file"
+        )
     return url.rstrip("/")
 
 

@@ -40,6 +40,8 @@ class Engine:
         self.shunned_until = 0
         self.look = asyncio.Event()
         """Set where somebody wants it looked at soon."""
+        self.heard_for: str | None = None
+        """The model for which its events are listened to."""
         self.streams_error = ""
         """Why its events aren't listened to, where they should be."""
         self.requests = 0

@@ -18,6 +18,7 @@ from yarl import URL
 
 from kvyard.clock import SECOND, pause
 from kvyard.router import Decision
+from kvyard.server.gateway.ends import end, read_up_to, refuse, say, until_gone
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.failures import ELSEWHERE, OURS, Body, Broken, Failed, reason_of
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
@@ -82,17 +83,19 @@ class Exchange(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Carry it out."""
         self._me = asyncio.current_task()
-        watching = asyncio.get_running_loop().create_task(_until_gone(receive))
+        watching = asyncio.get_running_loop().create_task(until_gone(receive))
         watching.add_done_callback(self._gone)
         outcome = "failed"
         try:
             outcome = await self._serve(scope, send)
         except asyncio.CancelledError:
             outcome = "cancelled"
-            if not self.hung_up:
+            if not self.hung_up and not self.gateway.draining:
                 raise
             if self._me is not None:
                 self._me.uncancel()
+            if not self.hung_up:
+                outcome = await self._cut(scope, send)
         finally:
             self._me = None
             watching.cancel()
@@ -125,8 +128,8 @@ class Exchange(Response):
                 await pause(BREATH)
                 continue
             self.tries += 1
-            gateway.traffic.placed(self, engine, decision)
             try:
+                gateway.traffic.placed(self, engine, decision)
                 await self._attempt(engine, decision, scope, send)
                 gateway.health.served(engine, self.failed_at)
                 return "finished" if self.status_code < 400 else "refused"
@@ -146,10 +149,14 @@ class Exchange(Response):
     # -- one engine -----------------------------------------------------------------------------------------------------
 
     async def _attempt(self, engine: Engine, decision: Decision, scope: Any, send: Any) -> None:
+        if self.gateway.session.closed:
+            raise asyncio.CancelledError  # the gateway didn't wait for us
         headers = self.upstream_headers
         url = engine.addresses.get(self.path)
         if url is None:
             url = engine.addresses[self.path] = URL(engine.url + self.path)
+        if query := scope.get("query_string"):
+            url = URL(f"{url}?{query.decode('latin-1')}", encoded=True)
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, str(decision.worker.rank))]
         try:
@@ -185,7 +192,7 @@ class Exchange(Response):
     async def _refused(self, response: aiohttp.ClientResponse) -> tuple[int, Any, bytes]:
         """An answer with which another engine is asked."""
         try:
-            return response.status, response.raw_headers, await _all(response, WHOLE)
+            return response.status, response.raw_headers, await read_up_to(response, WHOLE)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Failed(reason_of(error)) from None
 
@@ -230,7 +237,7 @@ class Exchange(Response):
         self, engine: Engine, response: aiohttp.ClientResponse, decision: Decision, scope: Any, send: Any
     ) -> None:
         try:
-            body = await _all(response, WHOLE)
+            body = await read_up_to(response, WHOLE)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Failed(reason_of(error)) from None
         self.first = self.gateway.clock.now()
@@ -252,24 +259,28 @@ class Exchange(Response):
             await send({"type": "http.response.body", "body": chunk, "more_body": not complete})
         self.gateway.traffic.answered(self, engine, decision, usage(body[-TAIL:]) if response.status < 400 else Usage())
 
-    async def _break(self, scope: Any, send: Any, end: bytes | None, reason: str) -> None:
+    async def _break(self, scope: Any, send: Any, last: bytes | None, reason: str) -> None:
         """The engine failed in the middle: say so where a stream lets us, and end the connection without its proper end."""
-        if end == b"\n\n":
+        if last == b"\n\n":
             problem = worded(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
             said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
             await send({"type": "http.response.body", "body": said, "more_body": True})
-        transport = scope.get("kvyard.transport")
-        if transport is not None:
-            transport.close()
-            await pause()
+        await end(scope)
         raise Broken(reason)
+
+    async def _cut(self, scope: Any, send: Any) -> str:
+        """The gateway ends, and has waited long enough."""
+        if self.began:
+            await end(scope)
+            return "broken"
+        await self._refuse(send, Refusal(503, "the gateway ends", fix="try again", Retry_After="1"))
+        return "refused"
 
     # -- answers of our own ---------------------------------------------------------------------------------------------
 
     async def _refuse(self, send: Any, refusal: Refusal) -> None:
-        status, problem = worded(refusal)
-        more = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
-        await self._say(send, status, [(b"content-type", JSON.encode()), *more], msgspec.json.encode(problem))
+        self.began = True
+        self.status_code = await refuse(send, refusal)
 
     async def _pass_on(self, send: Any, failed: Failed) -> str:
         """Nobody could answer: what the last engine said, or that it said nothing."""
@@ -281,38 +292,14 @@ class Exchange(Response):
             return "failed"
         status, headers, body = failed.answer
         found = downstream(headers, f"tries={self.tries}") if headers else [(b"content-type", JSON.encode())]
-        await self._say(send, status, found, body)
+        self.began, self.status_code = True, status
+        await say(send, status, found, body)
         return "failed"
-
-    async def _say(self, send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        self.status_code = status
-        self.began = True
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
     @property
     def seconds(self) -> float:
         """How long it has taken."""
         return (self.gateway.clock.now() - self.received) / SECOND
-
-
-async def _until_gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _all(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body, or its first ``most`` bytes and a little more."""
-    parts: list[bytes] = []
-    size = 0
-    while size < most:
-        part = await response.content.readany()
-        if not part:
-            break
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
 
 
 def _error_of(chunk: bytes) -> bytes:

@@ -7,6 +7,7 @@ and ``Traffic`` keeps the books.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.config import EngineConfig, GatewayConfig, NameConfig
+from kvyard.server.gateway.discovery import DnsWatch
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.health import Health
 from kvyard.server.gateway.making import LOCAL, PoolMaker
@@ -123,6 +125,8 @@ class Gateway:
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             trust_env=False,
         )
+        await self._maker.check()
+        watches = [(name, DnsWatch(name.host, name.port, interval_s=name.interval_s)) for name in config.names]
         await self.index.start()
         for engine in config.engines:
             await self.add(engine)
@@ -132,8 +136,8 @@ class Gateway:
         for told in config.subscriptions:
             self.index.keep(told.model_name, told.tenant)
             await self.index.register(told)
-        for name in config.names:
-            self.begin(self._follow(name))
+        for name, watch in watches:
+            self.begin(self._follow(name, watch))
         self.begin(self._flush())
 
     def drain(self) -> None:
@@ -146,7 +150,12 @@ class Gateway:
         """Do something beside, until it ends or the gateway does."""
         task = asyncio.get_running_loop().create_task(deed)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s has ended: %s", task.get_name(), error, exc_info=error)
 
     async def _flush(self) -> None:
         """Let what was written down survive this process."""
@@ -156,13 +165,11 @@ class Gateway:
             if self.traffic.recorder is not None:
                 self.traffic.recorder.flush()
 
-    async def _follow(self, name: NameConfig) -> None:
+    async def _follow(self, name: NameConfig, watch: DnsWatch) -> None:
         """Take in and let go engines as a name's addresses come and go."""
-        from kvyard.server.gateway.discovery import DnsWatch
-
-        async for change in DnsWatch(name.host, name.port, interval_s=name.interval_s).watch():
+        async for change in watch.watch():
             for address in change.removed:
-                if address.netloc in self.engines:
+                with contextlib.suppress(Refusal):  # somebody else has removed it
                     await self.remove(address.netloc)
             for address in change.added:
                 try:
@@ -220,18 +227,17 @@ class Gateway:
 
     async def leave(self, engine: Engine) -> None:
         """Take an engine out of its pool, with its events and all they said."""
-        pool = engine.pool
-        if pool is not None:
-            pool.remove(engine)
-            await self._stop_listening(engine, pool.model)
+        if engine.pool is not None:
+            engine.pool.remove(engine)
+        await self._stop_listening(engine)
         engine.state = "starting"
         self.names_changed()
 
-    async def _stop_listening(self, engine: Engine, model: str) -> None:
-        try:
-            await self.index.unregister(Unregister(model_name=model, instance_id=engine.name))
-        except Refusal:
-            pass  # nobody listened
+    async def _stop_listening(self, engine: Engine) -> None:
+        if engine.heard_for is not None:
+            with contextlib.suppress(Refusal):  # nobody listened
+                await self.index.unregister(Unregister(model_name=engine.heard_for, instance_id=engine.name))
+            engine.heard_for = None
 
     def engine(self, name: str) -> Engine:
         """The engine of that name. Raises ``Refusal``."""
@@ -265,15 +271,21 @@ class Gateway:
             if pool is None:
                 pool = self._maker.make(model, engine.config.block_size)
                 if pool.sharing is not None:
-                    await pool.sharing.start()
+                    try:
+                        await pool.sharing.start()
+                    except KvyardError:
+                        if not lenient:
+                            await pool.sharing.close()
+                            raise
                     self.begin(pool.sharing.run())
                 self.pools[model] = pool
         if self.config.index_url is None:
+            engine.heard_for = model
             try:
                 for told in engine.config.registrations(model):
                     await self.index.register(told)
             except BaseException as error:
-                await self._stop_listening(engine, model)
+                await self._stop_listening(engine)
                 if not lenient or not isinstance(error, KvyardError | Refusal):
                     raise
                 engine.streams_error = f"its events can't be followed: {error}"

@@ -24,6 +24,7 @@ _HOP = {
     b"transfer-encoding",
     b"upgrade",
 }
+_USUAL = (b"keep-alive", b"close")
 _NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK.encode()}
 _NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
 
@@ -31,18 +32,28 @@ _NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
 def upstream(headers: Pairs, id_: str, authorization: str | None, keep_authorization: bool) -> list[tuple[str, str]]:
     """What an engine is sent. ``authorization`` takes the place of the client's, which goes along only where it may."""
     out = [("x-request-id", id_)]
-    hop: set[bytes] = set()
-    for name, value in headers:
-        if name in _NOT_UP or (name == b"authorization" and (authorization is not None or not keep_authorization)):
-            if name == b"connection" and b"," in value:
-                hop.update(part.strip().lower() for part in value.split(b","))
-            continue
-        out.append((name.decode("latin-1"), _text(value)))
-    if hop:
-        out = [pair for pair in out if pair[0].encode("latin-1") not in hop]
+    mine = authorization is not None or not keep_authorization
+    out.extend(
+        (name.decode("latin-1"), _text(value))
+        for name, value in _without_hop(headers, _NOT_UP)
+        if not (mine and name == b"authorization")
+    )
     if authorization is not None:
         out.append(("authorization", authorization))
     return out
+
+
+def _without_hop(headers: Pairs, dropped: set[bytes]) -> list[tuple[bytes, bytes]]:
+    """Headers by their names in small letters, less ``dropped`` and those that ``Connection`` names."""
+    out: list[tuple[bytes, bytes]] = []
+    hop: set[bytes] = set()
+    for name, value in headers:
+        name = name.lower()
+        if name not in dropped:
+            out.append((name, value))
+        elif name == b"connection" and value not in _USUAL:
+            hop.update(part.strip().lower() for part in value.split(b","))
+    return [pair for pair in out if pair[0] not in hop] if hop else out
 
 
 def _text(value: bytes) -> str:
@@ -55,7 +66,7 @@ def _text(value: bytes) -> str:
 
 def downstream(headers: Pairs, decision: str) -> list[tuple[bytes, bytes]]:
     """What the client is sent."""
-    out = [(lower, value) for name, value in headers if (lower := name.lower()) not in _NOT_DOWN]
+    out = _without_hop(headers, _NOT_DOWN)
     out.append((b"x-kvyard-decision", decision.encode("latin-1", "replace")))
     return out
 

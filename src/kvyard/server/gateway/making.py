@@ -13,10 +13,12 @@ from kvyard.index import Indexer
 from kvyard.router import Router
 from kvyard.router.journal import Journal, JournalFile
 from kvyard.router.journaled import JournaledIndexer, JournaledRouter
+from kvyard.server.gateway.config import BYTES, ENGINE
 from kvyard.server.gateway.pool import Pool
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.indexer.service import DEFAULT_BLOCK_SIZE, Service
+from kvyard.server.tokens import make_tokenizer
 
 if TYPE_CHECKING:
     from kvyard.server.gateway.gateway import Gateway
@@ -34,8 +36,24 @@ class PoolMaker:
         self._index_token = index_token
         self.index = Service(gateway.config.index(), make=self._make_indexer, clock=gateway.clock)
         self.journals: list[JournalFile] = []
+        self._first: JournalFile | None = None
+        """The first journal, until a pool has it."""
         self._journal: Journal | None = None
         """The journal of the pool that is being made."""
+
+    async def check(self) -> None:
+        """See that pools can be made, now that somebody looks: they are made when an engine first answers. Raises
+        ``KvyardError`` where a tokenizer, a journal or the server for sharing can't be had; one that is away is waited for.
+        """
+        config = self._gateway.config
+        for how in {config.tokenizer, *config.tokenizers.values()} - {ENGINE, BYTES}:
+            make_tokenizer(how)
+        if config.share is not None:
+            from kvyard.server.gateway.sharing import probe
+
+            await probe(config.share)
+        if config.journal is not None:
+            self._first = JournalFile(config.journal)
 
     def flush(self) -> None:
         """Let journals survive this process."""
@@ -46,6 +64,8 @@ class PoolMaker:
         """End the journals."""
         for journal in self.journals:
             journal.close()
+        if self._first is not None:
+            self._first.close()
 
     def make(self, model: str, block_size: int | None) -> Pool:
         """A pool without engines. Raises ``KvyardError`` where a tokenizer or a journal can't be had."""
@@ -102,7 +122,10 @@ class PoolMaker:
         if path is None:
             return None
         number = len(self.journals) + 1
-        file = JournalFile(path if number == 1 else Path(f"{path}.{number}"))
+        if self._first is not None:
+            file, self._first = self._first, None
+        else:
+            file = JournalFile(path if number == 1 else Path(f"{path}.{number}"))
         self.journals.append(file)
         return Journal(file.write)
 
@@ -127,6 +150,7 @@ class PoolMaker:
                 data=msgspec.json.encode(body),
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=TOKENIZE_SECONDS),
+                allow_redirects=False,
             ) as reply:
                 content = await reply.read()
             return msgspec.json.decode(content, type=_Tokenized).tokens if reply.status == 200 else None

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 P = "kvyard_gateway_"
 NAMES: dict[str, str] = {
-    "requests_total": "Requests by model and how they ended: finished, refused, failed, broken, cancelled.",
+    "requests_total": "Requests by model (none where it can't be told) and how they ended: finished, refused, failed, broken, "
+    "cancelled.",
     "request_seconds": "From a request's arrival to its end, by model.",
     "time_to_first_byte_seconds": "From a request's arrival to the first byte of its answer, by model.",
     "placing_seconds": "From a request's arrival until an engine was chosen: reading, hashing, routing, waiting.",
@@ -134,6 +135,10 @@ class Measures:
         """A request is over."""
         self._requests[exchange.name, outcome].inc()
         self._seconds[exchange.name,].observe(exchange.seconds)
+
+    def refused(self) -> None:
+        """A request couldn't be routed. Its model's name is anybody's invention, so it is no label."""
+        self._requests["", "refused"].inc()
 
     def forget(self, engine: str) -> None:
         """An engine is gone, and so are its series; engines may come and go for ever."""

@@ -22,12 +22,15 @@ async def fleet_of(session: Any, url: str, headers: Mapping[str, str]) -> list[E
         ) as reply:
             content = await reply.read()
             if reply.status != 200:
-                raise KvyardError(f"{url} doesn't tell of its workers: it answered {reply.status}")
+                raise KvyardError(
+                    f"{url} doesn't tell of its workers: it answered {reply.status}; give other engines with --engine"
+                )
             states = msgspec.json.decode(content, type=list[WorkerState])
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise KvyardError(f"{url} can't be asked for its workers: {error}") from None
+        why = getattr(error, "strerror", None) or str(error) or "no answer within 10 s"
+        raise KvyardError(f"{url} can't be asked for its workers: {why}; start the mock first") from None
     except msgspec.MsgspecError as error:
-        raise KvyardError(f"{url} is no mock: {error}") from None
+        raise KvyardError(f"{url} is no mock: {error}; give other engines with --engine") from None
     return [
         EngineConfig(
             url=state.url,

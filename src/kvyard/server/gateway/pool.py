@@ -101,7 +101,7 @@ class Pool:
     def block_size(self) -> int:
         return self.router.block_size
 
-    def keys(self, tokens: list[int], lora: str | None, salt: str | None) -> list[int]:
+    def keys(self, tokens: Sequence[int], lora: str | None, salt: str | None) -> list[int]:
         """The index's names of a prompt's blocks. Raises ``KvyardError`` for what can't be named."""
         assert self.router.indexer is not None
         return self.router.indexer.identity.keys(tokens, Namespace(lora_name=lora, salt=salt or None))
@@ -160,7 +160,9 @@ class Pool:
         self._shut.clear()
 
     def without(self, name: str) -> frozenset[Holder]:
-        """Who doesn't serve ``name``."""
+        """Who doesn't serve ``name``. The pool's own model is everybody's: who was put here by mistake says so himself."""
+        if name == self.model:
+            return frozenset()
         found = self._shut.get(name)
         if found is None:
             others = [engine for engine in self.engines.values() if not engine.serves(name)]

@@ -6,7 +6,8 @@ Only guesses depend on it: a prompt that can't be read is routed by load, and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ LONG_TEXT = 20_000
 _NOT_TEXT = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"', b'"image_embeds"')
 """Parts whose tokens don't say what they are: engines set such blocks apart by hashes that we don't have."""
 _NULL = b"null"
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+"""Of their own: lookups of names and beats to Redis mustn't wait behind somebody's book."""
 
 AskEngine = Callable[[dict[str, Any]], Awaitable[list[int] | None]]
 """Sends a body to /tokenize of some engine of the pool; ``None`` where nobody answered."""
@@ -37,9 +40,11 @@ class Prompting:
         self._ask = ask_engine
         self._local: Tokenizer | None = None if how == ENGINE else make_tokenizer(None if how == BYTES else how)
 
-    async def prompts(self, ask: Ask) -> list[list[int]]:
-        """The prompts of a request, or none where they can't be read."""
-        found: list[list[int]] | None = None
+    async def prompts(self, ask: Ask) -> list[Sequence[int]]:
+        """The prompts of a request, or none where they can't be read. Of further ones only the length is right, and of text not
+        even that.
+        """
+        found: list[Sequence[int]] | None = None
         if isinstance(ask, Completion):
             found = await self._of_completion(ask)
         elif isinstance(ask, Chat):
@@ -52,7 +57,7 @@ class Prompting:
             return []
         return found
 
-    async def _of_completion(self, ask: Completion) -> list[list[int]] | None:
+    async def _of_completion(self, ask: Completion) -> list[Sequence[int]] | None:
         given = ask.prompt
         if isinstance(given, str):
             ids = await self._of_text(given, ask)
@@ -61,13 +66,15 @@ class Prompting:
             return None
         if type(given[0]) is int:
             return [given]
-        found: list[list[int]] = []
-        for one in given:
-            ids = one if isinstance(one, list) else await self._of_text(one, ask) if isinstance(one, str) else None
-            if ids is None:
-                return None
-            found.append(ids)
-        return found
+        if not all(isinstance(one, list | str) for one in given):
+            return None
+        first, *others = given
+        ids = first if isinstance(first, list) else await self._of_text(first, ask)
+        if ids is None:
+            return None
+        # The first decides where they go. How long other texts are is only guessed: asking for each would take as many hops.
+        share = len(ids) / len(first) if first and isinstance(first, str) else 0.25
+        return [ids, *(one if isinstance(one, list) else range(int(len(one) * share)) for one in others)]
 
     async def _of_text(self, text: str, ask: Completion) -> list[int] | None:
         special = ask.add_special_tokens is not False
@@ -100,4 +107,4 @@ class Prompting:
         assert self._local is not None
         if self.how == BYTES or len(text) < LONG_TEXT:
             return self._local.encode(text, special)
-        return await asyncio.to_thread(self._local.encode, text, special)
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, self._local.encode, text, special)

@@ -21,10 +21,11 @@ from typing import Any
 
 import msgspec
 
-from kvyard.clock import SECOND, US, Clock, WallClock, pause
+from kvyard.clock import SECOND, Clock, WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.recorded_file import LineFile
 from kvyard.server.gateway.recorded_ids import PrefixIds
+from kvyard.server.gateway.recorded_turns import Turns, milliseconds
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ USUAL_BLOCK = 512
 """Tokens that readers of Mooncake's lines take an id for unless the row says otherwise."""
 HELD_BYTES = 64 << 20
 """What rows that wait for their turn may take."""
-SESSIONS = 1 << 16
 ROW = 400
 """Bytes that a waiting row takes besides its ids, about."""
 
@@ -124,9 +124,7 @@ class TrafficRecorder:
         self._waiting: deque[_Arrived] = deque()
         """In order of arrival; the first is open."""
         self._held = 0
-        self._sessions: dict[str, tuple[str, int]] = {}
-        """Per session its name in the file, and when its last turn ended; in order of use."""
-        self._named = 0
+        self._turns = Turns()
 
     @property
     def waiting(self) -> int:
@@ -251,7 +249,7 @@ class TrafficRecorder:
         if self._first is None:
             self._first = entry.at
         row: dict[str, Any] = {
-            "timestamp": _milliseconds(entry.at - self._first),
+            "timestamp": milliseconds(entry.at - self._first),
             "input_length": entry.num_tokens,
             "output_length": entry.output,
             "hash_ids": entry.ids.tolist(),
@@ -259,28 +257,13 @@ class TrafficRecorder:
         if entry.block_size != USUAL_BLOCK:
             row["block_size"] = entry.block_size
         if entry.session is not None:
-            row |= self._turn(entry.session, entry)
+            row |= self._turns.take(entry.session, entry.at, entry.ended)
         if entry.model is not None:
             row["model"] = entry.model
         if entry.priority:
             row["priority"] = entry.priority
         self._file.add(msgspec.json.encode(row) + b"\n")
         self.counters.rows += 1
-
-    def _turn(self, session: str, entry: _Arrived) -> dict[str, Any]:
-        """Whose turn it is, and how long after the last one ended it came."""
-        known = self._sessions.pop(session, None)
-        if known is None:
-            self._named += 1
-            self._sessions[session] = (f"s{self._named}", entry.ended)
-            if len(self._sessions) > SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
-            return {"session_id": f"s{self._named}"}
-        name, before = known
-        self._sessions[session] = (name, max(before, entry.ended))
-        if entry.at < before:
-            return {}  # beside the last turn rather than after it: it keeps its time and waits for nobody
-        return {"session_id": name, "delay": _milliseconds(entry.at - before)}
 
     def _guarded(self, write: Callable[..., None], *args: Any) -> None:
         """Write, and see to the limit. An error ends the recording."""
@@ -302,7 +285,7 @@ class TrafficRecorder:
         self._file.flush()
         self._before += self._file.bytes
         self._file.rotate()
-        self._sessions.clear()  # a file must not refer to turns in another one
+        self._turns.forget()
 
     def _stop(self, why: str) -> None:
         self.stopped = why
@@ -312,9 +295,3 @@ class TrafficRecorder:
         with contextlib.suppress(OSError):
             self._file.close()
         log.warning("recording ended: %s", why)
-
-
-def _milliseconds(ns: int) -> int | float:
-    """To the microsecond: finer than anybody's clocks, and short."""
-    us = ns // US
-    return us // 1000 if us % 1000 == 0 else us / 1000

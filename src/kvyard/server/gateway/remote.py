@@ -6,6 +6,7 @@ for lost earns nothing there, and so nothing here. Where it doesn't answer, nobo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from kvyard.clock import Clock
 from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity
+
+log = logging.getLogger(__name__)
 
 PAUSE = 1_000_000_000
 """Nanoseconds for which a service that failed isn't asked again, so that its trouble doesn't slow every request."""
@@ -93,30 +96,44 @@ class RemoteIndex:
         try:
             timeout = aiohttp.ClientTimeout(total=self._seconds)
             async with self._session.post(
-                self._url, data=msgspec.json.encode(body), headers=self._headers, timeout=timeout
+                self._url,
+                data=msgspec.json.encode(body),
+                headers=self._headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as reply:
                 content = await reply.read()
                 if reply.status == 404:  # nobody is registered for this model there yet
-                    self.error = "the index has no worker of this model"
+                    self._fail("it has no worker of this model")
                     return None
                 if reply.status != 200:
                     raise ValueError(f"it answered {reply.status}")
                 scoring = self._decode(content)
+                if not scoring.results:
+                    raise ValueError("it answered without a result")
                 if scoring.block_size != self.identity.block_size:
                     raise ValueError(
                         f"its blocks have {scoring.block_size} tokens, ours {self.identity.block_size}: set block_size"
                     )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, msgspec.MsgspecError) as error:
             self.failures += 1
-            self.error = f"{type(error).__name__}: {error}"[:200]
+            said = "" if type(error) is ValueError else f"{type(error).__name__}: "
+            self._fail(f"{said}{error}"[:200])
             self._not_before = self._clock.now() + PAUSE
             return None
-        self.error = ""
+        if self.error:
+            log.info("the index at %s says again what %s has", self._url, self._model)
+            self.error = ""
         return {
             Holder(str(one.instance_id), one.dp_rank): _reaches(one)
             for one in scoring.results[0].workers
             if one.confidence > 0
         }
+
+    def _fail(self, why: str) -> None:
+        if not self.error:
+            log.warning("the index at %s doesn't say what %s has, so load decides: %s", self._url, self._model, why)
+        self.error = why
 
     # -- what a router asks ---------------------------------------------------------------------------------------------
 

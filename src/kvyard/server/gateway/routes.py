@@ -163,7 +163,7 @@ class Routes:
         def get(path: str, summary: str, handler: Any, reply: Any = None, **more: Any) -> Operation:
             return Operation(method="GET", path=path, summary=summary, handler=handler, reply=reply, **more)
 
-        admin: dict[str, Any] = {"token": self._admin_token}
+        admin: dict[str, Any] = {"token": self._admin_token, "guarded": True}
 
         def post(path: str, summary: str, handler: Any, body: Any, reply: Any = None, **more: Any) -> Operation:
             return Operation(method="POST", path=path, summary=summary, handler=handler, body=body, reply=reply, **more)

@@ -44,6 +44,28 @@ _FINAL = frozenset({"auth", "policy", "cluster", "readonly", "identity", "noauth
 """Kinds of trouble that waiting doesn't mend."""
 
 
+async def probe(url: str, *, timeout_s: float = 2.0) -> None:
+    """Try a server once. Raises ``KvyardError`` for trouble that waiting doesn't mend, such as a wrong password; that it is
+    away is only said.
+    """
+    try:
+        server = Server(url, timeout=timeout_s, backoff=0, clock=WallClock())
+    except ValueError as error:
+        raise KvyardError(
+            f"the server to share load through has no address: {error}; write redis://HOST:PORT"
+        ) from None
+    try:
+        await asyncio.to_thread(server.connect)
+    except Unavailable:
+        if _FINAL & server.errors.keys():
+            raise KvyardError(f"can't share load through {server.address}: {server.reason}") from None
+        log.warning(
+            "load can't be shared through %s yet: %s; it is tried again and again", server.address, server.reason
+        )
+    finally:
+        server.close()
+
+
 class LoadSharing:
     """A gateway's part in the common view of one pool of workers. For one event loop."""
 
@@ -154,6 +176,10 @@ class LoadSharing:
                     await pause(self._beat_s)
         finally:
             await asyncio.shield(asyncio.to_thread(self._leave))
+
+    async def close(self) -> None:
+        """Leave, where ``run`` was never called."""
+        await asyncio.to_thread(self._leave)
 
     async def beat(self) -> None:
         """Tell what is new, hear what others told. Never raises because of the server."""

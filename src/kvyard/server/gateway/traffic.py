@@ -71,6 +71,8 @@ class Traffic:
         self._measures = measures
         self._ids = count(1)
         self._prefix = f"{clock.now():x}"[-8:]
+        self.held = 0
+        """Bytes of the bodies of all requests that are under way."""
         self._active: set[str] = set()
         self._decisions = 0
 
@@ -78,10 +80,13 @@ class Traffic:
         """A request's name: the client's, where it is one and nobody has it."""
         if given and len(given) <= 128 and given.isascii() and given.isprintable() and given not in self._active:
             return given
-        return f"{self._prefix}-{next(self._ids)}"
+        while (made := f"{self._prefix}-{next(self._ids)}") in self._active:
+            pass  # a client has guessed it
+        return made
 
-    def began(self, pool: Pool, place: Place, several: bool) -> None:
-        """A request that can be routed is here. ``several``: there are other models too."""
+    def began(self, pool: Pool, place: Place, size: int, several: bool) -> None:
+        """A request of ``size`` bytes that can be routed is here. ``several``: there are other models too."""
+        self.held += size
         self._active.add(cast(str, place.request.id))
         self.counters.under_way += 1
         if self.recorder is not None:
@@ -130,6 +135,7 @@ class Traffic:
         """A request is over."""
         counters = self.counters
         counters.under_way -= 1
+        self.held -= len(exchange.content)
         setattr(counters, outcome, getattr(counters, outcome) + 1)
         self._active.discard(cast(str, exchange.place.request.id))
         if self.recorder is not None:

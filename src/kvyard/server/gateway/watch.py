@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvyard.clock import pause
+from kvyard.errors import KvyardError
 from kvyard.server.gateway.engine import Engine
+from kvyard.server.http import Refusal
 
 if TYPE_CHECKING:
     from kvyard.server.gateway.gateway import Gateway
@@ -72,7 +74,7 @@ class Watch:
         timeout = aiohttp.ClientTimeout(total=gateway.config.health_timeout)
         try:
             async with gateway.session.get(
-                f"{engine.url}/health", headers=gateway.authorized, timeout=timeout
+                f"{engine.url}/health", headers=gateway.authorized, timeout=timeout, allow_redirects=False
             ) as reply:
                 await reply.read()
                 if reply.status != 200:
@@ -80,7 +82,7 @@ class Watch:
                     return
             if engine.pool is None or not engine.models or not engine.up or self._looks % MODELS_EVERY == 0:
                 async with gateway.session.get(
-                    f"{engine.url}/v1/models", headers=gateway.authorized, timeout=timeout
+                    f"{engine.url}/v1/models", headers=gateway.authorized, timeout=timeout, allow_redirects=False
                 ) as reply:
                     content = await reply.read()
                     if reply.status != 200:
@@ -88,9 +90,10 @@ class Watch:
                         return
                 await self._learn(msgspec.json.decode(content, type=_Models))
         except aiohttp.ClientConnectorError as error:
-            gateway.health.unwell(
-                engine, f"it can't be reached: {error.os_error.strerror or error.os_error}", gone=True
-            )
+            from kvyard.server.gateway.failures import OURS
+
+            said = f"it can't be reached: {error.os_error.strerror or error.os_error}"
+            gateway.health.unwell(engine, said, gone=error.errno not in OURS)
             return
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = "it didn't answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
@@ -98,6 +101,9 @@ class Watch:
             return
         except msgspec.MsgspecError:
             gateway.health.unwell(engine, "/v1/models can't be read", gone=False)
+            return
+        except (KvyardError, Refusal) as error:
+            gateway.health.unwell(engine, f"it can't be taken in: {error}"[:400], gone=False)
             return
         self._looks += 1
         if engine.pool is not None:
@@ -117,5 +123,9 @@ class Watch:
                 return
             await gateway.join(engine, base, lenient=True)
         if models != engine.models:
+            if engine.config.model is not None and engine.config.model not in models:
+                log.warning(
+                    "%s serves %s, not %s as it was given", engine.name, ", ".join(models)[:200], engine.config.model
+                )
             engine.models = models
             gateway.names_changed()
