@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 # No deadlines: the machines are shared, and a slow example is not a wrong one.
 settings.register_profile("default", max_examples=50, stateful_step_count=30, deadline=None)
-settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True, database=None, print_blob=True)
 settings.register_profile(
     "thorough", max_examples=2000, stateful_step_count=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -26,9 +26,10 @@ def run(folder: Path, tests: dict[str, str], strict: bool) -> subprocess.Complet
     for name, text in tests.items():
         (folder / name).write_text(text)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "KVYARD_"))}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some take seconds to load, and none but xdist is needed
     if strict:
         env["KVYARD_CI_STRICT"] = "1"
-    command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-n", "1", "-p", "no:cacheprovider"]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -28,6 +28,7 @@ end
 """
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.wrk,
     pytest.mark.zmq,
     pytest.mark.skipif(WRK is None, reason="needs wrk: scripts/setup-test-deps.sh"),
