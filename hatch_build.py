@@ -22,9 +22,9 @@ MODULES = {
     "engine": "batch bursts cohort core drafts growth horizon job loads queue scheduler stuck policies/sglang policies/trtllm "
     "timing/polynomial",
     "hashing": "chain run trace_chain",
-    "index": "chains indexer roster",
+    "index": "chains",
     "replay": "arrivals fleet gaps recorder shared tap timeline worker",
-    "router": "active cost journaled memory policies record router sight situation tree",
+    "router": "active cost memory policies record router sight situation tree",
     "tiers": "ahead depot inward offload outward path pending piece prefix site store",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,11 +31,51 @@ for settings in (
     print(to_json(replay(sys.argv[1], limit=400, **settings).report).decode())
 """
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
-]
+
+def compiled(test: Callable[..., None]) -> Callable[..., None]:
+    """For a test that needs a compiled install; making one takes minutes."""
+    for mark in (
+        pytest.mark.slow,
+        pytest.mark.timeout(1200),
+        pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+    ):
+        test = mark(test)
+    return test
+
+
+def listed() -> list[Path]:
+    """The modules that are compiled."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    package = ROOT / "src" / "kvyard"
+    return [package / folder / f"{name}.py" for folder, names in module.MODULES.items() for name in names.split()]
+
+
+def classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+
+
+def test_only_what_may_be_derived_from_is() -> None:
+    """A class that isn't compiled can't derive from one that is, unless that one says so."""
+    hot = listed()
+    assert all(path.exists() for path in hot)
+    closed = {
+        one.name
+        for path in hot
+        for one in classes(path)
+        if not any("allow_interpreted_subclasses" in ast.unparse(mark) for mark in one.decorator_list)
+    }
+    wrong = [
+        f"{path.relative_to(ROOT)}: {one.name} derives from {ast.unparse(base)}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        if path not in hot
+        for one in classes(path)
+        for base in one.bases
+        if ast.unparse(base).split("[")[0] in closed - {other.name for other in classes(path)}
+    ]
+    assert not wrong
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +98,7 @@ def run(path: Path, *command: str) -> str:
     return done.stdout
 
 
+@compiled
 def test_the_report_is_the_same_to_the_byte(plain: Path) -> None:
     told = {path: run(path, sys.executable, "-c", REPLAY, str(TRACE)).split("\n", 1) for path in (plain, ROOT / "src")}
     (compiled, ours), (source, theirs) = told[plain], told[ROOT / "src"]
@@ -62,12 +106,14 @@ def test_the_report_is_the_same_to_the_byte(plain: Path) -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize("package", ["blocks", "engine", "hashing", "index", "replay", "router", "tiers"])
+@compiled
+@pytest.mark.parametrize("package", ["blocks", "engine", "hashing", "index", "replay", "router", "server", "tiers"])
 def test_the_tests_pass_compiled(plain: Path, package: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", f"tests/{package}"]
     assert " passed" in run(plain, *command)
 
 
+@compiled
 def test_without_a_compiler_the_install_is_pure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     environment = {**os.environ, "CC": "/bin/false"}

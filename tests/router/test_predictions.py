@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.router.support import SECOND, Fleet, chain
@@ -47,6 +48,7 @@ def test_events_that_came_so_far_are_known_and_the_rest_is_predicted() -> None:
     assert (decision.device, decision.predicted) == (8, 3)
 
 
+@pytest.mark.source
 def test_once_confirmed_an_eviction_is_believed() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT)
@@ -56,12 +58,14 @@ def test_once_confirmed_an_eviction_is_believed() -> None:
     assert _peek(fleet, PROMPT).device == 4
 
 
+@pytest.mark.source
 def test_the_last_token_is_computed_of_a_predicted_prompt_too() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT)
     assert _peek(fleet, PROMPT, tokens=32).device == 7
 
 
+@pytest.mark.source
 def test_what_is_sent_again_after_it_was_confirmed_is_predicted_again() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT)
@@ -72,6 +76,7 @@ def test_what_is_sent_again_after_it_was_confirmed_is_predicted_again() -> None:
     assert (_peek(fleet, PROMPT).device, _peek(fleet, PROMPT).predicted) == (8, 4)
 
 
+@pytest.mark.source
 def test_a_prompt_that_leaves_the_sent_one_early_confirms_nothing_of_it() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT)
@@ -80,6 +85,7 @@ def test_a_prompt_that_leaves_the_sent_one_early_confirms_nothing_of_it() -> Non
     assert _peek(fleet, PROMPT).predicted == 4
 
 
+@pytest.mark.source
 def test_a_stem_counts_while_one_of_its_branches_does() -> None:
     fleet = Fleet(("a",))
     fleet.route([*PROMPT, "one"])
@@ -92,6 +98,7 @@ def test_a_stem_counts_while_one_of_its_branches_does() -> None:
     assert _peek(fleet, [*PROMPT, "two"]).device == 9
 
 
+@pytest.mark.source
 def test_a_stem_is_confirmed_when_asked_for_only_where_nothing_goes_on() -> None:
     fleet = Fleet(("a",))
     fleet.route([*PROMPT, "one"])
@@ -101,6 +108,7 @@ def test_a_stem_is_confirmed_when_asked_for_only_where_nothing_goes_on() -> None
     assert _peek(fleet, [*PROMPT, "two"]).predicted == 1
 
 
+@pytest.mark.source
 def test_confirmed_and_unconfirmed_parts_are_not_joined() -> None:
     """A stem that counts and a branch that doesn't have the same workers, and are still two."""
     fleet = Fleet(("a", "b"))
@@ -117,6 +125,7 @@ def test_confirmed_and_unconfirmed_parts_are_not_joined() -> None:
     fleet.router.check_integrity()
 
 
+@pytest.mark.source
 def test_another_turn_confirms_the_turn_before() -> None:
     fleet = Fleet(("a", "b"))
     fleet.route(PROMPT, exclude=[Holder("b")])
@@ -127,6 +136,7 @@ def test_another_turn_confirms_the_turn_before() -> None:
     assert decision.overlap == 0
 
 
+@pytest.mark.source
 def test_lower_tiers_give_way_to_what_is_predicted_above_them() -> None:
     fleet = Fleet(("a",))
     fleet.store("a", PROMPT, 0, 2)
@@ -140,6 +150,7 @@ def test_lower_tiers_give_way_to_what_is_predicted_above_them() -> None:
     assert _tiers(_peek(fleet, PROMPT)) == (7, 0, 1)
 
 
+@pytest.mark.source
 def test_a_worker_that_is_gone_leaves_no_predictions_to_its_successor() -> None:
     fleet = Fleet(("a", "b"))
     fleet.route(PROMPT, exclude=[Holder("b")])

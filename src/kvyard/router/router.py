@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from random import Random
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Indexer
@@ -26,6 +28,7 @@ from kvyard.router.situation import Choice, Overlaps, Situation, least
 from kvyard.router.tree import Path
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # a journaled one is not compiled
 class Router:
     """One policy over one set of workers. Not for several threads at once."""
 

@@ -90,7 +90,7 @@ def test_recorded_passes_of_the_wheel():
         if key not in models:
             config = PolynomialTiming(speedup_ratio=speedup, decode_speedup_ratio=decode)
             models[key] = make_timing(config, capacity)
-        assert models[key].pass_ns(prefills, batch, context) == ns
+        assert models[key].pass_ns([tuple(one) for one in prefills], batch, context) == ns
     assert len(models) == 4
 
 
