@@ -50,9 +50,9 @@ Found = dict[Holder, tuple[int, int, int, float]]
 class RemoteRoster:
     """Workers in a router's order; see ``kvyard.index.Roster``."""
 
-    tiers = (Tier.G1, Tier.G2, Tier.G3)
-
     def __init__(self, workers: Sequence[Holder], block_size: int) -> None:
+        # The same types as a Roster's: where the router is compiled, it takes no others.
+        self.tiers = [Tier.G1, Tier.G2, Tier.G3]
         self.workers = tuple(workers)
         self.alignments = [block_size] * len(self.workers)
         self.confidence: list[float] | None = None
