@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, Entry] = {
     "mock": Entry("kvyard.cli.mock:mock", "Serve a fleet of vLLM endpoints without a GPU."),
     "model": Entry("kvyard.cli.model:model", "Turn a model's config and a card into groups, bytes and blocks."),
     "profile": Entry("kvyard.cli.profile:app", "Fit timing to measured passes, and look at the fit."),
-    "replay": Entry("kvyard.cli.replay:replay", "Replay a trace through a fleet of workers, in virtual time."),
+    "replay": Entry("kvyard.cli.replay:replay", "Replay a trace through a fleet of workers, in virtual time or live."),
     "sweep": Entry("kvyard.cli.sweep:sweep", "Replay a trace over a grid of settings, and draw the curves."),
     "trace": Entry("kvyard.cli.trace:app", "Look into traces, cut, convert and generate them."),
 }

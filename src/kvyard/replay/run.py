@@ -10,7 +10,7 @@ from typing import Any
 from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet import Fleet
-from kvyard.replay.record import Record
+from kvyard.replay.outcome import Outcome
 from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.settings import make_config, read_settings
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
@@ -19,52 +19,12 @@ Told = Callable[[int, int, int], None]
 """Told now and then: requests that came, requests through, and the virtual time in nanoseconds."""
 
 
-class Run:
-    """A replay that is over: its ``report``, the ``records`` of its requests, and the ``fleet`` for a closer look."""
+class Run(Outcome):
+    """A simulated replay that is over, with its ``fleet`` for a closer look."""
 
     def __init__(self, report: Report, fleet: Fleet, trace: Trace | None) -> None:
-        self.report = report
+        super().__init__(report, fleet.records, not fleet.interrupted, trace)
         self.fleet = fleet
-        self.trace = trace
-        """The trace, where it can be read again."""
-
-    @property
-    def records(self) -> list[Record]:
-        """One for each request, in the order they came."""
-        return list(self.fleet.records.values())
-
-    @property
-    def complete(self) -> bool:
-        """Whether it went to the end of the trace."""
-        return not self.fleet.interrupted
-
-    def show(self) -> None:
-        """Print the report's table."""
-        from kvyard.replay.report.table import print_report
-
-        print_report(self.report)
-
-    def save(
-        self,
-        report: str | Path | None = None,
-        per_request: str | Path | None = None,
-        html: str | Path | None = None,
-    ) -> None:
-        """Write the canonical JSON, a row per request (.jsonl or .parquet), and the page. Raises ``KvyardError``."""
-        from kvyard.replay.report.files import write_report, write_requests
-        from kvyard.replay.report.page import write_html
-
-        if report is not None:
-            write_report(self.report, report)
-        if per_request is not None:
-            write_requests(self.fleet.records.values(), per_request)
-        if html is not None:
-            write_html(self.report, html)
-
-    def __repr__(self) -> str:
-        from kvyard.replay.report.words import summary
-
-        return f"<Run: {summary(self.report)}>"
 
 
 def replay(

@@ -22,6 +22,8 @@ from kvyard.server.heads import HEADER_BYTES, bounded, protocol
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket. Raises ``KvyardError`` where the address can't be had."""
+    if not 0 <= port <= 65535:  # the resolver would take it, and wrap it round
+        raise KvyardError(f"there is no port {port}: choose one from 1 to 65535, or 0 for any that is free")
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE

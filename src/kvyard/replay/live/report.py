@@ -10,7 +10,7 @@ from kvyard import __version__
 from kvyard.clock.units import MS, SECOND
 from kvyard.replay.live.driver import Driver
 from kvyard.replay.record import Record
-from kvyard.replay.report.make import digest_of, make_balance, make_goodput, statuses
+from kvyard.replay.report.make import digest_of, make_balance, make_goodput, make_lengths, make_throughput, statuses
 from kvyard.replay.report.numbers import Histogram, Spread, histogram, spread, weighted
 from kvyard.replay.report.report import LiveReport, Report, Share, Slo, WorkerReport, share
 from kvyard.replay.report.series import make_series
@@ -60,17 +60,10 @@ def make_live_report(
         requests=statuses(records),
         input_tokens=inputs,
         output_tokens=outputs,
-        throughput={
-            "requests_per_s": len(done) / seconds if seconds else 0.0,
-            "input_tokens_per_s": inputs / seconds if seconds else 0.0,
-            "output_tokens_per_s": outputs / seconds if seconds else 0.0,
-        },
+        throughput=make_throughput(len(done), inputs, outputs, seconds),
         latency=latency,
         histograms=histograms,
-        lengths={
-            "input": spread([record.input for record in done]),
-            "output": spread([record.output for record in done]),
-        },
+        lengths=make_lengths(done),
         reuse=_reuse(told),
         misses={},
         missed_tokens=_computed(told),

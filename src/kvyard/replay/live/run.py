@@ -14,53 +14,18 @@ from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.driver import Driver
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.report import make_live_report
-from kvyard.replay.record import Record
+from kvyard.replay.outcome import Outcome
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.run import Told, describe, limited, read_slo
 from kvyard.replay.traces import Trace, TraceRequest
 
 
-class LiveRun:
-    """A live run that is over. It has what ``kvyard.replay.run.Run`` has; in place of a fleet, the ``driver``."""
+class LiveRun(Outcome):
+    """A live replay that is over, with its ``driver`` for a closer look."""
 
     def __init__(self, report: Report, driver: Driver, trace: Trace | None) -> None:
-        self.report = report
+        super().__init__(report, driver.records, not driver.interrupted, trace)
         self.driver = driver
-        self.trace = trace
-        """The trace, where it can be read again."""
-
-    @property
-    def records(self) -> list[Record]:
-        """One for each request that was due, in the order they were."""
-        return list(self.driver.records.values())
-
-    @property
-    def complete(self) -> bool:
-        """Whether it went to the end of the trace."""
-        return not self.driver.interrupted
-
-    def show(self) -> None:
-        """Print the report's table."""
-        from kvyard.replay.report.table import print_report
-
-        print_report(self.report)
-
-    def save(
-        self,
-        report: str | Path | None = None,
-        per_request: str | Path | None = None,
-        html: str | Path | None = None,
-    ) -> None:
-        """Write the report as JSON, a row per request (.jsonl or .parquet), and the page. Raises ``KvyardError``."""
-        from kvyard.replay.report.files import write_report, write_requests
-        from kvyard.replay.report.page import write_html
-
-        if report is not None:
-            write_report(self.report, report)
-        if per_request is not None:
-            write_requests(self.records, per_request)
-        if html is not None:
-            write_html(self.report, html)
 
 
 def replay_live(

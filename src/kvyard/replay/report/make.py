@@ -73,17 +73,10 @@ def make_report(
         requests=statuses(records),
         input_tokens=inputs,
         output_tokens=outputs,
-        throughput={
-            "requests_per_s": len(done) / seconds if seconds else 0.0,
-            "input_tokens_per_s": inputs / seconds if seconds else 0.0,
-            "output_tokens_per_s": outputs / seconds if seconds else 0.0,
-        },
+        throughput=make_throughput(len(done), inputs, outputs, seconds),
         latency=latency,
         histograms=histograms,
-        lengths={
-            "input": spread([record.input for record in done]),
-            "output": spread([record.output for record in done]),
-        },
+        lengths=make_lengths(done),
         reuse=_reuse(admitted),
         misses=_misses(admitted),
         missed_tokens=_missed_tokens(series, admitted),
@@ -105,6 +98,20 @@ def digest_of(records: Sequence[Record]) -> str:
     """Of the requests' ids and lengths."""
     rows = sorted((record.id, record.input, record.wanted) for record in records)
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(rows))
+
+
+def make_throughput(requests: int, inputs: int, outputs: int, seconds: float) -> dict[str, float]:
+    """Requests finished and tokens, by second; nothing where no time passed."""
+    amounts = {"requests_per_s": requests, "input_tokens_per_s": inputs, "output_tokens_per_s": outputs}
+    return {name: amount / seconds if seconds else 0.0 for name, amount in amounts.items()}
+
+
+def make_lengths(done: Sequence[Record]) -> dict[str, Spread]:
+    """How long prompts and answers were."""
+    return {
+        "input": spread([record.input for record in done]),
+        "output": spread([record.output for record in done]),
+    }
 
 
 def statuses(records: Sequence[Record]) -> dict[str, int]:
