@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 
 import httpx
@@ -11,11 +12,12 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
-from tests.server.mock.support import Served, eventually
+from tests.server.mock.support import LOOPBACK, Served, eventually
 
 from kvyard.errors import KvyardError
+from kvyard.events.types import EventBatch
 from kvyard.server.http import Bounds
-from kvyard.server.mock.faults import Faults, asked, changed
+from kvyard.server.mock.faults import Faults, asked, changed, is_lost
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,49 @@ def test_what_is_no_fault() -> None:
     for given in ({"x": 1}, {"error_rate": "a"}, {"error_status": 600}, {"kill_after_s": -1}):
         with pytest.raises(KvyardError):
             changed(Faults(), given)
+
+
+def test_the_same_seed_injects_the_same_faults() -> None:
+    """Events of two ranks are published by threads of their own while requests are drawn on the loop."""
+
+    def run(seed: int, late: float = 0.0) -> tuple[list[int], list[list[int]]]:
+        faults = Faults(error_rate=0.3, error_status=503, event_loss=0.4)
+        with Served(workers=1, dp_size=2, events_endpoint=LOOPBACK, faults=faults, seed=seed) as served:
+            worker = served.fleet.workers[0]
+            lost: list[list[int]] = [[], []]
+            withheld = worker.publishers[0].withhold
+            assert withheld is not None
+
+            def noted(batch: EventBatch) -> bool:
+                threading.Event().wait(late)
+                found = withheld(batch)
+                if found:
+                    lost[batch.rank or 0].append(batch.seq)
+                return found
+
+            for publisher in worker.publishers:
+                publisher.withhold = noted
+            body = {"max_tokens": 2, "ignore_eos": True}
+            statuses = []
+            for number in range(40):
+                headers = {"X-data-parallel-rank": str(number % 2)}
+                reply = served.client.post(
+                    "/v1/completions", json={**body, "prompt": f"{number:03}" * 40}, headers=headers
+                )
+                statuses.append(reply.status_code)
+        return statuses, lost  # streams that close have sent what waited
+
+    first = run(1)
+    assert first[0].count(503) > 3 and all(len(seqs) > 3 for seqs in first[1])
+    assert run(1, late=0.02) == first
+    assert run(2)[0] != first[0]
+
+
+def test_what_is_lost_depends_on_stream_and_number_alone() -> None:
+    faults = Faults(event_loss=0.5)
+    forward = [is_lost(faults, "worker0@0", seq) for seq in range(200)]
+    assert forward == [is_lost(faults, "worker0@0", seq) for seq in reversed(range(200))][::-1]
+    assert 70 < sum(forward) < 130 and forward != [is_lost(faults, "worker0@1", seq) for seq in range(200)]
 
 
 def test_the_queue_is_bounded() -> None:

@@ -61,13 +61,19 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(faults: Faults, random: Random) -> Fate:
-    """The fate of a request that doesn't ask for one."""
+    """The fate of a request that doesn't ask for one. It always draws three numbers: rates that change leave the rest as is."""
+    error, abort, stall = random.random(), random.random(), random.random()
     return Fate(
-        error=faults.error_status if faults.error_rate and random.random() < faults.error_rate else None,
+        error=faults.error_status if error < faults.error_rate else None,
         latency_ms=faults.latency_ms,
-        abort_after=faults.abort_after if faults.abort_rate and random.random() < faults.abort_rate else None,
-        stall_after=faults.stall_after if faults.stall_rate and random.random() < faults.stall_rate else None,
+        abort_after=faults.abort_after if abort < faults.abort_rate else None,
+        stall_after=faults.stall_after if stall < faults.stall_rate else None,
     )
+
+
+def is_lost(faults: Faults, stream: str, seq: int) -> bool:
+    """Whether batch ``seq`` of ``stream`` is not sent. Drawn from the two alone: publisher threads ask in any order."""
+    return faults.event_loss > 0 and Random(f"{stream} {seq}").random() < faults.event_loss
 
 
 def asked(text: str) -> Fate:

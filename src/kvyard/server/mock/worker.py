@@ -27,6 +27,7 @@ from kvyard.server.mock.choice import Choice, Flow
 from kvyard.server.mock.config import Lora, MockConfig
 from kvyard.server.mock.desk import Desk
 from kvyard.server.mock.driver import Driver, Journal
+from kvyard.server.mock.faults import is_lost
 from kvyard.server.mock.measures import Measures, RankMeasures
 from kvyard.server.mock.tally import Recent, Tally
 
@@ -53,7 +54,7 @@ class Worker:
         self.config = config
         self.faults = config.faults
         self.random = Random(f"{config.seed} {number}")
-        """For draws that are about faults."""
+        """For faults of requests, drawn on the loop in order of arrival."""
         self.cores: list[EngineCore] = []
         self.desks: list[Desk] = []
         self.publishers: list[Publisher] = []
@@ -282,10 +283,10 @@ class Worker:
             self.publishers[rank].publish(batch, now)
 
     def _withheld(self, batch: EventBatch) -> bool:
-        loss = self.faults.event_loss
-        withheld = loss > 0 and self.random.random() < loss
-        self.measures.announced(batch.rank or 0, withheld)
-        stream = self.tally.streams[batch.rank or 0]
+        rank = batch.rank or 0
+        withheld = is_lost(self.faults, f"{self.config.seed} {self.name}@{rank} {self.deaths}", batch.seq)
+        self.measures.announced(rank, withheld)
+        stream = self.tally.streams[rank]
         stream.seq, stream.at = batch.seq, self._clock.now()
         if withheld:
             stream.withheld += 1
