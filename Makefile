@@ -4,6 +4,7 @@
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
 #   make lint    ruff: rules and formatting          make format  applies what lint asks for
 #   make types   mypy, strict
+#   make peers   environments of the engines that benchmarks run beside kvyard (3.2 GB), into build/peers
 #   make bench   every script in benchmarks/
 #   make docs    the documentation, into site/
 #   make lock    requirements.lock from pyproject.toml
@@ -21,7 +22,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint format types bench docs lock clean setup
+.PHONY: demo test lint format types peers bench docs lock clean setup
 
 demo: $(READY)
 	@$(RUN) examples/demo.py
@@ -40,6 +41,9 @@ format: $(READY)
 
 types: $(READY)
 	$(RUN) -m mypy
+
+peers:
+	@PYTHON=$(PYTHON) scripts/peers.sh $(ARGS)
 
 bench: $(READY)
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(RUN) $$bench; done

@@ -1,8 +1,8 @@
 """Our block manager against vLLM's, on the same workload, alternating, in CPU time.
 
 First both run with a checksum over every block table: same ids, same hits, same counts. Then they take turns, each in a fresh
-process, and the medians are compared. With events both stop where event objects have been drained. vLLM's Python is found by
-KVYARD_VLLM_PYTHON (CONTRIBUTING.md says how to make one); without it only our side runs.
+process, and the medians are compared. With events both stop where event objects have been drained. ``make peers``
+makes vLLM's environment; without it only our side runs.
 
     python benchmarks/blocks.py [--repeats 5] [--requests 4000]
 """
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from _peers import VLLM_ORACLE, peer_python
+
 HERE = Path(__file__).resolve().parent
-ORACLE = HERE.parent.parent / "shared" / "peers" / "vllm_oracle.py"
-VLLM = os.environ.get("KVYARD_VLLM_PYTHON", "/opt/peers/venv-vllm/bin/python")
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -33,8 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def one(side: str, work: dict[str, Any]) -> dict[str, Any]:
-    command = [VLLM, "_blocks_vllm.py", str(ORACLE)] if side == "vllm" else [sys.executable, "_blocks_kvyard.py"]
+def one(python: str | None, work: dict[str, Any]) -> dict[str, Any]:
+    """Run one side once: vLLM's by its ``python``, ours without."""
+    side = "vllm" if python else "kvyard"
+    command = [python, "_blocks_vllm.py", str(VLLM_ORACLE)] if python else [sys.executable, "_blocks_kvyard.py"]
     done = subprocess.run([*command, json.dumps(work)], cwd=HERE, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
@@ -48,9 +49,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--only", help="cases whose name contains this")
     args = parser.parse_args()
-    peer = Path(VLLM).exists() and ORACLE.exists()
-    if not peer:
-        print(f"no vLLM at {VLLM} (or no oracle at {ORACLE}): our side only")
+    peer = peer_python("vllm")
     print(f"{'case':24} {'unit':12} {'kvyard':>12} {'vLLM':>12} {'ratio':>7}  spread of ratio")
     for name, case in CASES.items():
         if args.only and args.only not in name:
@@ -58,19 +57,20 @@ def main() -> None:
         work = {"requests": args.requests // case.get("share", 1), **case}
         work.pop("share", None)
         if peer:
-            compare(work)
+            compare(peer, work)
         figures: dict[str, list[float]] = {"kvyard": [], "vllm": []}
         key, unit = ("us_per_step", "us/step") if work.get("decode") else ("block_ops_per_s", "block ops/s")
         for _ in range(args.repeats):
-            for side in ("kvyard", "vllm") if peer else ("kvyard",):
-                figures[side].append(one(side, work)[key])
+            figures["kvyard"].append(one(None, work)[key])
+            if peer:
+                figures["vllm"].append(one(peer, work)[key])
         report(name, unit, figures)
 
 
-def compare(work: dict[str, Any]) -> None:
+def compare(peer: str, work: dict[str, Any]) -> None:
     """Both sides must agree on every block table and count before their times mean anything."""
     checked = {**work, "requests": min(800, work["requests"]), "check": True}
-    ours, theirs = one("kvyard", checked), one("vllm", checked)
+    ours, theirs = one(None, checked), one(peer, checked)
     for side in (ours, theirs):
         side["counts"].pop("events")
     if ours["checksum"] != theirs["checksum"] or ours["counts"] != theirs["counts"]:

@@ -1,8 +1,8 @@
 """Pools alone, driven by the conversation trace: 8 pools of 65,536 blocks of 16 tokens, round-robin.
 
-Beside it, alternating, the Dynamo replay of the same trace with 8 workers (``../shared/peers/dynamo_replay.py``), which does
-more than a pool does: it also schedules and steps every token. CPU seconds from file path to result, in fresh processes.
-The peer's Python is found by KVYARD_DYNAMO_PYTHON; without it only our side runs.
+Beside it, alternating, the Dynamo replay of the same trace with 8 workers (``peers/dynamo_replay.py``), which does more than a
+pool does: it also schedules and steps every token. CPU seconds from file path to result, in fresh processes. ``make peers``
+makes the peer's environment; without it only our side runs.
 
     python benchmarks/blocks_trace.py [--repeats 3] [--trace FILE]
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -20,13 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _peers import DYNAMO_REPLAY, conversation_trace, peer_python
+
 from kvyard.blocks import BlockManager, GroupSpec, Request
 from kvyard.hashing import TraceChain
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
-TRACE = SHARED / "traces" / "mooncake" / "conversation_trace.jsonl"
-PEER = SHARED / "peers" / "dynamo_replay.py"
-DYNAMO = os.environ.get("KVYARD_DYNAMO_PYTHON", "/opt/peers/venv-dynamo/bin/python")
 WORKERS = 8
 POOL_TOKENS = 65_536 * 16
 HELD = 16
@@ -77,9 +74,9 @@ def ours(trace: Path, block_size: int) -> dict[str, Any]:
     return found
 
 
-def theirs(trace: Path, block_size: int) -> dict[str, Any]:
+def theirs(python: str, trace: Path, block_size: int) -> dict[str, Any]:
     point = {"trace": "conversation", "workers": WORKERS, "router": "round_robin", "block_size": block_size}
-    command = [DYNAMO, str(PEER), "--conversation", str(trace), "--one", json.dumps(point)]
+    command = [python, str(DYNAMO_REPLAY), "--conversation", str(trace), "--one", json.dumps(point)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"the peer failed:\n{done.stderr[-2000:]}")
@@ -90,17 +87,15 @@ def theirs(trace: Path, block_size: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--trace", type=Path, default=TRACE)
+    parser.add_argument("--trace", type=Path, default=conversation_trace())
     parser.add_argument("--one", type=int, metavar="BLOCK_SIZE", help="run our side once and print JSON")
     args = parser.parse_args()
     if not args.trace.exists():
-        sys.exit(f"no trace at {args.trace}: name one with --trace (unpack examples/data/*.xz for a copy)")
+        sys.exit(f"no trace at {args.trace}")
     if args.one:
         print(json.dumps(drive(args.trace, args.one)))
         return
-    peer = Path(DYNAMO).exists() and PEER.exists()
-    if not peer:
-        print(f"no Dynamo at {DYNAMO} (or no script at {PEER}): our side only")
+    peer = peer_python("dynamo")
     print(
         f"{'block':>6} {'kvyard s':>9} {'MB':>5} {'hit share':>9} {'blocks taken':>13} {'Dynamo s':>9} {'MB':>6} {'ratio':>7}"
     )
@@ -109,7 +104,7 @@ def main() -> None:
         for _ in range(args.repeats):
             mine.append(ours(args.trace, block_size))
             if peer and block_size == 16:
-                others.append(theirs(args.trace, block_size))
+                others.append(theirs(peer, args.trace, block_size))
         cpu = statistics.median(run["cpu_s"] for run in mine)
         line = f"{block_size:6} {cpu:9.2f} {max(run['peak_mb'] for run in mine):5.0f} "
         line += f"{mine[0]['hit_tokens'] / mine[0]['tokens']:9.4f} {mine[0]['new_blocks']:13,}"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
-from blocks import ORACLE, VLLM, one
+from _peers import peer_python
+from blocks import one
 
 from kvyard.events import Batcher, EventBatch, GroupMeta, Removed, Tier
 from kvyard.events.wire import WRITTEN_DIALECTS, Decoder, Encoder
@@ -157,14 +157,14 @@ def payload_with_a_bad_event(batch: EventBatch) -> bytes:
 
 def report_manager(repeats: int = 5) -> None:
     print(f"\n{'manager, us a request':34}{'without':>12}{'with events':>14}{'times':>8}")
-    sides = ("kvyard", "vllm") if Path(VLLM).exists() and ORACLE.exists() else ("kvyard",)
+    peer = peer_python("vllm")
     for groups in ("full", "full+swa"):
-        for side in sides:
+        for side, python in {"kvyard": None, "vllm": peer}.items() if peer else [("kvyard", None)]:
             spent = {False: float("inf"), True: float("inf")}
             for _ in range(repeats if side == "kvyard" else 2):
                 for events in (False, True):
                     work = {"groups": groups, "requests": 1500, "events": events}
-                    spent[events] = min(spent[events], one(side, work)["managed"] / 1500 * 1e6)
+                    spent[events] = min(spent[events], one(python, work)["managed"] / 1500 * 1e6)
             label = f"{side}, {groups}"
             print(f"{label:34}{spent[False]:>12.0f}{spent[True]:>14.0f}{spent[True] / spent[False]:>8.2f}")
 

@@ -2,9 +2,9 @@
 
 Both sides go through the same steps in turns, some milliseconds each, so that a busy machine is as busy for one as for the
 other; ratios are taken step by step. Both get ready request keys, so neither hashes nor decodes. Ours goes the whole way of
-an event: sequencer, catalog, dedup and rows. The peer is ``dynamo.llm.RadixTree``, as in ../shared/peers/dynamo_index.py,
-whose workload both sides use; its Python is found by KVYARD_DYNAMO_PYTHON (CONTRIBUTING.md says how to make one). Lookups
-must find the same on both sides: best match and number of workers are compared.
+an event: sequencer, catalog, dedup and rows. The peer is ``dynamo.llm.RadixTree``, as in ``peers/dynamo_index.py``, whose
+workload both sides use (``make peers`` makes its environment). Lookups must find the same on both sides: best match and
+number of workers are compared.
 
 Then what only our side can show: scoring from raw tokens against hashing them alone, and what clearing one worker costs.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -24,20 +23,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from _peers import SCRIPTS, peer_python
+
 HERE = Path(__file__).resolve().parent
-PEERS = HERE.parent.parent / "shared" / "peers"
-DYNAMO = os.environ.get("KVYARD_DYNAMO_PYTHON", "/opt/peers/venv-dynamo/bin/python")
 
 
 class Side:
-    """One side's process, which does a step whenever it is asked to."""
+    """One side's process, which does a step whenever it is asked to. The peer's has a ``python`` of its own."""
 
-    def __init__(self, name: str, work: dict[str, Any]) -> None:
-        self.name = name
-        python, script = (DYNAMO, "_index_dynamo.py") if name == "dynamo" else (sys.executable, "_index_kvyard.py")
+    def __init__(self, python: str | None, work: dict[str, Any]) -> None:
+        self.name = script = "_index_dynamo.py" if python else "_index_kvyard.py"
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
         self._process = subprocess.Popen(
-            [python, script, str(PEERS), json.dumps(work)],
+            [python or sys.executable, script, str(SCRIPTS), json.dumps(work)],
             cwd=HERE,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -59,9 +57,9 @@ class Side:
         return found
 
 
-def alternate(names: list[str], work: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+def alternate(pythons: list[str | None], work: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     """Run the sides step by step, in turns; every figure with its value on each side."""
-    sides = [Side(name, work) for name in names]
+    sides = [Side(python, work) for python in pythons]
     while True:
         found = [side.step() for side in sides]
         if any(step is None for step in found):
@@ -83,12 +81,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.workers < 25:
         sys.exit("24 workers evict and one more is cleared: use at least 25")
-    if not (PEERS / "dynamo_index.py").exists():
-        sys.exit(f"the workload is that of {PEERS / 'dynamo_index.py'}, which isn't there")
     work = {"workers": args.workers, "blocks": args.blocks, "queries": args.queries, "tokens": False}
-    sides = ["kvyard", "dynamo"] if Path(DYNAMO).exists() else ["kvyard"]
-    if len(sides) == 1:
-        print(f"no Dynamo at {DYNAMO}: our side only")
+    peer = peer_python("dynamo")
+    sides = [None, peer] if peer else [None]
     figures: dict[str, list[list[Any]]] = {}
     for _ in range(args.repeats):
         for figure, values in alternate(sides, work):
@@ -119,7 +114,7 @@ def report(figure: str, taken: list[list[float]]) -> None:
 def tokens() -> None:
     """What only our side can show, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "_index_kvyard.py", str(PEERS), json.dumps({"tokens": True})],
+        [sys.executable, "_index_kvyard.py", str(SCRIPTS), json.dumps({"tokens": True})],
         cwd=HERE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,8 +1,7 @@
 """Our replay against NVIDIA Dynamo's, on the same trace, alternating, in CPU time from the file's path to the report.
 
 Every run is a fresh process; imports are left out on both sides. Ours is what a plain install gives (see ``_plain.py``);
-``--source`` measures the uncompiled checkout. Dynamo's Python is found by KVYARD_DYNAMO_PYTHON (CONTRIBUTING.md says how to
-make one); without it only our side runs.
+``--source`` measures the uncompiled checkout. ``make peers`` makes Dynamo's environment; without it only our side runs.
 
     python benchmarks/replay.py [--repeats 3] [--only kv]     speed, memory, and what both found
     python benchmarks/replay.py --agree                       round-robin at more sizes, kv over five seeds
@@ -19,16 +18,12 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from _peers import DYNAMO_REPLAY, conversation_trace, peer_python
 from _plain import plain_environment
 
-HERE = Path(__file__).resolve().parent
-SHARED = HERE.parent.parent / "shared"
-PEER = SHARED / "peers" / "dynamo_replay.py"
-TRACE = SHARED / "traces" / "mooncake" / "conversation_trace.jsonl"
-DYNAMO = os.environ.get("KVYARD_DYNAMO_PYTHON", "/opt/peers/venv-dynamo/bin/python")
+TRACE = conversation_trace()
 GPU_TOKENS = 16384 * 64
 BYTES_PER_TOKEN = 131_072
 
@@ -96,7 +91,7 @@ def run_ours(point: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def run_peer(point: dict[str, Any]) -> dict[str, Any]:
+def run_peer(python: str, point: dict[str, Any]) -> dict[str, Any]:
     asked = {
         "trace": "conversation",
         "workers": point["workers"],
@@ -105,7 +100,7 @@ def run_peer(point: dict[str, Any]) -> dict[str, Any]:
         "host_ratio": point.get("host_ratio", 0.0),
         "requests": point.get("requests"),
     }
-    command = [DYNAMO, str(PEER), "--conversation", str(TRACE), "--one", json.dumps(asked)]
+    command = [python, str(DYNAMO_REPLAY), "--conversation", str(TRACE), "--one", json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "DYN_LOG": "error"})
     if done.returncode:
         sys.exit(f"the peer failed:\n{done.stderr[-2000:]}")
@@ -125,7 +120,7 @@ def middle(runs: list[dict[str, Any]], key: str) -> float:
     return statistics.median(run[key] for run in runs)
 
 
-def compare_speed(points: dict[str, dict[str, Any]], repeats: int, peer: bool) -> None:
+def compare_speed(points: dict[str, dict[str, Any]], repeats: int, peer: str | None) -> None:
     print(
         f"{'case':20} {'kvyard s':>9} {'peer s':>8} {'ratio':>6} {'spread':>10} {'MB':>5} {'peer MB':>8}  TTFT, ITL (ms), reuse"
     )
@@ -135,7 +130,7 @@ def compare_speed(points: dict[str, dict[str, Any]], repeats: int, peer: bool) -
         for _ in range(repeats):
             mine.append(run_ours(point))
             if peer:
-                theirs.append(run_peer(point))
+                theirs.append(run_peer(peer, point))
         line = f"{name:20} {middle(mine, 'cpu'):9.2f}"
         if peer:
             ratios = sorted(b["cpu"] / a["cpu"] for a, b in zip(mine, theirs, strict=True))
@@ -150,13 +145,13 @@ def figures(run: dict[str, Any]) -> str:
     return f"{run['ttft']:.1f}, {run['itl']:.2f}, {run['reuse']:.4f}"
 
 
-def compare_results(peer: bool) -> None:
+def compare_results(peer: str | None) -> None:
     print(f"{'case':26} {'side':7} {'TTFT mean':>12} {'TTFT p99':>12} {'ITL mean':>10} {'reuse':>8}")
     for name, point in AGREE.items():
         mine = run_ours(point)
         show(name, "kvyard", mine)
         if peer:
-            theirs = run_peer(point)
+            theirs = run_peer(peer, point)
             show("", "peer", theirs)
             apart = {key: (mine[key] / theirs[key] - 1) * 100 for key in FIGURES}
             print(
@@ -168,7 +163,7 @@ def compare_results(peer: bool) -> None:
     mine_all = [run_ours({**point, "seed": seed}) for seed in range(5)]
     show("8 kv, block 64, 5 seeds", "kvyard", {key: statistics.mean(run[key] for run in mine_all) for key in FIGURES})
     if peer:
-        theirs_all = [run_peer(point) for _ in range(5)]
+        theirs_all = [run_peer(peer, point) for _ in range(5)]
         show("", "peer", {key: statistics.mean(run[key] for run in theirs_all) for key in FIGURES})
 
 
@@ -201,12 +196,8 @@ def main() -> None:
     if args.point:
         print(json.dumps(ours(json.loads(args.point))))
         return
-    if not TRACE.exists():
-        sys.exit(f"the trace is not at {TRACE}")
     ENVIRONMENT.update(plain_environment(args.source))
-    peer = Path(DYNAMO).exists() and PEER.exists()
-    if not peer:
-        print(f"no Dynamo at {DYNAMO} (or no script at {PEER}): our side only")
+    peer = peer_python("dynamo")
     if args.growth:
         growth()
     elif args.agree:

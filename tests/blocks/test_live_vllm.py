@@ -1,6 +1,6 @@
 """Our manager against a vLLM that runs right here: random configurations and walks that nobody has recorded.
 
-Needs vLLM (KVYARD_VLLM_PYTHON) and the oracle that drives it by operations on stdin (``../shared/peers``). Golden logs hold
+Needs vLLM (``make peers``); the oracle drives it by operations on stdin. Golden logs hold
 for what was recorded; this asks new questions. KVYARD_LIVE_SEED (default 0) chooses which.
 """
 
@@ -11,18 +11,17 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.blocks.record_golden import Walker
 from tests.blocks.walks import difference, draw_family
+from tests.peers import VLLM_ORACLE, peer_python, why_not
 
 from kvyard.blocks.conform import Replayer
 from kvyard.blocks.conform.log import ABOUT_VLLM
 
-PYTHON = Path(os.environ.get("KVYARD_VLLM_PYTHON", "/opt/peers/venv-vllm/bin/python"))
-ORACLE = Path(__file__).resolve().parents[3] / "shared" / "peers" / "vllm_oracle.py"
+PYTHON = peer_python("vllm")
 SEED = int(os.environ.get("KVYARD_LIVE_SEED", "0"))
 
 Operation = dict[str, Any]
@@ -74,11 +73,11 @@ class Live:
 
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[subprocess.Popen[str]]:
-    if not PYTHON.exists() or not ORACLE.exists():
-        pytest.skip(f"no vLLM here: looked for {PYTHON} (KVYARD_VLLM_PYTHON) and {ORACLE}")
+    if PYTHON is None:
+        pytest.skip(why_not("vllm"))
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        [PYTHON, ORACLE], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
+        [PYTHON, VLLM_ORACLE], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
     )
     with process:
         yield process

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.engine.driving import Row, drive
+from tests.peers import peer_python, why_not
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
@@ -23,7 +24,7 @@ PEER = json.loads((HERE / "data" / "dynamo.json").read_text())
 FAST = ["sglang", "sglang careless"]
 """The others are alike, and each costs a second."""
 OTHERS = [name for name in PEER if name.startswith("sglang") and name not in FAST]
-DYNAMO = os.environ.get("KVYARD_DYNAMO_PYTHON", "")
+DYNAMO = peer_python("dynamo")
 
 
 class Times(Watcher):
@@ -90,7 +91,7 @@ def test_with_sampled_tokens_booked_first_tokens_come_at_the_same_time(name, row
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DYNAMO, reason="KVYARD_DYNAMO_PYTHON names no Python with the ai-dynamo wheels")
+@pytest.mark.skipif(DYNAMO is None, reason=why_not("dynamo"))
 @pytest.mark.parametrize("name", ["trtllm", "sglang", "sglang lpm"])
 def test_the_peer_itself(name, rows):
     command = [DYNAMO, str(HERE / "record_dynamo.py"), "-", name]

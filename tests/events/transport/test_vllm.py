@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.events.transport.live import LOOPBACK, Engine, Reader, free_ports
+from tests.peers import peer_python, why_not
 
 from kvyard.events import Mirror, Tier
 from kvyard.events.faults import Faults
@@ -22,7 +23,7 @@ from kvyard.events.wire import Decoder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PEER = Path(__file__).with_name("vllm_peer.py")
-PYTHON = os.environ.get("KVYARD_VLLM_PYTHON", "/opt/peers/venv-vllm/bin/python")
+PYTHON = peer_python("vllm")
 
 
 class Peer:
@@ -48,8 +49,8 @@ class Peer:
 @contextmanager
 def peer(*arguments: object) -> Iterator[Peer]:
     """The script, running with vLLM and ready."""
-    if not Path(PYTHON).exists():
-        pytest.skip(f"no vLLM here: set KVYARD_VLLM_PYTHON to a Python that has it (looked for {PYTHON})")
+    if PYTHON is None:
+        pytest.skip(why_not("vllm"))
     process = subprocess.Popen(
         [PYTHON, str(PEER), *map(str, arguments)],
         stdin=subprocess.PIPE,

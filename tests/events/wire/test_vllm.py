@@ -2,12 +2,12 @@
 
 import base64
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from tests.events.fake_map import XXH3, trace_chain
+from tests.peers import peer_python, why_not
 
 from kvyard.events import Batcher, Cleared, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire import Decoder, Encoder, decode
@@ -76,10 +76,10 @@ def test_nothing_was_read_the_slow_way():
     assert decoder.stats.slow_payloads == 0 and decoder.stats.dialects == {"map": len(CASES)}
 
 
-def vllm_python() -> str:
-    python = os.environ.get("KVYARD_VLLM_PYTHON", "/opt/peers/venv-vllm/bin/python")
-    if not Path(python).exists():
-        pytest.skip(f"no vLLM here: set KVYARD_VLLM_PYTHON to a Python that has it (looked for {python})")
+def vllm_python() -> Path:
+    python = peer_python("vllm")
+    if python is None:
+        pytest.skip(why_not("vllm"))
     return python
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.peers import peer_python, why_not
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake, plain
 
 from kvyard.errors import KvyardError
@@ -17,7 +18,7 @@ from kvyard.replay.traces.generate import Workload, generate
 from kvyard.replay.traces.words import WORDS, Words
 from kvyard.replay.traces.writing import write_trace
 
-VLLM = os.environ.get("KVYARD_VLLM_PYTHON", "/opt/peers/venv-vllm/bin/python")
+VLLM = peer_python("vllm")
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
@@ -170,7 +171,7 @@ print("RESULT" + json.dumps({
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not Path(VLLM).exists(), reason="no vLLM here: set KVYARD_VLLM_PYTHON to a Python that has it")
+@pytest.mark.skipif(VLLM is None, reason=why_not("vllm"))
 def test_vllm_reads_both(tmp_path: Path) -> None:
     trace = generate(Workload(requests=12, tree="1x512/2x512", input="uniform:100,900", arrivals="constant:4"))
     write_trace(trace, tmp_path / "custom.jsonl", "vllm-custom")

