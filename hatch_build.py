@@ -24,7 +24,7 @@ MODULES = {
     "hashing": "chain run trace_chain",
     "index": "chains",
     "replay": "arrivals fleet gaps recorder shared tap timeline worker",
-    "router": "active cost memory policies record router sight situation tree",
+    "router": "active cost inputs memory overlaps record router tree",
     "tiers": "ahead depot inward offload outward path pending piece prefix site store",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.router.support import SECOND, Fleet
+from tests.router.support import SECOND, Fleet, index_for
 
+import kvyard
 from kvyard.errors import KvyardError
 from kvyard.index import Holder
-from kvyard.router import POLICIES, Choice, Policy, RouterConfig, Situation
+from kvyard.replay.traces import TraceRequest
+from kvyard.router import POLICIES, Choice, Policy, Router, RouterConfig, RouteRequest, RoutingInput
 
 EIGHT = tuple("abcdefgh")
 
@@ -62,10 +67,11 @@ class TestSimple:
 
     def test_a_policy_of_ones_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Last(Policy):
-            def choose(self, at: Situation) -> Choice:
+            def choose(self, at: RoutingInput) -> Choice:
                 return Choice(at.slots[-1], 0.0, 1, "last")
 
-        monkeypatch.setitem(POLICIES, "last", Last)
+        monkeypatch.setattr(POLICIES, "_loaded", dict(POLICIES._loaded))
+        POLICIES.register("last", Last)
         fleet = Fleet(("a", "b"), index=False, policy="last")
         decision = fleet.route("x")
         assert decision.worker == Holder("b") and "b@0: last." in fleet.router.explain(decision)
@@ -90,7 +96,7 @@ class TestChance:
             prompt = [f"{worker}{at}" for at in range(blocks)]
             fleet.route(prompt, exclude=[Holder(other) for other in "abc" if other != worker], tokens=blocks * 4)
         fleet.router.loads.requests[:] = [0, 0, 0]
-        counts = Counter(fleet.router.policy.choose(_situation(fleet)).slot for _ in range(6000))
+        counts = Counter(fleet.router.policy.choose(_routing_input(fleet)).slot for _ in range(6000))
         total = 1 + 0.3679 + 0.1353
         for slot, weight in enumerate((1, 0.3679, 0.1353)):
             assert counts[slot] / 6000 == pytest.approx(weight / total, abs=0.03)
@@ -101,11 +107,11 @@ class TestChance:
         assert abs(counts["a"] - 300) < 60
 
 
-def _situation(fleet: Fleet) -> Situation:
+def _routing_input(fleet: Fleet) -> RoutingInput:
     from kvyard.router import RouteRequest
 
     router = fleet.router
-    return Situation(RouteRequest("q", [], 4), 0, 0, [0, 1, 2], router.loads, None, None, router._rng)
+    return RoutingInput(RouteRequest("q", [], 4), 0, 0, [0, 1, 2], router.loads, None, None, router._rng)
 
 
 class TestGuard:
@@ -203,7 +209,7 @@ class TestAffinity:
 
 
 def test_every_policy_is_deterministic() -> None:
-    for name in POLICIES:
+    for name in POLICIES.names():
         runs = []
         for _ in range(2):
             fleet = Fleet(("a", "b", "c"), policy=name, seed=9)
@@ -228,3 +234,59 @@ def test_an_index_is_needed_only_where_it_is_read() -> None:
         from kvyard.router import Router
 
         Router(RouterConfig(policy="approx"), ["a"])
+
+
+PLUGIN = """
+from kvyard.router import Choice, Policy
+
+
+class Longest(Policy):
+    needs_index = True
+
+    def choose(self, at):
+        has = at.overlaps.total if at.overlaps is not None else [0] * len(at.slots)
+        return Choice(max(at.slots, key=lambda slot: (has[slot], -slot)), 0.0, 1, "longest")
+"""
+
+
+@pytest.fixture
+def longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a policy that reads the index and comes from an installed package."""
+    (tmp_path / "longest_pack.py").write_text(PLUGIN)
+    info = tmp_path / "longest_pack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longest-pack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvyard.policies]\nlongest = longest_pack:Longest\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(POLICIES, "_plugins", None)
+    yield "longest"
+    POLICIES._loaded.pop("longest", None)
+    sys.modules.pop("longest_pack", None)
+
+
+class TestFromOutside:
+    """A policy of an installed package is one more name, wherever policies are chosen."""
+
+    def test_the_replay_gives_it_an_index(self, longest: str) -> None:
+        trace = [
+            TraceRequest(
+                f"r{at}", at * SECOND, 640, 4, ids=tuple(range(10 * (at % 3), 10 * (at % 3) + 10)), id_block_size=64
+            )
+            for at in range(9)
+        ]
+        run = kvyard.replay(trace, router=longest, workers=3, block_size=64, num_gpu_blocks=100)
+        # Everything goes where something is: at first to w0, which then has what all the others ask for.
+        assert {record.worker for record in run.records} == {"w0"}
+        assert [record.overlap for record in run.records] == [0] * 3 + [9] * 6
+
+    def test_the_gateway_takes_it(self, longest: str) -> None:
+        from kvyard.server.gateway.config import GatewayConfig
+
+        config = GatewayConfig(router=RouterConfig(policy=longest))
+        router = Router(config.router, ["a", "b"], index_for(["a", "b"]))
+        assert router.route(RouteRequest("r", [1, 2], 9), 0).why == "longest"
+
+    def test_its_name_is_in_help_and_refusals(self, longest: str) -> None:
+        assert longest in POLICIES.names()
+        with pytest.raises(KvyardError, match=f"choose one of .*{longest}"):
+            RouterConfig(policy="shortest")

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from kvyard.errors import KvyardError
+from kvyard.router import POLICIES
 
 TOKEN_VARIABLE = "KVYARD_TOKEN"
 ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
@@ -42,9 +43,7 @@ def gateway(
     config: Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="0 for any. [default: 8080]")] = None,
-    router: Annotated[
-        str | None, typer.Option(help="kv (the default), round-robin, random, least-loaded, affinity or approx.")
-    ] = None,
+    router: Annotated[str | None, typer.Option(help=f"{', '.join(POLICIES.names())}; kv by default.")] = None,
     router_set: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A setting of the router, see docs/routing.md; may be repeated."),

@@ -18,10 +18,11 @@ from kvyard.replay.config import LEFT_OUT
 from kvyard.replay.run import merged
 from kvyard.replay.settings import SETTINGS, refuse_unknown
 from kvyard.replay.values import Parser, bandwidth, count, duration, number, size
+from kvyard.router import POLICIES
 
 FLAGS: Mapping[str, str] = {
     "workers": "Workers, 8 by default.",
-    "router": "kv (the default), round-robin, random, least-loaded, affinity or approx.",
+    "router": f"{', '.join(POLICIES.names())}; kv by default.",
     "block_size": "Tokens per block, 64 by default.",
     "num_gpu_blocks": "Blocks on each device, 16384 by default.",
     "model": "Instead: a preset of kvyard model --list, or a config.json ...",

@@ -9,6 +9,7 @@ import msgspec
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.router import RouterConfig
+from kvyard.router.policies import make_policy
 
 LEFT_OUT = {
     "prefill_workers": "prefill/decode disaggregation is not modelled: every worker does both",
@@ -85,7 +86,8 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.event_lag < 0:
             raise KvyardError(f"event_lag must not be negative, got {self.event_lag}")
         sizes = {min(spec.block_size for spec in kind.engine.specs) for kind in self.workers}
-        if len(sizes) > 1 and self.router.policy in ("kv", "approx", "affinity"):
+        policy = make_policy(self.router)
+        if len(sizes) > 1 and (policy.needs_index or policy.memory is not None):
             raise KvyardError(
                 f"workers have block sizes {', '.join(map(str, sorted(sizes)))}: {self.router.policy} routing needs one"
             )

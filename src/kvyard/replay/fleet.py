@@ -32,13 +32,7 @@ from kvyard.replay.timeline import Timeline
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import Worker
 from kvyard.router import Router, RouteRequest
-
-NEEDS_EVENTS = frozenset({"kv"})
-"""Router policies that read the index."""
-
-
-BLIND = frozenset({"random", "round-robin"})
-"""Router policies that look at nothing."""
+from kvyard.router.policies import make_policy
 
 
 class WholeChain(TokenChain):
@@ -70,9 +64,9 @@ class Fleet:
         self._own = 0
         self._homeless: list[TraceRequest] = []
         """Requests that came when no worker took any."""
-        chooses = config.router.fallback if config.router.policy == "affinity" else config.router.policy
-        self._reads_events = chooses in NEEDS_EVENTS
-        self._reads_keys = chooses not in BLIND
+        policy = make_policy(config.router)
+        self._reads_events = policy.needs_index
+        self._reads_keys = policy.needs_keys
         self._index = ChainIndex()
         self.indexer: Indexer | None = None
         if self._reads_events:

@@ -16,7 +16,7 @@ from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT, ReplayConfig, WorkerConfig
 from kvyard.replay.settings_engine import engine_config
 from kvyard.replay.values import Parser, bandwidth, count, duration, flag, number, size, text
-from kvyard.router import RouterConfig
+from kvyard.router import POLICIES, RouterConfig
 
 
 class Setting(NamedTuple):
@@ -32,7 +32,7 @@ def _as_is(name: str, value: object) -> object:
 
 FLEET: dict[str, Setting] = {
     "workers": Setting(_as_is, "how many workers, or a table for each kind of them"),
-    "router": Setting(text, "the policy: kv, round-robin, random, least-loaded, affinity, approx"),
+    "router": Setting(text, f"the policy: {', '.join(POLICIES.names())}"),
     "event_lag": Setting(duration, "until the router sees what a worker announced"),
     "speedup": Setting(number, "divides gaps between arrivals and think times"),
     "concurrency": Setting(count, "closed loop: so many sessions or requests under way"),

@@ -4,11 +4,11 @@
 """
 
 from kvyard.router.config import RouterConfig, parse_router_config
+from kvyard.router.inputs import Choice, Overlaps, RoutingInput
 from kvyard.router.load import Load
 from kvyard.router.policies import POLICIES, Policy
 from kvyard.router.request import Candidate, Decision, RouteRequest
 from kvyard.router.router import Router
-from kvyard.router.situation import Choice, Overlaps, Situation
 
 __all__ = [
     "POLICIES",
@@ -21,6 +21,6 @@ __all__ = [
     "RouteRequest",
     "Router",
     "RouterConfig",
-    "Situation",
+    "RoutingInput",
     "parse_router_config",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A policy and its figures; ``docs/routing.md`` explains each. Raises ``KvyardError`` for what can't be."""
 
     policy: str = "kv"
-    """A name of ``kvyard.router.POLICIES``."""
+    """A name that ``kvyard.router.POLICIES`` has."""
     block_size: int | None = None
     """Tokens per request key. Left out, it is the index's."""
 
@@ -64,10 +64,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         from kvyard.router.policies import POLICIES  # the registry is the authority on names
 
-        _one_of("policy", self.policy, tuple(POLICIES))
+        _one_of("policy", self.policy, POLICIES.names())
         _one_of("load", self.load, LOADS)
         if self.policy == "affinity":
-            _one_of("fallback", self.fallback, tuple(name for name in POLICIES if name != "affinity"))
+            _one_of("fallback", self.fallback, [name for name in POLICIES.names() if name != "affinity"])
         for key in (
             "overlap_credit",
             "overlap_decay",
@@ -105,7 +105,7 @@ def parse_router_config(raw: Mapping[str, object]) -> RouterConfig:
         raise KvyardError(f"the router's configuration can't be read: {error}") from error
 
 
-def _one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
+def _one_of(key: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         raise KvyardError(f"unknown {key} {value!r} of a router: choose one of {', '.join(sorted(choices))}")
 

@@ -5,7 +5,7 @@
     prefill = max(0, (active prefill tokens + this prompt's) / block size - credit)
     cost    = prefill_scale * prefill + blocks held there with this request + request_weight * active requests
 
-Every term is in ``docs/routing.md``. Plain functions of a situation; nothing is changed.
+Every term is in ``docs/routing.md``. Plain functions of a routing input; nothing is changed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from math import exp
 
 from kvyard.router.config import RouterConfig
-from kvyard.router.situation import Choice, Situation, least
+from kvyard.router.inputs import Choice, RoutingInput, least
 
 
-def costs(config: RouterConfig, at: Situation) -> list[float]:
+def costs(config: RouterConfig, at: RoutingInput) -> list[float]:
     """Per worker that may be chosen."""
     loads, size = at.loads, at.loads.block_size
     tokens, count, scale = at.request.num_tokens, at.blocks, config.prefill_scale
@@ -34,7 +34,7 @@ def costs(config: RouterConfig, at: Situation) -> list[float]:
     return out
 
 
-def _credits(config: RouterConfig, at: Situation, prefill: list[int]) -> Sequence[float]:
+def _credits(config: RouterConfig, at: RoutingInput, prefill: list[int]) -> Sequence[float]:
     overlaps = at.overlaps
     assert overlaps is not None
     device, credit = _of(at, overlaps.device), config.overlap_credit
@@ -54,12 +54,12 @@ def _credits(config: RouterConfig, at: Situation, prefill: list[int]) -> Sequenc
     return out
 
 
-def _of(at: Situation, figures: list[int]) -> list[int]:
+def _of(at: RoutingInput, figures: list[int]) -> list[int]:
     """The figures of those who may be chosen, which mostly are all."""
     return figures if len(figures) == len(at.slots) else [figures[slot] for slot in at.slots]
 
 
-def cheapest(config: RouterConfig, at: Situation, why: str) -> Choice:
+def cheapest(config: RouterConfig, at: RoutingInput, why: str) -> Choice:
     """The least cost, or with a temperature a draw that prefers lesser ones."""
     found = costs(config, at)
     if config.temperature > 0 and len(found) > 1:
@@ -67,7 +67,7 @@ def cheapest(config: RouterConfig, at: Situation, why: str) -> Choice:
     return least(at.slots, found, at.rng, why)
 
 
-def drawn(found: list[float], temperature: float, at: Situation, why: str) -> Choice:
+def drawn(found: list[float], temperature: float, at: RoutingInput, why: str) -> Choice:
     """Softmax over costs scaled to 0 .. 1, the least being the likeliest."""
     low, high = min(found), max(found)
     spread = (high - low) * temperature

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from kvyard.index import Holder
 from kvyard.router.config import RouterConfig
 from kvyard.router.cost import costs
+from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.request import Candidate, Decision
-from kvyard.router.situation import Choice, Situation
 
 
 def decision(
-    at: Situation, choice: Choice, new_tokens: int, workers: Sequence[Holder | None], config: RouterConfig, detail: bool
+    at: RoutingInput,
+    choice: Choice,
+    new_tokens: int,
+    workers: Sequence[Holder | None],
+    config: RouterConfig,
+    detail: bool,
 ) -> Decision:
     """The record of ``choice``, made before anything is booked; ``workers`` by slot."""
     request, slot, loads, overlaps = at.request, choice.slot, at.loads, at.overlaps
@@ -53,7 +58,7 @@ def decision(
     )
 
 
-def _candidates(at: Situation, workers: Sequence[Holder | None], config: RouterConfig) -> tuple[Candidate, ...]:
+def _candidates(at: RoutingInput, workers: Sequence[Holder | None], config: RouterConfig) -> tuple[Candidate, ...]:
     loads, overlaps = at.loads, at.overlaps
     out: list[Candidate] = []
     for slot, cost in zip(at.slots, costs(config, at), strict=True):

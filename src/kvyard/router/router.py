@@ -18,13 +18,13 @@ from kvyard.index import Holder, Indexer
 from kvyard.router.active import Loads
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
+from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
 from kvyard.router.load import Load
 from kvyard.router.memory import RoutedMemory
-from kvyard.router.policies import load_of, policy
+from kvyard.router.overlaps import OverlapView
+from kvyard.router.policies import load_of, make_policy
 from kvyard.router.record import decision
 from kvyard.router.request import Decision, RouteRequest
-from kvyard.router.sight import Sight
-from kvyard.router.situation import Choice, Overlaps, Situation, least
 from kvyard.router.tree import Path
 
 
@@ -44,7 +44,7 @@ class Router:
         differ.
         """
         self.config = config
-        self.policy = policy(config)
+        self.policy = make_policy(config)
         self.indexer = indexer
         if indexer is None and self.policy.needs_index:
             name = config.fallback if config.policy == "affinity" else config.policy
@@ -57,7 +57,7 @@ class Router:
         self._forget_after = from_seconds(config.forget_after_s)
         predicts = indexer is not None and config.predicted_ttl_s > 0 and self.policy.needs_index
         predicted = RoutedMemory(from_seconds(config.predicted_ttl_s), config.remembered_blocks) if predicts else None
-        self.sight = Sight(self.block_size, indexer, self.policy.memory, predicted)
+        self.overlaps = OverlapView(self.block_size, indexer, self.policy.memory, predicted)
         self._workers: list[Holder | None] = []
         """By slot; ``None`` where a slot is free."""
         self._slots: dict[Holder, int] = {}
@@ -107,7 +107,7 @@ class Router:
             for id_ in ids:
                 self.loads.end(id_)
             lost += ids
-            self.sight.gone(slot)
+            self.overlaps.gone(slot)
             self.policy.gone(slot)
             self._draining.discard(slot)
             self._workers[slot] = None
@@ -136,13 +136,13 @@ class Router:
         blocks = len(keys)
         found = loads.tree.find(keys)
         shared = loads.tree.depths(found, len(self._workers))
-        overlaps = self.sight.look(request, now)
-        at = Situation(request, blocks, now, slots, loads, shared, overlaps, self._rng)
+        overlaps = self.overlaps.look(request, now)
+        at = RoutingInput(request, blocks, now, slots, loads, shared, overlaps, self._rng)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, overlaps)
         record = decision(at, choice, prefill, self._workers, self.config, detail)
         self._begin(request, choice.slot, found, prefill, now)
-        self.sight.sent(choice.slot, keys, now)
+        self.overlaps.sent(choice.slot, keys, now)
         self.policy.routed(at, choice)
         return record
 
@@ -154,10 +154,10 @@ class Router:
             raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
         loads, keys = self.loads, request.keys
         shared = loads.tree.depths(loads.tree.find(keys), len(self._workers))
-        overlaps = self.sight.look(request, now)
+        overlaps = self.overlaps.look(request, now)
         rng = Random()
         rng.setstate(self._rng.getstate())
-        at = Situation(request, len(keys), now, slots, loads, shared, overlaps, rng)
+        at = RoutingInput(request, len(keys), now, slots, loads, shared, overlaps, rng)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, overlaps)
         return decision(at, choice, prefill, self._workers, self.config, True)
@@ -171,7 +171,7 @@ class Router:
         found = self.loads.tree.find(request.keys)
         prefill = request.num_tokens if new_tokens is None else new_tokens
         self._begin(request, slot, found, prefill, now)
-        self.sight.heard(slot, request.keys, now)
+        self.overlaps.heard(slot, request.keys, now)
 
     def prefill_done(self, id_: object, now: int) -> bool:
         """A request's prompt is computed: its first token is there. Returns whether the request is known."""
@@ -206,12 +206,12 @@ class Router:
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all books agree. For tests and audits."""
         self.loads.check_integrity()
-        self.sight.check_integrity()
+        self.overlaps.check_integrity()
         assert self._open == sorted(set(self._slots.values()) - self._draining), "who may be chosen is out of date"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _guard(self, at: Situation) -> Choice | None:
+    def _guard(self, at: RoutingInput) -> Choice | None:
         """The least loaded, where loads are too far apart for the policy to be followed."""
         config = self.config
         if config.guard is None or not self.policy.guarded:
@@ -265,7 +265,7 @@ class Router:
 
     def _changed(self) -> None:
         self._open = sorted(slot for slot in self._slots.values() if slot not in self._draining)
-        self.sight.changed(self._workers)
+        self.overlaps.changed(self._workers)
 
 
 def _block_size(config: RouterConfig, indexer: Indexer | None, remembers: bool) -> int:

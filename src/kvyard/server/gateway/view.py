@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
 from kvyard.router.explain import REASONS, explain
+from kvyard.router.policies import make_policy
 from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
@@ -163,7 +164,7 @@ class GatewaySource:
             if pool.sharing is not None and pool.sharing.reason:
                 notes.append(f"{pool.model}: load isn't shared ({pool.sharing.reason})")
         deaf = [engine.name for engine in gateway.engines.values() if engine.config.events is None]
-        if deaf and gateway.config.index_url is None and gateway.config.router.policy == "kv":
+        if deaf and gateway.config.index_url is None and make_policy(gateway.config.router).needs_index:
             notes.append(f"without event endpoints, so nothing is known of their caches: {', '.join(deaf[:10])}")
         if gateway.recorder is not None and gateway.recorder.stopped:
             notes.append(f"nothing is recorded any more: {gateway.recorder.stopped}")

@@ -52,7 +52,7 @@ class Overlaps:
         return self.device[slot] - self.known[slot] if self.known is not None else 0
 
 
-class Situation:
+class RoutingInput:
     """One decision's inputs."""
 
     __slots__ = ("blocks", "loads", "now", "overlaps", "request", "rng", "shared", "slots")

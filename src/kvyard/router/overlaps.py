@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from kvyard.events.types import Tier
 from kvyard.index import Holder, Indexer, Roster
+from kvyard.router.inputs import Overlaps
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.request import RouteRequest
-from kvyard.router.situation import Overlaps
 from kvyard.router.tree import Path
 
 
-class Sight:
+class OverlapView:
     """Overlaps by slot."""
 
     def __init__(

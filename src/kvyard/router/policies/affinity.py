@@ -1,0 +1,57 @@
+"""``affinity``: a session stays where it was, while that worker is there; ``RouterConfig.fallback`` says where it begins."""
+
+from __future__ import annotations
+
+from kvyard.clock import from_seconds
+from kvyard.router.config import RouterConfig
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.memory import RoutedMemory
+from kvyard.router.policies import POLICIES
+from kvyard.router.policies.base import Policy
+
+
+class Affinity(Policy):
+    guarded = True
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(config)
+        self.fallback = POLICIES.get(config.fallback)(config)
+        self.needs_index = self.fallback.needs_index
+        self.needs_keys = self.fallback.needs_keys
+        self._ttl = from_seconds(config.session_ttl_s)
+        self._bound: dict[str, tuple[int, int]] = {}
+        """Per session its slot and when it was last heard of; in that order."""
+
+    def __len__(self) -> int:
+        """How many sessions are remembered."""
+        return len(self._bound)
+
+    @property
+    def memory(self) -> RoutedMemory | None:
+        return self.fallback.memory
+
+    def choose(self, at: RoutingInput) -> Choice:
+        session = at.request.session
+        known = self._bound.get(session) if session is not None else None
+        if known is not None and known[1] + self._ttl > at.now and known[0] in at.slots:
+            return Choice(known[0], 0.0, 1, "session")
+        return self.fallback.choose(at)
+
+    def routed(self, at: RoutingInput, choice: Choice) -> None:
+        self.fallback.routed(at, choice)
+        session = at.request.session
+        bound = self._bound
+        if session is not None:
+            known = bound.pop(session, None)
+            # The guard sends one request elsewhere, not the session.
+            stays = known is not None and choice.why == "guard" and known[0] in at.slots
+            bound[session] = (known[0] if stays and known is not None else choice.slot, at.now)
+        while bound:
+            oldest = next(iter(bound))
+            if len(bound) <= self.config.sessions and bound[oldest][1] + self._ttl > at.now:
+                break
+            del bound[oldest]
+
+    def gone(self, slot: int) -> None:
+        self.fallback.gone(slot)
+        self._bound = {session: known for session, known in self._bound.items() if known[0] != slot}

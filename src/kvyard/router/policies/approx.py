@@ -1,0 +1,26 @@
+"""``approx``: the cost of ``kv``, by what was routed alone. For engines that announce nothing."""
+
+from __future__ import annotations
+
+from kvyard.clock import from_seconds
+from kvyard.router.config import RouterConfig
+from kvyard.router.cost import cheapest
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.memory import RoutedMemory
+from kvyard.router.policies.base import Policy
+
+
+class Approx(Policy):
+    guarded = True
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(config)
+        ttl = config.approx_ttl_s
+        self._memory = RoutedMemory(None if ttl is None else from_seconds(ttl), config.remembered_blocks)
+
+    @property
+    def memory(self) -> RoutedMemory | None:
+        return self._memory
+
+    def choose(self, at: RoutingInput) -> Choice:
+        return cheapest(self.config, at, "cost")

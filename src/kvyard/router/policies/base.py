@@ -1,0 +1,52 @@
+"""What a routing policy is: it chooses among the slots of a ``RoutingInput`` and learns where the request went in the end.
+
+It keeps only what it needs for itself; load, index and decisions are the router's. What it declares of itself (``needs_index``,
+``needs_keys``, ``memory``) decides what it gets to see, in the router, in a replay and in a gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvyard.router.config import RouterConfig
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.memory import RoutedMemory
+
+
+class Policy:
+    """The interface, and a policy that has nothing to remember."""
+
+    needs_index = False
+    """Whether it reads overlaps that an index knows, and can't do without one."""
+    needs_keys = True
+    """Whether it reads the prompt: overlaps, or load in blocks that prompts share. Without, a replay works out no keys."""
+    guarded = False
+    """Whether the imbalance guard may overrule it."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+
+    @property
+    def memory(self) -> RoutedMemory | None:
+        """Where overlaps come from, instead of the index."""
+        return None
+
+    def choose(self, at: RoutingInput) -> Choice:
+        """One of ``at.slots``. Changes nothing that ``routed`` couldn't."""
+        raise NotImplementedError
+
+    def routed(self, at: RoutingInput, choice: Choice) -> None:
+        """The request went to ``choice.slot``: this policy's choice, or the guard's."""
+
+    def gone(self, slot: int) -> None:
+        """The worker in that slot won't come back: another one may get its number."""
+
+
+def load_of(kind: str, at: RoutingInput) -> Sequence[float]:
+    """Per worker that may be chosen, how much it has to do; ``kind`` is ``RouterConfig.load``."""
+    loads, slots = at.loads, at.slots
+    if kind == "requests":
+        return [loads.requests[slot] for slot in slots]
+    if kind == "tokens":
+        return [loads.prefill[slot] for slot in slots]
+    return [loads.prefill[slot] / loads.block_size + loads.blocks[slot] for slot in slots]

@@ -1,0 +1,15 @@
+"""``kv``: the least cost, by what the index knows and what was routed since."""
+
+from __future__ import annotations
+
+from kvyard.router.cost import cheapest
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.policies.base import Policy
+
+
+class Kv(Policy):
+    needs_index = True
+    guarded = True
+
+    def choose(self, at: RoutingInput) -> Choice:
+        return cheapest(self.config, at, "cost")
