@@ -13,6 +13,7 @@ from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.node import Node
+from kvyard.events import Batcher, GroupMeta, Mirror, Tier
 from kvyard.hashing import Key, TokenChain
 
 
@@ -186,6 +187,24 @@ def test_a_tail_that_is_evicted_block_by_block_grows_one_hole() -> None:
     assert len(cache_map.starts) <= 3
     cache_map.leave(held)
     assert cache_map.starts == {}
+
+
+@pytest.mark.parametrize("step", [1, 16, 48])
+def test_a_long_prompt_evicted_from_its_end_names_every_block_that_leaves(step: int) -> None:
+    batcher = Batcher([GroupMeta(block_size=1)])
+    pool = Pool(401, sink=batcher)
+    chain = chain_of(text(400))
+    extent = enter(pool, chain, 0, 400)
+    pool.maps[0].detach(pool.maps[0].starts[chain.keys[0]], chain)
+    pool.release([extent])
+    mirror = Mirror()
+    for left in range(400 - step, -1, -step):
+        pool.take(step)
+        batch = batcher.end_iteration(0)
+        assert batch is not None
+        mirror.apply(batch.events)
+        batcher.check_announced(pool.snapshot())
+        assert mirror.held.get((0, Tier.G1), set()) == set(chain.keys[:left])
 
 
 def test_taking_a_hundred_blocks_one_by_one_makes_no_nodes() -> None:

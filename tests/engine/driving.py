@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -12,8 +12,10 @@ from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.together import begin_together
 from kvyard.engine.watcher import Watcher
-from kvyard.hashing import TraceChain
+from kvyard.hashing import TokenChain, TraceChain, algorithm
 from kvyard.tiers import Timeline
+
+SHA256_CBOR = algorithm("sha256_cbor")
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -68,19 +70,35 @@ class Log(Watcher):
         return [entry[1:] for entry in self.jobs if entry[0] == kind]
 
 
-def drive(core: EngineCore, rows: Sequence[Row], looks: Iterable[int] = (), check: bool = True) -> list[Job]:
+def trace_job(at: int, row: Row, block_size: int) -> Job:
+    """``row`` as a job of trace ids."""
+    chain = TraceChain(row.ids, 512, row.length, block_size, at)
+    return Job(f"r{at}", chain, row.output, arrival=row.arrival, priority=row.priority)
+
+
+def token_job(at: int, row: Row, block_size: int) -> Job:
+    """``row`` as a job of real tokens, hashed as the mock engine does: rows that share ids share tokens."""
+    tokens = [(name * 512 + offset) % 50_021 for name in row.ids for offset in range(512)][: row.length]
+    return Job(
+        f"r{at}",
+        TokenChain(tokens, block_size, SHA256_CBOR),
+        row.output,
+        arrival=row.arrival,
+        priority=row.priority,
+        sample=lambda start, stop: [(at * 7919 + index) % 50_021 for index in range(start, stop)],
+    )
+
+
+def drive(
+    core: EngineCore,
+    rows: Sequence[Row],
+    looks: Iterable[int] = (),
+    check: bool = True,
+    make_job: Callable[[int, Row, int], Job] = trace_job,
+) -> list[Job]:
     """Run ``rows`` through ``core`` to the end; at ``looks`` it is advanced though nothing happens then."""
     size = core.scheduler.manager.geometry.hash_block_size
-    jobs = [
-        Job(
-            f"r{at}",
-            TraceChain(row.ids, 512, row.length, size, at),
-            row.output,
-            arrival=row.arrival,
-            priority=row.priority,
-        )
-        for at, row in enumerate(rows)
-    ]
+    jobs = [make_job(at, row, size) for at, row in enumerate(rows)]
     outside: list[tuple[int, int, int]] = []
     for at, row in enumerate(rows):
         outside.append((row.arrival, 1, at))

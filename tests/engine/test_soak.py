@@ -80,9 +80,8 @@ class Watch(Log):
 def held_by(core) -> dict[tuple[int, Tier], set[object]]:
     """What the maps of all tiers hold, per (group, tier)."""
     held: dict[tuple[int, Tier], set[object]] = {}
-    for source in (core.scheduler.manager.pool.snapshot(), core.offload.snapshot()):
-        for group, tier, runs in source:
-            held.setdefault((group, tier), set()).update(key for run in runs for key in run.hashes)
+    for group, tier, runs in core.snapshot():
+        held.setdefault((group, tier), set()).update(key for run in runs for key in run.hashes)
     return {key: value for key, value in held.items() if value}
 
 

@@ -233,6 +233,43 @@ class TestFirstAndLast:
         assert [event.reason for event in batcher.end_iteration(0).events] == ["evicted", None]
 
 
+class TestAnnounced:
+    """What was announced and not taken back is what the map holds."""
+
+    def test_what_waits_counts_as_announced(self, batcher):
+        one, two = block(1), block(2)
+        batcher.entered(one, FULL, G1, True)
+        batcher.check_announced([(FULL, G1, [one])])
+        batcher.end_iteration(0)
+        batcher.entered(two, SWA, G2, True)
+        batcher.left(one, FULL, G1, True)
+        batcher.check_announced([(SWA, G2, [two])])
+        batcher.cleared()
+        batcher.check_announced([])
+        batcher.end_iteration(1)
+        batcher.check_announced([])
+
+    def test_a_block_never_taken_back_is_named(self, batcher):
+        batcher.entered(block(1), FULL, G1, True)
+        batcher.end_iteration(0)
+        with pytest.raises(AssertionError, match=r"I4.*group 0 in G1': 1"):
+            batcher.check_announced([])
+
+    def test_a_removal_that_lost_its_hashes_is_never_sent(self):
+        class Forgetful(TokenChain):
+            def packed_hashes(self, start, stop):
+                return []
+
+        held = [block(1)]
+        batcher = Batcher(GROUPS, snapshot=lambda: [(FULL, G1, held)])
+        batcher.entered(block(1), FULL, G1, True)
+        batcher.end_iteration(0)
+        batcher.left(Run(Forgetful([7], 1, XXH3)), FULL, G1, True)
+        assert outline(batcher.end_iteration(1)) == ["C", "S0(1)"]
+        assert batcher.counters.miscounted == 1
+        batcher.check_announced([(FULL, G1, held)])
+
+
 class TestInterest:
     def test_nothing_is_built_for_what_nobody_wants(self, monkeypatch):
         batcher = Batcher(GROUPS, interests=[Interest(groups=frozenset([FULL]), tiers=frozenset([G1]))])

@@ -205,7 +205,7 @@ class TestCut:
         assert new == old
         assert (new.hashes, new.parent) == (old.hashes, old.parent)
         assert cut.extras_of(start, stop) == whole.extras_of(start, stop)
-        assert cut.reaches(start)
+        assert start == stop or (cut.reaches(start) and cut.reaches(stop - 1))
         if with_tokens:
             assert new.tokens == old.tokens
         elif cut is not whole:
@@ -217,8 +217,10 @@ class TestCut:
         assert cut is not whole
         assert len(cut.keys) == 510
         assert not cut.reaches(100)
-        with pytest.raises(IndexError, match="cut at 499"):
-            cut.keys[100]
+        assert not cut.reaches(510)
+        for ask in (lambda: cut.keys[100], lambda: cut.hashes(500, 511), lambda: cut.packed_hashes(510, 511)):
+            with pytest.raises(IndexError, match="499 to 510 were kept"):
+                ask()
         assert cut.cut(501, 502) is cut
         assert cut.reaches(499)
         assert cut.tokens_of(499, 510) is None

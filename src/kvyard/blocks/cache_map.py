@@ -146,10 +146,11 @@ class CacheMap:
             self.starts[hole.key] = hole
         node.stop = cut
         self.version += 1
+        if self.sink is not None:
+            # Before the node lets go of the hashes that the sink is going to ask for.
+            self.sink.left(Run(node.chain, cut, stop), self.group, self.tier, True)
         if not (cut - node.start) % 16:
             self._slim(node)
-        if self.sink is not None:
-            self.sink.left(Run(node.chain, cut, stop), self.group, self.tier, True)
         return True
 
     def mark(self, extent: Extent, run: Run) -> None:

@@ -24,7 +24,9 @@ from kvyard.engine.job import Job, State
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.timing import Durations, TimingModel
 from kvyard.engine.watcher import NOBODY, Watcher
-from kvyard.events.types import EventBatch, Sink
+from kvyard.events.batcher import Batcher
+from kvyard.events.types import EventBatch, Sink, Tier
+from kvyard.hashing import Run
 
 if TYPE_CHECKING:
     from kvyard.tiers.offload import Offload
@@ -342,9 +344,21 @@ class EngineCore:
 
     # -- checks -----------------------------------------------------------------------------------------------------
 
+    def snapshot(self) -> list[tuple[int, Tier, list[Run]]]:
+        """What is cached here, on the device and in private lower tiers, per (group, tier)."""
+        found = list(self.scheduler.manager.pool.snapshot())
+        if self.offload is not None:
+            found += self.offload.snapshot()
+        return found
+
     def check_integrity(self) -> None:
-        """Raise ``AssertionError``, saying what is wrong, unless invariants I1 to I3 and I6 to I9 hold here."""
+        """Raise ``AssertionError``, saying what is wrong, unless invariants I1 to I4 and I6 to I9 hold here.
+
+        Of I4 only the numbers of blocks are compared: those announced and not taken back, and those in the maps.
+        """
         self.scheduler.check_integrity()
+        if isinstance(self.batcher, Batcher):
+            self.batcher.check_announced(self.snapshot())
         if self.offload is not None:
             self.offload.check_integrity()
         if not self.scheduler.idle:

@@ -140,8 +140,8 @@ class Batcher:
             return None
         for lane in self._lanes:
             self._release(lane)
-        queue = self._take()
-        return self._batch(self._build(queue), now)
+        events = self._build(self._take())
+        return self._announce_anew(now) if events is None else self._batch(events, now)
 
     def resync(self, now: int) -> EventBatch:
         """Give up what waits, skip a sequence number, and announce the whole map anew: a clear, then the snapshot.
@@ -179,6 +179,28 @@ class Batcher:
         assert not self._queue and not self._held, "events wait across an iteration boundary"
         for lane in self._lanes:
             assert lane.leaving is None and lane.tail is None, f"group {lane.group} {lane.tier.name} kept something"
+
+    def check_announced(self, held: Iterable[tuple[int, Tier, Iterable[Run]]]) -> None:
+        """Raise ``AssertionError`` unless what was announced and not taken back is as many blocks as ``held``, the maps as
+        a ``Snapshot`` lists them (I4). What waits is counted in, so this may be called at any time.
+        """
+        if self._resync or (self._counters.resyncs and self._snapshot is None):
+            return  # all of it is about to be announced again, or was given up and is learnt again bit by bit
+        surplus = {(lane.group, lane.tier): lane.announced for lane in self._lanes}
+        for item in self._queue:
+            if isinstance(item, Cleared):
+                for place in surplus:
+                    if item.tier is None or item.tier == place[1]:
+                        surplus[place] = 0
+            else:
+                surplus[item.lane.group, item.lane.tier] += len(item) if isinstance(item, Arrivals) else -len(item)
+        for lane in self._lanes:
+            surplus[lane.group, lane.tier] -= sum(map(len, lane.leaving or ()))
+        for group, tier, runs in held:
+            if (group, tier) in surplus:
+                surplus[group, tier] -= sum(map(len, runs))
+        wrong = {f"group {group} in {tier.name}": count for (group, tier), count in surplus.items() if count}
+        assert not wrong, f"I4: blocks announced and not taken back, beyond those that are held: {wrong}"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -223,7 +245,8 @@ class Batcher:
             lane.leaving = None
         return queue
 
-    def _build(self, queue: list[Arrivals | Departures | Cleared]) -> list[Event]:
+    def _build(self, queue: list[Arrivals | Departures | Cleared]) -> list[Event] | None:
+        """The events of ``queue``; ``None`` where a removal can't be told in full, so that only the map itself will do."""
         counters, with_tokens = self._counters, self.with_tokens
         events: list[Event] = []
         for item in queue:
@@ -231,14 +254,22 @@ class Batcher:
                 stored = item.event(with_tokens)
                 counters.stored += 1
                 counters.stored_blocks += len(stored.hashes)
+                item.lane.announced += len(stored.hashes)
                 events.append(stored)
             elif isinstance(item, Departures):
                 removed = item.event()
+                if len(removed.hashes) != len(item):
+                    counters.miscounted += 1
+                    return None
                 counters.removed += 1
                 counters.removed_blocks += len(removed.hashes)
+                item.lane.announced -= len(removed.hashes)
                 events.append(removed)
             else:
                 counters.cleared += 1
+                for lane in self._lanes:
+                    if item.tier is None or item.tier == lane.tier:
+                        lane.announced = 0
                 events.append(item)
         return events
 
@@ -280,5 +311,13 @@ class Batcher:
         counters.resyncs += 1
         counters.cleared += 1
         counters.stored += len(events) - 1
-        counters.stored_blocks += sum(len(event.hashes) for event in events if isinstance(event, Stored))
+        for lane in self._lanes:
+            lane.announced = 0
+        for event in events:
+            if isinstance(event, Stored):
+                assert event.group is not None
+                lane_of = self._table[event.group][event.tier]
+                assert lane_of is not None
+                lane_of.announced += len(event.hashes)
+                counters.stored_blocks += len(event.hashes)
         return self._batch(events, now)

@@ -24,6 +24,8 @@ class BatcherCounters(msgspec.Struct):
     """Further copies in, or copies out while others stay: not announced."""
     unwanted: int = 0
     """Calls for a (group, tier) that no consumer asked for."""
+    miscounted: int = 0
+    """Removals whose chain no longer had all the hashes; never sent short, the whole map was announced instead."""
     lost_runs: int = 0
     """Runs given up unannounced because an iteration outgrew its bound; a snapshot made up for them."""
     resyncs: int = 0

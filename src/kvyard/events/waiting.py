@@ -32,12 +32,14 @@ class Interest(msgspec.Struct, frozen=True):
 class Lane:
     """One (group, tier): its metadata, the removals that wait in it and the Stored that may still grow."""
 
-    __slots__ = ("group", "leaving", "meta", "reason", "tail", "tier")
+    __slots__ = ("announced", "group", "leaving", "meta", "reason", "tail", "tier")
 
     def __init__(self, group: int, tier: Tier, meta: GroupMeta) -> None:
         self.group = group
         self.tier = tier
         self.meta = meta
+        self.announced = 0
+        """Blocks in events so far: stored, less those removed since."""
         self.leaving: list[Run] | None = None
         """Runs whose removal waits; ``None``, not an empty list, where there are none."""
         self.reason: str | None = None
@@ -70,6 +72,9 @@ class Arrivals:
         self.chain = run.chain
         self.start = run.start
         self.stop = run.stop
+
+    def __len__(self) -> int:
+        return sum(map(len, self.before or ())) + self.stop - self.start
 
     def absorb(self, run: Run) -> bool:
         """Take in ``run`` if it goes on where this ends, with the same metadata; returns whether it did."""
@@ -135,6 +140,9 @@ class Departures:
         self.lane = lane
         self.runs = runs
         self.reason = reason
+
+    def __len__(self) -> int:
+        return sum(map(len, self.runs))
 
     def event(self) -> Removed:
         """Build the event."""

@@ -246,7 +246,7 @@ class _CutChain(Chain):
         return self._tokens[(start - base) * size : (stop - base) * size]
 
     def reaches(self, position: int) -> bool:
-        return position >= self._cut.base
+        return self._cut.base <= position < len(self._cut)
 
 
 class _CutKeys:
@@ -257,19 +257,22 @@ class _CutKeys:
         self.base = base
 
     def between(self, start: int, stop: int) -> list[Key]:
-        return self.keys.between(self._within(start), stop - self.base)
+        low = self._within(start, stop)
+        return self.keys.between(low, low + stop - start)
 
     def packed(self, start: int, stop: int) -> Sequence[Key]:
-        keys, low, high = self.keys, self._within(start), stop - self.base
+        keys, low = self.keys, self._within(start, stop)
+        high = low + stop - start
         return keys.cut(low, high) if isinstance(keys, DigestKeys) else keys.between(low, high)
 
-    def _within(self, index: int) -> int:
-        if index < self.base:
-            raise IndexError(f"block {index} of a chain that was cut at {self.base}")
-        return index - self.base
+    def _within(self, start: int, stop: int) -> int:
+        """``start`` counted from the cut. Raises ``IndexError`` where the chain has let go of any of ``start`` to ``stop``."""
+        if start < self.base or stop > self.base + len(self.keys):
+            raise IndexError(f"blocks {start} to {stop} of a chain of which {self.base} to {len(self)} were kept")
+        return start - self.base
 
     def __len__(self) -> int:
         return self.base + len(self.keys)
 
     def __getitem__(self, index: int) -> Key:
-        return self.keys[self._within(index)]
+        return self.keys[self._within(index, index + 1)]

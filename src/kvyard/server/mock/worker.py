@@ -314,8 +314,4 @@ def _base(endpoint: str, rank: int) -> str:
 
 def _everything(cores: Sequence[EngineCore], rank: int) -> list[tuple[int, Tier, list[Run]]]:
     """What a rank's tiers hold, for a batcher that must announce it anew."""
-    core = cores[rank]
-    found = list(core.scheduler.manager.pool.snapshot())
-    if core.offload is not None:
-        found += core.offload.snapshot()
-    return found
+    return cores[rank].snapshot()
