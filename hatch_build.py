@@ -19,8 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 MODULES = {
     "blocks": "allocation cache_map coordinator demand eviction extent fine group limits manager node pool registration "
     "request rules state_group step table",
-    "engine": "batch bursts cohort core drafts growth horizon job loads queue scheduler stuck policies/sglang policies/trtllm "
-    "timing/polynomial",
+    "engine": "batch bursts cohort core drafts growth horizon job loads queue scheduler stuck policies/sglang policies/trtllm",
     "hashing": "chain run trace_chain",
     "index": "chains",
     "replay": "arrivals fleet gaps recorder shared tap timeline worker",

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvyard.engine.timing import timing_choices
 from kvyard.errors import KvyardError
 
 TOKEN_VARIABLE = "KVYARD_TOKEN"
@@ -39,9 +40,7 @@ def mock(
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json. Without one, every byte is a token.")
     ] = None,
-    timing: Annotated[
-        Setting, _flag("polynomial, fixed:PREFILL_MS,DECODE_MS, or profile:NAME (see kvyard profile).", "NAME")
-    ] = None,
+    timing: Annotated[Setting, _flag(f"{timing_choices()} (see kvyard profile).", "NAME")] = None,
     block_size: Annotated[Setting, _flag("Tokens per block, 16 by default.")] = None,
     num_gpu_blocks: Annotated[Setting, _flag("Blocks on each device, 16384 by default ...")] = None,
     gpu_memory: Annotated[Setting, _flag("... or, with --model, the memory of a card, such as 80GiB.", "SIZE")] = None,

@@ -12,8 +12,8 @@ import typer
 from kvyard.engine.timing.fitting import errors_by_kind
 from kvyard.engine.timing.fitting import fit as fit_rows
 from kvyard.engine.timing.measurements import Measurement, Measurements, read_measurements
-from kvyard.engine.timing.profile import Error, Profile, load_profile, shipped
-from kvyard.engine.timing.roofline import pass_ms
+from kvyard.engine.timing.profile import FitError, Profile, load_profile, shipped
+from kvyard.engine.timing.profile_form import pass_ms
 from kvyard.errors import KvyardError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit timing to measurements, and look at the fit.")
@@ -46,7 +46,7 @@ def fit(
         device=data.device or "",
         source=f"{len(data.rows)} passes of {file.name}",
         errors={
-            kind: Error(points=of.points, fitted=round(of.mean, 4), unseen=round(unseen[kind].mean, 4))
+            kind: FitError(points=of.points, fitted=round(of.mean, 4), unseen=round(unseen[kind].mean, 4))
             for kind, of in seen.items()
         },
         coefficients=found.coefficients,

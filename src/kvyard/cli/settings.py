@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvyard.engine.timing import timing_choices
 from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT
 from kvyard.replay.run import merged
@@ -32,7 +33,7 @@ FLAGS: Mapping[str, str] = {
     "max_model_len": "Tokens of the longest request.",
     "max_num_seqs": "Requests per pass.",
     "max_num_batched_tokens": "Tokens per pass.",
-    "timing": "polynomial, fixed:PREFILL_MS,DECODE_MS, or profile:NAME (see kvyard profile).",
+    "timing": f"{timing_choices()} (see kvyard profile).",
     "dp_size": "Data-parallel ranks of each worker.",
     "host_blocks": "Blocks of host memory per worker, such as 20k; 0 for none.",
     "host_bytes": "The same in bytes, such as 200GiB.",

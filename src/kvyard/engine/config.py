@@ -5,14 +5,15 @@ Names follow vLLM where vLLM has one.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings, check_backend
-from kvyard.engine.timing import AnyTiming, PolynomialTiming
+from kvyard.engine.timing import PolynomialTiming, TimingConfig, read_timing
 from kvyard.tiers.config import OffloadConfig
 
 DEFAULT_BLOCK_SIZE = {"vllm": 64, "sglang": 1, "trtllm": 32}
@@ -65,7 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     retention_interval: int | None = None
     eviction: str = "lru"
     speculative: SpeculativeConfig | None = None
-    timing: AnyTiming = PolynomialTiming()
+    timing: TimingConfig = PolynomialTiming()
     tiers: OffloadConfig | None = None
     sglang: SglangSettings | None = None
     trtllm: TrtllmSettings | None = None
@@ -129,3 +130,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"offloading to lower tiers is modelled for backend vllm, not for {self.backend}")
         check_backend(self)
         self.timing.check()
+
+
+def read_engine_config(value: Mapping[str, Any]) -> EngineConfig:
+    """A config from plain values, such as a decoded JSON file; its timing may be of any kind in the registry.
+
+    Raises ``msgspec.ValidationError`` or ``KvyardError`` for what can't be read; ``check`` says whether it makes sense.
+    """
+    rest = dict(value)
+    timing = rest.pop("timing", None)
+    config = msgspec.convert(rest, EngineConfig)
+    return config if timing is None else msgspec.structs.replace(config, timing=read_timing(timing))

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvyard.engine.timing import timing_choices
 from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT, ReplayConfig, WorkerConfig
 from kvyard.replay.settings_engine import engine_config
@@ -86,7 +87,7 @@ ENGINE: dict[str, Setting] = {
     "preemption_mode": Setting(text, "newest or oldest"),
     "watermark": Setting(number, "share of blocks kept free"),
     "eviction": Setting(text, "the order of eviction on the device"),
-    "timing": Setting(text, "polynomial, fixed:PREFILL_MS,DECODE_MS, or profile:NAME"),
+    "timing": Setting(text, timing_choices()),
     "timing_speedup": Setting(number, "divides what passes take"),
     "num_speculative_tokens": Setting(count, "draft tokens per step"),
 }

@@ -11,7 +11,7 @@ import msgspec
 from kvyard.blocks import GroupSpec
 from kvyard.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import plan, preset, presets, read_config
-from kvyard.engine.timing import AnyTiming, FixedTiming, PolynomialTiming, ProfileTiming
+from kvyard.engine.timing import parse_timing
 from kvyard.errors import KvyardError
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
@@ -67,7 +67,8 @@ def engine_config(given: Mapping[str, Any], seed: int = 0) -> EngineConfig:
         options["tiers"] = tiers
     if "num_speculative_tokens" in given:
         options["speculative"] = SpeculativeConfig(num_speculative_tokens=given["num_speculative_tokens"])
-    fields = {"timing": _timing(given), "seed": seed, **options}
+    timing = parse_timing(given.get("timing", "polynomial"), given.get("timing_speedup", 1.0))
+    fields = {"timing": timing, "seed": seed, **options}
     for name in OF_A_BACKEND:
         if name in given:
             fields[name] = _table(name, given[name])
@@ -135,31 +136,6 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
     return options
-
-
-def _timing(given: Mapping[str, Any]) -> AnyTiming:
-    kind, _, rest = given.get("timing", "polynomial").partition(":")
-    speed = given.get("timing_speedup", 1.0)
-    if kind == "polynomial" and not rest:
-        return PolynomialTiming(speedup_ratio=speed)
-    if kind == "fixed":
-        try:
-            prefill, decode = (float(part) for part in rest.split(","))
-        except ValueError:
-            raise KvyardError(
-                f"timing is {given['timing']!r}: write fixed:PREFILL_MS,DECODE_MS, such as fixed:50,8"
-            ) from None
-        return FixedTiming(prefill_ms=prefill, decode_ms=decode, speedup_ratio=speed)
-    if kind == "profile" and rest:
-        from kvyard.engine.timing.profile import load_profile, shipped
-
-        own = rest not in shipped() and Path(rest).exists()
-        made = ProfileTiming(**{"path" if own else "name": rest}, speedup_ratio=speed)
-        load_profile(name=made.name, path=made.path)  # refuses, and names those there are
-        return made
-    raise KvyardError(
-        f"timing is {given['timing']!r}: choose polynomial, fixed:PREFILL_MS,DECODE_MS or profile:NAME (kvyard profile list)"
-    )
 
 
 def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:

@@ -15,7 +15,7 @@ from tests.engine.driving import Row, drive
 from tests.peers import peer_python, why_not
 
 from kvyard.engine.build import make_core
-from kvyard.engine.config import EngineConfig
+from kvyard.engine.config import read_engine_config
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.watcher import Watcher
 
@@ -50,7 +50,7 @@ def rows():
 
 def ours(engine, rows):
     times = Times()
-    core = make_core(msgspec.convert(engine, EngineConfig), watcher=times)
+    core = make_core(read_engine_config(engine), watcher=times)
     jobs = drive(core, rows, check=False)
     core.check_integrity()
     count = len(rows)
@@ -84,7 +84,7 @@ def test_sglang_is_within_a_percent(name, rows):
 @pytest.mark.parametrize("name", ["sglang", pytest.param("sglang small chunks", marks=pytest.mark.slow)])
 def test_with_sampled_tokens_booked_first_tokens_come_at_the_same_time(name, rows):
     """The rule that differs, switched: what is left is beyond the microsecond."""
-    engine = msgspec.convert(PEER[name]["engine"], EngineConfig)
+    engine = read_engine_config(PEER[name]["engine"])
     engine = replace(engine, sglang=replace(engine.sglang or SglangSettings(), books_sampled=True))
     found = ours(msgspec.to_builtins(engine), rows)
     assert found["mean_ttft_ms"] == pytest.approx(PEER[name]["peer"]["mean_ttft_ms"], abs=0.001)

@@ -15,7 +15,7 @@ from kvyard.engine.timing.fitting import errors_by_kind, fit
 from kvyard.engine.timing.measurements import Measurement, read_measurements
 from kvyard.engine.timing.model import SHORT
 from kvyard.engine.timing.profile import Profile, load_profile, shipped
-from kvyard.engine.timing.roofline import NAMES, Coefficients, Features, base_ms, estimate, pass_ms
+from kvyard.engine.timing.profile_form import NAMES, Coefficients, Features, base_ms, estimate, pass_ms
 from kvyard.errors import KvyardError
 
 DATA = Path(__file__).parent / "data"

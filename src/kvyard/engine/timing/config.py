@@ -1,15 +1,17 @@
-"""What people write to choose a timing model: one small frozen struct per kind, told apart by ``kind``.
+"""What every timing kind shares: a config people write, which makes the model.
 
-A config is a value. It reads no file and knows no engine; ``kvyard.engine.timing.registry`` makes a model of it.
+A kind is one file: a ``TimingConfig`` with the kind's name as its tag, and the model that it makes; and one entry of
+``kvyard.engine.timing.registry``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Self
 
 import msgspec
 
+from kvyard.engine.timing.model import TimingModel
 from kvyard.errors import KvyardError
 
 
@@ -28,36 +30,29 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not (math.isfinite(value) and value > 0):
                 raise KvyardError(f"timing: {name} must be a number above 0, got {value}")
 
+    def model(self, capacity_tokens: int) -> TimingModel:
+        """The model, for an engine whose cache holds ``capacity_tokens``. Raises ``KvyardError`` if there can't be one."""
+        raise NotImplementedError
 
-class FixedTiming(TimingConfig, frozen=True, kw_only=True, tag="fixed"):
-    """A pass takes ``prefill_ms`` if it computes prompt tokens, plus ``decode_ms`` if it decodes, whatever the sizes."""
+    @classmethod
+    def usage(cls) -> str:
+        """How it is written as one word, such as ``fixed:PREFILL_MS,DECODE_MS``: its name, then the values of its fields."""
+        return ":".join(filter(None, (str(cls.__struct_config__.tag), ",".join(cls._own()).upper())))
 
-    prefill_ms: float
-    decode_ms: float
+    @classmethod
+    def parse(cls, text: str, speedup_ratio: float) -> Self:
+        """The config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none."""
+        values = text.split(",") if text else []
+        if len(values) == len(cls._own()):
+            try:
+                return msgspec.convert(
+                    {**dict(zip(cls._own(), values)), "speedup_ratio": speedup_ratio}, cls, strict=False
+                )
+            except msgspec.ValidationError:
+                pass
+        given = f"{cls.__struct_config__.tag}:{text}" if text else str(cls.__struct_config__.tag)
+        raise KvyardError(f"timing is {given!r}: write {cls.usage()}")
 
-    def check(self) -> None:
-        super().check()
-        for name in ("prefill_ms", "decode_ms"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise KvyardError(f"timing: {name} must be a number of milliseconds, 0 or more, got {value}")
-
-
-class PolynomialTiming(TimingConfig, frozen=True, kw_only=True, tag="polynomial"):
-    """The formula of NVIDIA Dynamo's mocker: prefill by new tokens, decode by how full the cache is. Has no options."""
-
-
-class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
-    """Fitted to measurements: a profile that ships with kvyard, by ``name``, or one of your own, by ``path``."""
-
-    name: str | None = None
-    path: str | None = None
-
-    def check(self) -> None:
-        super().check()
-        if (self.name is None) == (self.path is None):
-            raise KvyardError("timing: a profile needs either a name (one that ships with kvyard) or a path, not both")
-
-
-AnyTiming: TypeAlias = FixedTiming | PolynomialTiming | ProfileTiming
-"""For a field of a larger config: msgspec reads the right one by ``kind``."""
+    @classmethod
+    def _own(cls) -> list[str]:
+        return [name for name in cls.__struct_fields__ if name not in TimingConfig.__struct_fields__]

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from kvyard.clock.units import from_ms
-from kvyard.engine.timing.config import FixedTiming
+from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.model import Durations, scaled
+from kvyard.errors import KvyardError
+
+
+class FixedTiming(TimingConfig, frozen=True, kw_only=True, tag="fixed"):
+    """A pass takes ``prefill_ms`` if it computes prompt tokens, plus ``decode_ms`` if it decodes, whatever the sizes."""
+
+    prefill_ms: float
+    decode_ms: float
+
+    def check(self) -> None:
+        super().check()
+        for name in ("prefill_ms", "decode_ms"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise KvyardError(f"timing: {name} must be a number of milliseconds, 0 or more, got {value}")
+
+    def model(self, capacity_tokens: int) -> FixedModel:
+        return FixedModel(self)
 
 
 class FixedModel:
-    """A pass takes its prefill time if it computes prompt tokens, plus its decode time if it decodes."""
+    """The durations of ``FixedTiming``."""
 
     __slots__ = ("_decode", "_prefill")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvyard.engine.timing.measurements import Measurements
 from kvyard.engine.timing.profile import Profile
-from kvyard.engine.timing.roofline import pass_ms
+from kvyard.engine.timing.profile_form import pass_ms
 from kvyard.errors import KvyardError
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")

@@ -11,13 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvyard.engine.timing.config import PolynomialTiming
+from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
 from kvyard.errors import KvyardError
 
 # Milliseconds by new tokens, and by the share of the cache in use. The constants are the mocker's, a fit to one H200.
 PREFILL = (4.209989e-7, 1.518344e-2, 16.50142)
 DECODE = (-25.74, 54.01, 5.74)
+
+
+class PolynomialTiming(TimingConfig, frozen=True, kw_only=True, tag="polynomial"):
+    """The formula of NVIDIA Dynamo's mocker: prefill by new tokens, decode by how full the cache is. Has no options."""
+
+    def model(self, capacity_tokens: int) -> PolynomialModel:
+        return PolynomialModel(self, capacity_tokens)
 
 
 class PolynomialModel:

@@ -1,7 +1,7 @@
 """``profile``: timing fitted to measurements of one card, model and engine.
 
-A profile is a small JSON file: eleven coefficients of ``kvyard.engine.timing.roofline``, where they come from, and how far off
-they were. Some ship with kvyard and are chosen by name.
+A profile is a small JSON file: the eleven coefficients of ``profile_form``, where they come from, and how far off they were.
+Some ship with kvyard and are chosen by name.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import numpy as np
 
-from kvyard.engine.timing.config import ProfileTiming
+from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
-from kvyard.engine.timing.roofline import Coefficients, base_ms, pass_ms
+from kvyard.engine.timing.profile_form import Coefficients, base_ms, pass_ms
 from kvyard.errors import KvyardError
 
 FORMAT = "kvyard-profile/1"
 
 
-class Error(msgspec.Struct, frozen=True, kw_only=True):
+class FitError(msgspec.Struct, frozen=True, kw_only=True):
     """Mean absolute relative errors of one kind of pass (0.05 is 5 %)."""
 
     points: int
@@ -37,7 +38,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str
     device: str = ""
     source: str = ""
-    errors: dict[str, Error] = {}
+    errors: dict[str, FitError] = {}
     coefficients: Coefficients
 
     def check(self, where: str) -> None:
@@ -78,6 +79,35 @@ def load_profile(*, name: str | None = None, path: str | Path | None = None) -> 
         raise KvyardError(f"{where}: not a profile: {error}; make one with kvyard profile fit") from None
     profile.check(where)
     return profile
+
+
+class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
+    """Fitted to measurements: a profile that ships with kvyard, by ``name``, or one of your own, by ``path``."""
+
+    name: str | None = None
+    path: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.name is None) == (self.path is None):
+            raise KvyardError("timing: a profile needs either a name (one that ships with kvyard) or a path, not both")
+
+    def model(self, capacity_tokens: int) -> ProfileModel:
+        return ProfileModel(load_profile(name=self.name, path=self.path), self)
+
+    @classmethod
+    def usage(cls) -> str:
+        return "profile:NAME"
+
+    @classmethod
+    def parse(cls, text: str, speedup_ratio: float) -> Self:
+        """A shipped profile's name or a path, which is read now, so that one that isn't there is refused here."""
+        if not text:
+            raise KvyardError("timing is 'profile': write profile:NAME (kvyard profile list)")
+        own = text not in shipped() and Path(text).exists()
+        made = cls(name=None if own else text, path=text if own else None, speedup_ratio=speedup_ratio)
+        load_profile(name=made.name, path=made.path)
+        return made
 
 
 class ProfileModel:

@@ -1,51 +1,54 @@
-"""The registry of timing models: ``kind`` to a config type and a function that makes the model.
-
-To add one, put a ``Kind`` into ``TIMINGS``; its config type is a ``TimingConfig`` with that kind as its tag.
-"""
+"""Timing kinds by name. A kind of one's own is a ``TimingConfig`` under an entry point of group ``kvyard.timing``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from kvyard.engine.timing.config import FixedTiming, PolynomialTiming, ProfileTiming, TimingConfig
-from kvyard.engine.timing.fixed import FixedModel
+from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.model import TimingModel
-from kvyard.engine.timing.polynomial import PolynomialModel
 from kvyard.errors import KvyardError
+from kvyard.registry import Registry
+
+TIMINGS: Registry[type[TimingConfig]] = Registry(
+    "timing kind",
+    "kvyard.timing",
+    {
+        "polynomial": "kvyard.engine.timing.polynomial:PolynomialTiming",
+        "fixed": "kvyard.engine.timing.fixed:FixedTiming",
+        "profile": "kvyard.engine.timing.profile:ProfileTiming",
+    },
+)
 
 
-class Kind(NamedTuple):
-    """One kind of timing model."""
-
-    config: type[TimingConfig]
-    make: Callable[[Any, int], TimingModel]
-    """From a config of that type and the cache's capacity in tokens."""
-
-
-def _profile(config: ProfileTiming, capacity_tokens: int) -> TimingModel:
-    from kvyard.engine.timing.profile import ProfileModel, load_profile
-
-    return ProfileModel(load_profile(name=config.name, path=config.path), config)
+def timing_choices() -> str:
+    """How each kind is written as one word, for help and refusals; just the name of one that can't be loaded."""
+    usages = []
+    for name in TIMINGS.names():
+        try:
+            usages.append(TIMINGS.get(name).usage())
+        except KvyardError:
+            usages.append(name)
+    return f"{', '.join(usages[:-1])}, or {usages[-1]}"
 
 
-TIMINGS: dict[str, Kind] = {
-    "fixed": Kind(FixedTiming, lambda config, capacity: FixedModel(config)),
-    "polynomial": Kind(PolynomialTiming, PolynomialModel),
-    "profile": Kind(ProfileTiming, _profile),
-}
+def parse_timing(text: str, speedup_ratio: float = 1.0) -> TimingConfig:
+    """The config that one word such as ``fixed:50,8`` stands for. Raises ``KvyardError``, saying how to write it, if none."""
+    name, _, rest = text.partition(":")
+    if name not in TIMINGS.names():
+        raise KvyardError(f"timing is {text!r}: choose {timing_choices()}")
+    return TIMINGS.get(name).parse(rest, speedup_ratio)
 
 
 def read_timing(value: Mapping[str, Any]) -> TimingConfig:
     """The config that a mapping such as ``{"kind": "polynomial"}`` stands for. Raises ``KvyardError`` if it's wrong."""
     kind = value.get("kind")
-    entry = TIMINGS.get(kind) if isinstance(kind, str) else None
-    if entry is None:
-        raise KvyardError(f"timing: unknown kind {kind!r}; choose one of {', '.join(sorted(TIMINGS))}")
+    if not isinstance(kind, str):
+        raise KvyardError(f"timing: kind must be one of {', '.join(sorted(TIMINGS.names()))}, got {kind!r}")
     try:
-        return msgspec.convert(dict(value), entry.config)
+        return msgspec.convert(dict(value), TIMINGS.get(kind))
     except msgspec.ValidationError as error:
         raise KvyardError(f"timing: {kind}: {error}") from None
 
@@ -55,8 +58,4 @@ def make_timing(config: TimingConfig | Mapping[str, Any], capacity_tokens: int) 
     if not isinstance(config, TimingConfig):
         config = read_timing(config)
     config.check()
-    kind = config.__struct_config__.tag
-    entry = TIMINGS.get(kind) if isinstance(kind, str) else None
-    if entry is None:
-        raise KvyardError(f"timing: unknown kind {kind!r}; choose one of {', '.join(sorted(TIMINGS))}")
-    return entry.make(config, capacity_tokens)
+    return config.model(capacity_tokens)
