@@ -57,9 +57,10 @@ class Bench:
     def say(self, *events: Event, stream: str = "a", **fields: Any) -> None:
         seq = fields.pop("seq", self.seqs.get(stream, -1) + 1)
         self.seqs[stream] = seq
-        fields.setdefault("dialect", "map")
         fields.setdefault("epoch", 0)
-        fields.setdefault("origin", Origin.LIVE)
+        origin = fields.setdefault("origin", Origin.LIVE)
+        fields.setdefault("dialect", "map")
+        fields.setdefault("replaces", origin in (Origin.RESET, Origin.SNAPSHOT))
         fields.setdefault("state", State.FRESH)
         self.indexer.apply(Update(stream=stream, topic="", seq=seq, events=list(events), **fields))
         self.indexer.check_integrity()

@@ -15,7 +15,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.types import Removed, Stored, Tier
 from kvyard.events.wire import decode
 from kvyard.hashing import Media, Namespace
-from kvyard.index import Holder, Identity, IdentityError, Indexer, Source
+from kvyard.index import Holder, Identity, IdentityError, Source
 
 TEXT = list(range(1000, 1128))
 
@@ -170,18 +170,6 @@ def test_d12_what_cannot_be_placed_is_refused() -> None:
     assert bench.blocks([1, 2, 3, 4]) == 0
     ((_, feed),) = bench.indexer.feeds()
     assert feed.counters.refused == 1 and "can't be placed" in feed.counters.last_refusal
-
-
-def test_d18_settings_that_do_nothing_are_refused() -> None:
-    with pytest.raises(KvyardError, match="either a worker or a pool"):
-        Source(stream="s")
-    with pytest.raises(KvyardError, match="clear_scope"):
-        Source(stream="s", worker="a", clear_scope="some")
-    indexer = Indexer()
-    indexer.register(Source(stream="s", worker="a"))
-    indexer.register(Source(stream="s", worker="a"))
-    with pytest.raises(KvyardError, match="registered already"):
-        indexer.register(Source(stream="s", worker="b"))
 
 
 class TestDirect:

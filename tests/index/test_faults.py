@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.index.fleet import PRESETS, Engine, prompts_of
-from tests.index.support import Bench, removed, stored
+from tests.index.support import removed, stored
 
 from kvyard.clock import SECOND
 from kvyard.events.faults import Faults, Injector
-from kvyard.events.transport import Follower, Frame, Origin, State
+from kvyard.events.transport import Follower, Frame, State
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import read_reply, request
-from kvyard.events.types import Cleared, Tier
+from kvyard.events.types import Cleared, EventBatch, Tier
 from kvyard.events.wire import Encoder
 from kvyard.index import Holder, Identity, Indexer, Source
 
@@ -158,89 +158,23 @@ def test_without_anybody_to_ask_a_loss_means_no_credit(seed: int) -> None:
                 check(indexer, [link], prompts[:3])
 
 
-class TestStream:
-    """The thin end: what the index makes of updates, with or without a follower before it."""
-
-    def test_a_gap_without_a_follower_is_owned_up_to(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4))
-        bench.say(stored(TEXT, 4, tier=Tier.G2), seq=5)
-        assert bench.blocks(TEXT) == 0
-        match = bench.indexer.score(TEXT).workers[Holder("a")]
-        assert match.state == State.STALE and match.confidence == 0 and "missing" in match.reason
-        bench.say(stored(TEXT, 4))
-        assert bench.blocks(TEXT) == 0
-
-    def test_a_clear_heals_it_on_every_tier(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4, tier=Tier.G2), seq=0)
-        bench.say(Cleared(), stored(TEXT, 4, 0, 2), seq=7)
-        assert bench.by_tier(TEXT) == {"G1": 2}
-        assert bench.indexer.score(TEXT).workers[Holder("a")].state == State.FRESH
-
-    def test_joining_in_the_middle_earns_nothing(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4), seq=3)
-        assert bench.blocks(TEXT) == 0
-
-    def test_duplicates_are_not_counted(self) -> None:
-        """The seed's residual issue (b): a batch that comes again doesn't inflate counts."""
-        bench = Bench()
-        for _ in range(3):
-            bench.say(stored(TEXT, 4), seq=0)
-        bench.say(removed(TEXT, 4), seq=1)
-        assert bench.blocks(TEXT) == 0
-
-    def test_a_late_replay_resurrects_nothing(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4), seq=0)
-        bench.say(removed(TEXT, 4), seq=1)
-        bench.say(stored(TEXT, 4), seq=0, origin=Origin.REPLAY)
-        assert bench.blocks(TEXT) == 0
-
-    def test_a_restart_empties_every_tier(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4), stored(TEXT, 4, tier=Tier.G2))
-        bench.say(Cleared(), seq=-1, origin=Origin.RESET, epoch=1, state=State.CATCHING_UP, dialect="none")
-        assert bench.indexer.backend.usage().blocks == 0
-        bench.say(stored(TEXT, 4, 0, 1), seq=0, epoch=1)
-        assert bench.blocks(TEXT) == 1
-
-    def test_a_batch_from_before_the_restart_is_dropped(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4, 0, 1), epoch=1)
-        bench.say(stored(TEXT, 4), epoch=0, seq=9)
-        assert bench.blocks(TEXT) == 1
-
-    def test_a_snapshot_replaces_all(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4), stored(TEXT, 4), stored(TEXT, 4, tier=Tier.G2))
-        bench.say(Cleared(), stored(TEXT, 4, 0, 3), seq=8, origin=Origin.SNAPSHOT, state=State.CATCHING_UP)
-        assert bench.blocks(TEXT) == 0
-        bench.say(seq=8, origin=Origin.STATE)
-        assert bench.by_tier(TEXT) == {"G1": 3}
-        bench.say(removed(TEXT, 4, 0, 3), seq=9)
-        assert bench.blocks(TEXT) == 0
-
-    def test_state_decides_over_credit(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4))
-        for state, blocks in ((State.STALE, 0), (State.CATCHING_UP, 0), (State.FRESH, 4)):
-            bench.say(seq=0, origin=Origin.STATE, state=state, reason="so it is")
-            assert bench.blocks(TEXT) == blocks
-
-    def test_one_stale_stream_of_a_worker_does_not_discredit_the_other(self) -> None:
-        bench = Bench()
-        bench.indexer.register(Source(stream="connector", worker="a"))
-        bench.say(stored(TEXT, 4, 0, 2))
-        bench.say(stored(TEXT, 4, tier=Tier.G2), stream="connector")
-        assert bench.by_tier(TEXT) == {"G1": 2, "G2": 2}
-        bench.say(seq=0, origin=Origin.STATE, state=State.STALE, reason="lost", stream="connector")
-        assert bench.by_tier(TEXT) == {"G1": 2}
-        match = bench.indexer.score(TEXT).workers[Holder("a")]
-        assert (match.state, match.confidence, match.reason) == (State.STALE, 1.0, "lost")
-
-    def test_age_is_that_of_the_quietest_stream(self) -> None:
-        bench = Bench()
-        bench.say(stored(TEXT, 4))
-        assert bench.indexer.score(TEXT, now=7 * SECOND).workers[Holder("a")].age == 7 * SECOND
+def test_what_was_missed_may_have_been_about_any_tier() -> None:
+    """A batch that clears the device after a gap makes the stream whole again, and of other tiers nothing is known then."""
+    indexer = Indexer(Identity(4))
+    indexer.register(Source(stream="a", worker="a"))
+    follower, encoder, now = Follower("a", source=False), Encoder(), 0
+    follower.start(now)
+    batches = [
+        [stored(TEXT, 4), stored(TEXT, 4, tier=Tier.G2)],
+        [removed(TEXT, 4, tier=Tier.G2)],
+        [Cleared(), stored(TEXT, 4, 0, 2)],
+    ]
+    for seq, events in enumerate(batches):
+        if seq != 1:
+            payload = encoder.encode(EventBatch(stream="a", seq=seq, events=events))
+            follower.live(Frame(TOPIC, seq, payload), now)
+        while follower.updates:
+            indexer.apply(follower.updates.popleft(), now)
+    match = indexer.score(TEXT).workers[Holder("a")]
+    assert match.state == State.FRESH
+    assert {tier: found.blocks for tier, found in match.tiers.items()} == {Tier.G1: 2}

@@ -13,12 +13,14 @@ from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Place, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer
-from kvyard.index.stream import Source, Stream, update_of
+from kvyard.index.sequencer import BatchSequencer
+from kvyard.index.stream import Source, Stream
 
 __all__ = [
     "BACKENDS",
     "DEFAULT_WEIGHTS",
     "Backend",
+    "BatchSequencer",
     "Catalog",
     "DedupFilter",
     "Holder",
@@ -40,5 +42,4 @@ __all__ = [
     "Usage",
     "WorkerMatch",
     "backend",
-    "update_of",
 ]

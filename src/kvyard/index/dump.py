@@ -133,8 +133,8 @@ def dump(indexer: Indexer) -> IndexDump:
                 stream.seq,
                 stream.state,
                 stream.reason,
-                stream._lost,
-                list(stream._ranks),
+                False,
+                [],
                 stream.ts,
                 [_feed(feed, stream) for feed in feeds],
             )
@@ -186,9 +186,7 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
     numbers: dict[tuple[Holder, int, int | None], int] = {}
     for one in chosen:
         stream = indexer.adopt(one.stream, one.topic)
-        stream.seq, stream.epoch, stream.updated, stream.ts = one.seq, 0, now, one.ts
-        stream.state, stream.reason = one.state, one.reason
-        stream._ranks = set(one.ranks)
+        stream.resume(one.seq, one.state, one.reason, one.ts, now)
         for part in one.feeds:
             feed_ = indexer.feed_for(one.stream, one.topic, part.holder, part.ranks)
             _load_feed(feed_, part)

@@ -23,7 +23,8 @@ from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Standing
-from kvyard.index.stream import Source, Stream, update_of
+from kvyard.index.sequencer import BatchSequencer
+from kvyard.index.stream import Source, Stream
 
 
 class Indexer:
@@ -53,6 +54,7 @@ class Indexer:
         self._trust = trust or Trust()
         self._bounds = {"waiting": waiting, "remembered": remembered}
         self._sources: dict[str, Source] = {}
+        self._sequencer = BatchSequencer()
         self._streams: dict[tuple[str, str], Stream] = {}
         self._feeds: dict[tuple[str, str], dict[Holder, Feed]] = {}
         self._dirty = False
@@ -77,6 +79,7 @@ class Indexer:
         source = self._sources.pop(stream, None)
         if source is None:
             return
+        self._sequencer.forget(stream)
         for key in [key for key in self._streams if key[0] == stream]:
             del self._streams[key]
             for holder, feed in self._feeds.pop(key, {}).items():
@@ -103,7 +106,7 @@ class Indexer:
     # -- events in --------------------------------------------------------------------------------------------------
 
     def apply(self, update: Update, now: int = 0) -> None:
-        """Take in an update of a registered stream, received at ``now``."""
+        """Take in the next update of a registered stream, received at ``now``."""
         key = (update.stream, update.topic)
         stream = self._streams.get(key)
         if stream is None:
@@ -114,11 +117,11 @@ class Indexer:
             stream = self._streams[key] = Stream(source)
             self._feeds[key] = {}
         state = stream.state
-        verdict = stream.admit(update, now)
-        if verdict == "replace":
+        stream.follow(update, now)
+        if update.replaces:
             for feed in self._feeds[key].values():
                 feed.clear()
-        if verdict != "drop" and update.events:
+        if update.events:
             feed = stream.feeds.get(update.rank) or self._feed(key, stream, update.rank)
             before = feed.mask
             feed.apply(update.events, stream.source.clear_scope == "all")
@@ -128,8 +131,10 @@ class Indexer:
             self._dirty = True
 
     def apply_batch(self, batch: EventBatch, now: int = 0) -> None:
-        """Take in a batch without a transport in between."""
-        self.apply(update_of(batch), now)
+        """Take in a batch without a transport in between: one that came before changes nothing, a gap makes it stale."""
+        update = self._sequencer.update(batch)
+        if update is not None:
+            self.apply(update, now)
 
     def lose(self, stream: str, reason: str) -> None:
         """Mark all of a stream stale until it is said anew: for whoever knows of a loss that no update tells of."""

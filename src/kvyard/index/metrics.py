@@ -26,8 +26,6 @@ NAMES: dict[str, str] = {
     "kvyard_index_unknown_stream_updates_total": "Updates of streams that are not registered.",
     "kvyard_index_stream_state": "0 fresh, 1 catching up, 2 stale.",
     "kvyard_index_stream_sequence": "The last batch applied.",
-    "kvyard_index_stream_gaps_total": "Gaps that nobody had announced.",
-    "kvyard_index_stream_duplicates_total": "Updates that came again.",
     "kvyard_index_stream_resets_total": "Restarts and snapshots.",
     "kvyard_index_feed_stored_blocks_total": "Blocks stored.",
     "kvyard_index_feed_removed_blocks_total": "Blocks removed.",
@@ -57,9 +55,7 @@ def collect(indexer: Indexer) -> list[Sample]:
         out += [
             ("kvyard_index_stream_state", labels, STATES[stream.state]),
             ("kvyard_index_stream_sequence", labels, stream.seq),
-            ("kvyard_index_stream_gaps_total", labels, stream.counters.gaps),
-            ("kvyard_index_stream_duplicates_total", labels, stream.counters.duplicates),
-            ("kvyard_index_stream_resets_total", labels, stream.counters.resets),
+            ("kvyard_index_stream_resets_total", labels, stream.resets),
         ]
     for name, feed in indexer.feeds():
         labels = {"stream": name, "holder": str(feed.holder)}

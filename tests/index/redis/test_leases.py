@@ -169,9 +169,9 @@ class TestReplicas:
             two.tick()
             assert blocks(reader) == 0
             assert reader.score(TEXT).workers[A].reason == "nothing heard yet"
-            say(two, stored(TEXT, 4, 0, 2), seq=9)
+            say(two, stored(TEXT, 4, 0, 2), seq=9, state=State.STALE)
             assert blocks(reader) == 0
-            say(two, stored(TEXT, 4, 0, 2), seq=9, origin=Origin.SNAPSHOT)
+            say(two, stored(TEXT, 4, 0, 2), seq=9, origin=Origin.SNAPSHOT, replaces=True)
             assert blocks(reader) == 2
 
     def test_without_a_writer_rows_earn_nothing(self, shared_server: RedisServer) -> None:
@@ -192,10 +192,10 @@ class TestReplicas:
             one.register(Source(stream="a", worker="a"))
             say(one, stored(TEXT, 4), seq=0)
             assert blocks(reader) == 8
-            say(one, stored(TEXT, 4), seq=5)
+            say(one, stored(TEXT, 4), seq=5, state=State.STALE, reason="batches before 5 are missing")
             assert blocks(reader) == 0
             assert "missing" in reader.score(TEXT).workers[A].reason
-            say(one, seq=5, origin=Origin.SNAPSHOT)
+            say(one, seq=5, origin=Origin.SNAPSHOT, replaces=True)
             say(one, stored(TEXT, 4, 0, 1), seq=6)
             assert blocks(reader) == 1
             one.lose("a", "somebody says so")

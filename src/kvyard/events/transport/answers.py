@@ -57,9 +57,12 @@ class Answers(Mending):
             at.move(seq - 1, 0, whole=True)
             self._broken = False
             self._voice.say(Origin.REPLAY, [Cleared()])
-        if seq == at.applied + 1 or (batch.restates and not batch.decoded.lossy):
-            self._voice.counters.healed += seq > at.applied + 1
+        if seq == at.applied + 1:
             self._apply(batch)
+            self._drain(now)
+        elif batch.restates and not batch.decoded.lossy:
+            self._voice.counters.healed += 1
+            self._start_over(batch)
             self._drain(now)
         elif self._has_room(len(reply.payload)):
             # A reply went missing. This one may be of use after the next request.

@@ -233,11 +233,10 @@ class Follower(Answers):
         at = self.at
         if at.whole and self._patience is None and self._inquiry.purpose != Purpose.GAP:
             self._count_gap(batch.seq)
-        at.whole = True
         at.digest = 0
         self._inquiry.stop()
         self._patience = None
-        self._apply(batch)
+        self._start_over(batch)
         if self._broken and self._source:
             # It may have been on its way since before the connection broke.
             at.anchor = batch.seq

@@ -84,6 +84,14 @@ class Mending:
             if at.applied == checkpoint.seq:
                 self._compare_digest(checkpoint)
 
+    def _start_over(self, batch: Arrival) -> None:
+        """Apply a batch that clears everything. Where others before it are missing, those may have been about any tier."""
+        at = self.at
+        if at.applied >= 0 and not (at.whole and batch.seq == at.applied + 1):
+            self._voice.say(batch.origin, [Cleared()])
+        at.whole = True
+        self._apply(batch)
+
     def _drain(self, now: int) -> None:
         """Apply what waited for this, then see where that leaves the stream."""
         at, purpose = self.at, self._inquiry.purpose

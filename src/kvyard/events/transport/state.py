@@ -52,6 +52,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[Problem] = msgspec.field(default_factory=list)
     reason: str = ""
     """Why the state is what it is, where it isn't fresh."""
+    replaces: bool = False
+    """Whether all that was said of the stream before is void, on every tier, and ``events`` begin afresh: a restart, a
+    snapshot, or a start after batches that can't be had."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class Voice:
             self.say(Origin.STATE, [])
 
     def say(self, origin: Origin, events: list[Event], seq: int | None = None, reason: str | None = None) -> None:
-        """Pass on ``events`` that are no published batch."""
+        """Pass on what is no published batch: a change of state, or ``events`` that replace all before them."""
         self.updates.append(
             Update(
                 stream=self.stream,
@@ -45,6 +45,7 @@ class Voice:
                 events=events,
                 rank=self.rank,
                 reason=self.reason if reason is None else reason,
+                replaces=origin is not Origin.STATE,
             )
         )
 

@@ -15,7 +15,7 @@ import msgspec
 
 from kvyard.events.check import Checker
 from kvyard.events.transport.frames import read_live
-from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
+from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.transport.subscription import Subscription
 from kvyard.events.types import Cleared, Event, Stored
 from kvyard.events.wire import Decoder
@@ -126,7 +126,7 @@ class Case:
                 self._held += len(event.hashes)
                 if event.parent is None and event.tokens and event.hashes and len(self.texts) < MOST_TEXTS:
                     self._remember(event)
-            elif isinstance(event, Cleared) and update.origin in (Origin.LIVE, Origin.REPLAY):
+            elif isinstance(event, Cleared) and not update.replaces:
                 self.clears.append(now)
                 self.cleared_blocks += self._held
                 self._held = 0

@@ -274,4 +274,5 @@ class Offline:
             dialect=entry.dialect,
             events=events,
             reason=entry.reason,
+            replaces=entry.events > 0 and entry.dialect == "none",
         )
