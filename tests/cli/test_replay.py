@@ -204,3 +204,17 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
     assert "The run was interrupted" in out
     found = read_report(report)
     assert not found.complete and 20 < found.requests["finished"] < found.requests["all"] < 20_000
+
+
+def test_ids_that_name_blocks_and_not_prefixes_are_refused_with_the_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders = ([1, 2, 3], [4, 2, 3], [2, 1, 3], [3, 1, 2])
+    rows = [mooncake(10 * at, 1536, hash_ids=ids) for at, ids in enumerate(orders)]
+    trace = jsonl(tmp_path / "blocks.jsonl", *rows)
+    options = ["--workers", 1, "--num-gpu-blocks", 200]
+    assert run(trace, *options) == 2
+    err = capsys.readouterr().err
+    assert "blocks.jsonl: in request 2, id 2 follows 4, and in an earlier one it follows 1" in err
+    assert "--chain-ids" in err
+    assert run(trace, "--chain-ids", "-q", *options) == 0

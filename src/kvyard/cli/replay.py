@@ -29,6 +29,7 @@ def replay(
         bool, typer.Option("--sort", help="Put requests in order of arrival, holding all of them.")
     ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")] = False,
+    chain_ids: Annotated[bool, typer.Option("--chain-ids", help="For ids that name blocks and not prefixes.")] = False,
     slo: Annotated[str | None, typer.Option(help="What a good request is, in ms, such as ttft=500,itl=20.")] = None,
     bounds: Annotated[bool, typer.Option("--bounds", help="Also say what caches could have reached at best.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
@@ -89,7 +90,9 @@ def replay(
     check_outputs(report, per_request, html)
     read_slo(slo)
     made = make_config(settings)
-    source = open_trace(trace, format_name, block_size=trace_block_size, skip_bad=skip_bad, sort=sort)
+    source = open_trace(
+        trace, format_name, block_size=trace_block_size, skip_bad=skip_bad, sort=sort, chain_ids=chain_ids
+    )
     if source.grouped and made.concurrency is None:
         typer.echo(
             "Sessions of this trace have no common clock, so all of them start at once: --concurrency N lets N run.",

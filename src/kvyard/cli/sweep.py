@@ -41,6 +41,7 @@ def sweep(
         bool, typer.Option("--sort", help="Put requests in order of arrival, holding all of them.")
     ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")] = False,
+    chain_ids: Annotated[bool, typer.Option("--chain-ids", help="For ids that name blocks and not prefixes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.")] = False,
 ) -> None:
     """Replay a trace at every combination of settings, and draw what they buy.
@@ -67,6 +68,7 @@ def sweep(
             skip_bad=skip_bad,
             sort=sort,
             trace_block_size=trace_block_size,
+            chain_ids=chain_ids,
             counted=bars.counted,
             progress=bars.told,
         )

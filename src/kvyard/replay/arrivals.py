@@ -17,6 +17,7 @@ from itertools import chain
 
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import TraceRequest
+from kvyard.replay.traces.identity import cumulative
 
 
 class Arrivals:
@@ -25,13 +26,15 @@ class Arrivals:
     def __init__(
         self, requests: Iterable[TraceRequest], *, speedup: float = 1.0, concurrency: int | None = None
     ) -> None:
-        """Raises ``KvyardError`` for a speed-up or concurrency that makes no sense."""
+        """Raises ``KvyardError`` for a speed-up or concurrency that makes no sense, and, once it is read that far, for a
+        trace whose ids aren't cumulative.
+        """
         if not speedup > 0:
             raise KvyardError(f"the speed-up must be above 0, got {speedup}")
         if concurrency is not None and concurrency < 1:
             raise KvyardError(f"concurrency must be at least 1, got {concurrency}")
         self._grouped = bool(getattr(requests, "grouped", False))
-        self._rows: Iterator[TraceRequest] = iter(requests)
+        self._rows: Iterator[TraceRequest] = cumulative(requests)
         self._slots: dict[str, str] = {}
         """By request id: what its slot is taken by, where the request alone doesn't say."""
         self._whole = False

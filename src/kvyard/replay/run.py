@@ -39,6 +39,7 @@ def replay(
     skip_bad: bool = False,
     sort: bool = False,
     trace_block_size: int | None = None,
+    chain_ids: bool = False,
     **settings: Any,
 ) -> Run:
     """Replay ``trace`` through a fleet and report on it.
@@ -53,7 +54,15 @@ def replay(
     """
     made = as_config(config, settings)
     wanted = read_slo(slo)
-    source = open_source(trace, made, format=format, skip_bad=skip_bad, sort=sort, trace_block_size=trace_block_size)
+    source = limited(
+        trace,
+        made.limit,
+        format=format,
+        skip_bad=skip_bad,
+        sort=sort,
+        trace_block_size=trace_block_size,
+        chain_ids=chain_ids,
+    )
     rows: Iterable[TraceRequest] = source
     if bounds and not isinstance(source, Trace):
         rows = list(rows)  # they are looked at twice
@@ -98,19 +107,6 @@ def merged(config: str | Path | Mapping[str, object] | None, settings: Mapping[s
     return base | on_top
 
 
-def open_source(
-    trace: str | Path | Trace | Iterable[TraceRequest],
-    config: ReplayConfig,
-    *,
-    format: str | None = None,
-    skip_bad: bool = False,
-    sort: bool = False,
-    trace_block_size: int | None = None,
-) -> Trace | Iterable[TraceRequest]:
-    """The requests of ``trace``, as far as ``config.limit`` lets them. Raises ``KvyardError`` where there are none."""
-    return limited(trace, config.limit, format=format, skip_bad=skip_bad, sort=sort, trace_block_size=trace_block_size)
-
-
 def limited(
     trace: str | Path | Trace | Iterable[TraceRequest],
     limit: int | None,
@@ -119,15 +115,24 @@ def limited(
     skip_bad: bool = False,
     sort: bool = False,
     trace_block_size: int | None = None,
+    chain_ids: bool = False,
 ) -> Trace | Iterable[TraceRequest]:
     """The first ``limit`` requests of ``trace``. Raises ``KvyardError`` where there are none."""
     if isinstance(trace, str | Path):
-        made = open_trace(trace, format, block_size=trace_block_size, skip_bad=skip_bad, sort=sort, limit=limit)
+        made = open_trace(
+            trace,
+            format,
+            block_size=trace_block_size,
+            skip_bad=skip_bad,
+            sort=sort,
+            chain_ids=chain_ids,
+            limit=limit,
+        )
         made.first  # noqa: B018 - refuses an empty one before anything is built
         return made
-    if format is not None or skip_bad or sort or trace_block_size is not None:
+    if format is not None or skip_bad or sort or chain_ids or trace_block_size is not None:
         raise KvyardError(
-            "format, skip_bad, sort and trace_block_size are for files: pass a path, or open_trace(...) itself"
+            "format, skip_bad, sort, chain_ids and trace_block_size are for files: pass a path, or open_trace(...) itself"
         )
     if isinstance(trace, Trace):
         if limit is None:

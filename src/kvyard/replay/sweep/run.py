@@ -82,6 +82,7 @@ def sweep(
     skip_bad: bool = False,
     sort: bool = False,
     trace_block_size: int | None = None,
+    chain_ids: bool = False,
     progress: Told | None = None,
     counted: Callable[[int, int], None] | None = None,
     **settings: Any,
@@ -98,6 +99,8 @@ def sweep(
         raise KvyardError(f"jobs must be at least 1, got {jobs}")
     wanted = read_slo(slo)
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "block_size": trace_block_size}
+    if chain_ids:
+        reading["chain_ids"] = True
     source = open_trace(trace, **reading)  # type: ignore[arg-type]
     source.first  # noqa: B018 - refuses an empty one
     about = {"trace": fingerprint(trace), "reading": {**reading, "format": source.format}, "slo": wanted}

@@ -1,12 +1,13 @@
-"""Ids for what has none, or the wrong kind: cumulative ids from hashes of blocks, or from tokens. No table, no memory."""
+"""Ids for what has none, or the wrong kind: cumulative ids from hashes of blocks, or from tokens."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
+from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.request import TraceRequest
 
 TOKEN_BLOCK = 16
@@ -33,6 +34,29 @@ def token_ids(tokens: Sequence[int], block_size: int) -> list[int]:
         xxhash.xxh3_64_intdigest(packed[at : at + block_size].tobytes()) for at in range(0, len(packed), block_size)
     ]
     return chained(hashes)
+
+
+def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+    """``requests``, as they are. Raises ``TraceError`` at one whose ids name single blocks and not whole prefixes."""
+    before: dict[int, int | None] = {}
+    for request in requests:
+        ids = request.ids
+        if ids:
+            expected = [None, *ids[:-1]]
+            known = list(map(before.setdefault, ids, expected))
+            if known != expected:
+                at = next(at for at, pair in enumerate(zip(known, expected)) if pair[0] != pair[1])
+                raise TraceError(
+                    getattr(requests, "name", "the trace"),
+                    f"in request {request.id}, id {ids[at]} {_follows(expected[at])}, and in an earlier one it "
+                    f"{_follows(known[at])}; an id must name all that comes before it: if they name single blocks, "
+                    "pass --chain-ids (chain_ids=True)",
+                )
+        yield request
+
+
+def _follows(above: int | None) -> str:
+    return "is the first" if above is None else f"follows {above}"
 
 
 def prefix_ids(request: TraceRequest, token_block: int = TOKEN_BLOCK) -> tuple[Sequence[int] | None, int]:

@@ -12,7 +12,7 @@ import msgspec
 from kvyard.clock.units import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
-from kvyard.replay.traces.identity import TOKEN_BLOCK, prefix_ids
+from kvyard.replay.traces.identity import TOKEN_BLOCK, cumulative, prefix_ids
 from kvyard.replay.traces.trace import Trace
 
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
@@ -123,7 +123,7 @@ def describe(
     sessions: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     accesses = Accesses()
     size, unknown = 0, 0
-    for request in trace:
+    for request in cumulative(trace) if bounds else trace:
         inputs.append(request.input_length)
         outputs.append(request.output_length)
         if request.delay is None:
