@@ -26,8 +26,9 @@ from pathlib import Path
 
 from kvyard.events.types import EventBatch, Stored
 from kvyard.index import Identity, Indexer, Source
+from kvyard.openai import COMPLETIONS
 from kvyard.router import Router, RouterConfig, RouteRequest
-from kvyard.server.gateway.asking import COMPLETIONS, read
+from kvyard.server.gateway.asking import read
 from kvyard.server.indexer.names import LocalNames
 from kvyard.server.tokens import ByteTokenizer
 

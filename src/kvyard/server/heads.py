@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.server.http import JSON, Refusal
-from kvyard.server.words import worded
+from kvyard.server.http import JSON, Refusal, openai_error
 
 HEADER_BYTES = 64 << 10
 """What the head of a request may have."""
@@ -26,7 +25,7 @@ _UPGRADE = re.compile(rb"(?i)(\r\nconnection:(?:[^\r\n]*,)?[ \t]*)upgrade(?=[ \t
 
 def bounded(app: Any) -> Any:
     """``app`` behind a look at the size of headers."""
-    status, problem = worded(Refusal(431, f"headers are longer than {HEADER_BYTES} bytes", fix="send less"))
+    status, problem = openai_error(Refusal(431, f"headers are longer than {HEADER_BYTES} bytes", fix="send less"))
     body = msgspec.json.encode(problem)
     headers = [
         (b"content-type", JSON.encode()),

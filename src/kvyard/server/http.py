@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.openai import ErrorBody, ErrorInfo
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,31 @@ class Refusal(Exception):
         self.status = status
         self.problem = Problem(error=error, field=field, fix=fix)
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+OPENAI_ERRORS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "TimeoutError",
+    409: "ConflictError",
+    413: "RequestEntityTooLargeError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    431: "RequestHeaderFieldsTooLargeError",
+    503: "ServiceUnavailableError",
+}
+
+
+def openai_error(refusal: Refusal) -> tuple[int, ErrorBody]:
+    """Status and body of a refusal, as vLLM words them. A body that isn't of its type is a 400 here, as in vLLM."""
+    problem = refusal.problem
+    status = 400 if refusal.status == 422 and not refusal.headers.get("x-mock-fault") else refusal.status
+    message = f"{problem.error}; {problem.fix}" if problem.fix else problem.error
+    kind = OPENAI_ERRORS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    return status, ErrorBody(error=ErrorInfo(message=message, type=kind, param=problem.field or None, code=status))
 
 
 class Raw(msgspec.Struct):
@@ -100,14 +126,12 @@ def application(
     bounds: Bounds,
     token: str | None = None,
     seen: Callable[[str, int, float], None] | None = None,
-    reword: Callable[[Refusal], tuple[int, Any]] | None = None,
-    problem: Any = Problem,
+    openai: bool = False,
 ) -> Any:
     """A Starlette application of ``operations``, with its own description at ``/openapi.json``.
 
-    ``seen`` is told the path, status and seconds of every answered request. ``reword`` gives refusals another status and body,
-    of type ``problem``, for servers whose clients expect another one. Raises ``KvyardError`` where Starlette isn't
-    installed.
+    ``seen`` is told the path, status and seconds of every answered request. With ``openai``, refusals are written as clients of
+    OpenAI read them. Raises ``KvyardError`` where Starlette isn't installed.
     """
     try:
         from starlette.applications import Starlette
@@ -127,7 +151,7 @@ def application(
         return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
 
     def refuse(refusal: Refusal) -> Response:
-        status, said = (refusal.status, refusal.problem) if reword is None else reword(refusal)
+        status, said = openai_error(refusal) if openai else (refusal.status, refusal.problem)
         return answer(said, status, refusal.headers)
 
     direct: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {}
@@ -191,6 +215,7 @@ def application(
             refusal = Refusal(error.status_code, str(error.detail))
         return refuse(refusal)
 
+    problem = ErrorBody if openai else Problem
     described = document(operations, title=title, version=version, secured=token is not None, problem=problem)
 
     async def describe(body: None, headers: Mapping[str, str]) -> Any:

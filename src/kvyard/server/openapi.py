@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from kvyard.server.http import JSON, Operation, Problem
+from kvyard.server.http import JSON, Operation
 
 _EVERY_BODY = (400, 408, 413, 422)
 """What any route with a body may refuse it with."""
 
 
 def document(
-    operations: Sequence[Operation], *, title: str, version: str, secured: bool, problem: Any = Problem
+    operations: Sequence[Operation], *, title: str, version: str, secured: bool, problem: Any
 ) -> dict[str, Any]:
     """OpenAPI 3.1 of ``operations``. ``secured``: those that aren't open want a bearer token.
 

@@ -70,38 +70,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Running:
-    """One uvicorn server. ``run`` blocks until ``stop`` or a signal."""
+class HttpServer:
+    """One uvicorn server on a loop that it may share. Starts once; ends in order, or at once."""
 
     def __init__(
-        self,
-        app: Any,
-        bound: socket.socket,
-        *,
-        around: AbstractAsyncContextManager[Any] | None = None,
-        ready: Callable[[str], None] | None = None,
-        ending: Callable[[], None] | None = None,
-        drain_seconds: float = 5,
-        keep_alive_seconds: int = 5,
+        self, app: Any, bound: socket.socket, *, drain_seconds: float = 5, keep_alive_seconds: int = 5
     ) -> None:
-        """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
-
-        ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end;
-        what is under way then has ``drain_seconds``. Connections are kept for ``keep_alive_seconds`` between requests.
-
-        Raises ``KvyardError`` without uvicorn.
+        """At the end, requests under way have ``drain_seconds``. Connections are kept for ``keep_alive_seconds`` between
+        requests. Raises ``KvyardError`` without uvicorn.
         """
         try:
             import uvicorn
         except ImportError:
             raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
         self.url = url_of(bound)
+        self.port: int = bound.getsockname()[1]
         self._bound = bound
-        self._around = around or nullcontext()
-        self._ready = ready
-        self._ending = ending
-        self._beginning: asyncio.Task[Any] | None = None
-        """Who enters ``around``, while that takes."""
+        self._serving: asyncio.Task[None] | None = None
         # No access log: paths alone say little, and whatever is logged has to be kept safe.
         config = uvicorn.Config(
             bounded(app),
@@ -116,20 +101,97 @@ class Running:
             timeout_keep_alive=keep_alive_seconds,
         )
         self._server = uvicorn.Server(config)
-        self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign, assignment]
+        # Signals are the caller's: uvicorn would end the process by the signal that it had just survived.
+        self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was asked to end."""
+        return self._server.should_exit
+
+    async def start(self) -> None:
+        """Serve; returns once requests are answered. Raises what uvicorn raises."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
+        while not self._server.started and not self._serving.done():
+            await pause(0.005)
+        if self._serving.done():
+            await self._serving
+
+    async def wait(self) -> None:
+        """Until it has ended. A caller that is cancelled doesn't take the server down."""
+        if self._serving is not None:
+            await asyncio.wait((self._serving,))
+            self._serving.result()
+
+    def end(self) -> None:
+        """Take nothing more; what is under way goes on as long as it may. Any thread may call it."""
+        self._server.should_exit = True
+
+    async def stop(self) -> None:
+        """``end`` and ``wait``."""
+        self.end()
+        await self.wait()
+
+    def hurry(self) -> None:
+        """Don't wait for what is under way."""
+        self._server.force_exit = True
+
+    def die(self) -> None:
+        """Refuse and reset all connections at once; ``stop`` then ends what is left."""
+        for server in self._server.servers:
+            server.close()
+        self._bound.close()
+        for connection in list(self._server.server_state.connections):
+            _abort(connection)
+        self._server.should_exit = self._server.force_exit = True
+
+    def cut(self, scope: Any) -> None:
+        """Reset the connection that ``scope`` came over."""
+        for connection in list(self._server.server_state.connections):
+            if getattr(connection, "client", None) == scope.get("client"):
+                _abort(connection)
+
+
+def _abort(connection: Any) -> None:
+    if connection.transport is not None:
+        connection.transport.abort()
+
+
+class Running:
+    """A server as a process: ``run`` blocks until ``stop`` or a signal."""
+
+    def __init__(
+        self,
+        app: Any,
+        bound: socket.socket,
+        *,
+        around: AbstractAsyncContextManager[Any] | None = None,
+        ready: Callable[[str], None] | None = None,
+        ending: Callable[[], None] | None = None,
+        drain_seconds: float = 5,
+        keep_alive_seconds: int = 5,
+    ) -> None:
+        """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
+
+        ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end.
+        The rest is as for ``HttpServer``.
+        """
+        self._server = HttpServer(app, bound, drain_seconds=drain_seconds, keep_alive_seconds=keep_alive_seconds)
+        self.url = self._server.url
+        self._around = around or nullcontext()
+        self._ready = ready
+        self._ending = ending
+        self._entering: asyncio.Task[Any] | None = None
+        """The task that enters ``around``, while that takes."""
 
     def run(self) -> None:
-        """Serve."""
         asyncio.run(self._serve())
 
     def stop(self) -> None:
         """End gracefully; any thread may call it."""
-        self._end()
-
-    def _end(self) -> None:
-        if not self._server.should_exit and self._ending is not None:
+        if not self._server.ending and self._ending is not None:
             self._ending()
-        self._server.should_exit = True
+        self._server.end()
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -137,36 +199,24 @@ class Running:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._signalled)
         async with AsyncExitStack() as around:
-            self._beginning = asyncio.current_task()
+            self._entering = asyncio.current_task()
             try:
                 await around.enter_async_context(self._around)
             except asyncio.CancelledError:
-                if not self._server.should_exit or self._beginning is None:
+                if not self._server.ending or self._entering is None:
                     raise
-                self._beginning.uncancel()
+                self._entering.uncancel()
                 return
             finally:
-                self._beginning = None
-            serving = asyncio.ensure_future(self._server.serve(sockets=[self._bound]))
-            while not self._server.started and not serving.done():
-                await pause(0.01)
-            if self._server.started and self._ready is not None:
+                self._entering = None
+            await self._server.start()
+            if self._ready is not None:
                 self._ready(self.url)
-            await serving
+            await self._server.wait()
 
     def _signalled(self) -> None:
-        if self._server.should_exit:
-            self._server.force_exit = True
-        self._end()
-        if self._beginning is not None:
-            self._beginning.cancel()  # nothing is under way yet, so there is nothing to wait for
-
-
-class _leave_signals_alone:
-    """In place of uvicorn's own handling, which would end the process by the signal it had just survived."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+        if self._server.ending:
+            self._server.hurry()
+        self.stop()
+        if self._entering is not None:
+            self._entering.cancel()  # nothing is under way yet, so there is nothing to wait for

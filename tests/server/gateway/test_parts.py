@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvyard import openai
 from kvyard.clock import VirtualClock
 from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
@@ -60,14 +61,14 @@ def test_headers_of_one_hop_stay() -> None:
 
 
 def test_what_is_read_of_a_request() -> None:
-    found = asking.read(asking.COMPLETIONS, b'{"model":"m","prompt":[1,2],"other":1}')
-    assert isinstance(found, asking.Completion) and found.prompt == [1, 2]
+    found = asking.read(openai.COMPLETIONS, b'{"model":"m","prompt":[1,2],"other":1}')
+    assert isinstance(found, asking.PeekedCompletion) and found.prompt == [1, 2]
     # A field of the wrong type is the engine's to refuse; only the name is read then.
-    assert type(asking.read(asking.COMPLETIONS, b'{"model":"m","stream":"yes"}')) is asking.Ask
+    assert type(asking.read(openai.COMPLETIONS, b'{"model":"m","stream":"yes"}')) is asking.PeekedBody
     assert asking.read("/v1/embeddings", b'{"model":"m","input":[]}').model == "m"
     for bad in (b"", b"[]", b"5", b'{"model":5}', b"\xff", b'{"a":', b'{"stream":"x","n":NaN}'):
         with pytest.raises(Refusal) as refused:
-            asking.read(asking.CHAT, bad)
+            asking.read(openai.CHAT, bad)
         assert refused.value.status == 400
 
 
@@ -103,7 +104,7 @@ def test_prompts() -> None:
     def read(how: str, path: str, body: bytes) -> list[list[int]]:
         return asyncio.run(Prompting(how, engine).prompts(asking.read(path, body)))
 
-    text, chat = asking.COMPLETIONS, asking.CHAT
+    text, chat = openai.COMPLETIONS, openai.CHAT
     assert read("bytes", text, b'{"prompt":"ab"}') == [[97, 98]] and not asked
     assert read("bytes", text, b'{"prompt":["a",[5,6]]}') == [[97], [5, 6]]
     assert read("engine", text, b'{"prompt":[7,8]}') == [[7, 8]] and not asked

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.openai import COMPLETIONS, ListedModels
 from kvyard.replay.live.stream import Stream, StreamError, said
 
 CONNECT = 10.0
@@ -30,14 +31,6 @@ class Refused(Exception):
 
 class Broken(Exception):
     """There was no answer, or only part of one; the text says why."""
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 def check_url(url: str) -> str:
@@ -97,7 +90,7 @@ class Endpoint:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise KvyardError(f"{self.url} can't be reached: {_words(error)}") from None
         try:
-            return [model.id for model in msgspec.json.decode(body, type=_Models).data]
+            return [model.id for model in msgspec.json.decode(body, type=ListedModels).data]
         except msgspec.MsgspecError as error:
             raise KvyardError(f"{self.url}/v1/models is no list of models: {error}") from None
 
@@ -116,7 +109,7 @@ class Endpoint:
 
         stream = Stream()
         try:
-            async with self._session.post(f"{self.url}/v1/completions", data=_payload(body), headers=headers) as reply:
+            async with self._session.post(f"{self.url}{COMPLETIONS}", data=_payload(body), headers=headers) as reply:
                 if reply.status != 200:
                     raise Refused(reply.status, _message(await reply.content.read(ERROR_BODY)))
                 begun(reply.headers)

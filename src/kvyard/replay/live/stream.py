@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from kvyard.openai import TokenUsage
+
 MOST = 1 << 20
 """Bytes that one event may have."""
 
@@ -15,28 +17,11 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Cached(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """What an endpoint says of a request's tokens."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Cached | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens that came from a cache; ``None`` where nothing is said of it."""
-        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
-
-
 class Chunk(msgspec.Struct):
     """One event of a completion."""
 
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     error: Any = None
 
 
@@ -56,7 +41,7 @@ class Stream:
         self.done = False
         """Whether the end was announced."""
         self.finish: str | None = None
-        self.usage: Usage | None = None
+        self.usage: TokenUsage | None = None
         self._rest = b""
 
     def feed(self, data: bytes) -> int:

@@ -17,6 +17,7 @@ import msgspec
 
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.errors import KvyardError
+from kvyard.openai import ListedModels, TokenIds, TokenUsage
 
 TEXT = "The quick brown fox – naïve, 中文, 🙂 –\n\tjumps over  12345 lazy dogs.\n\n"
 """What tokenizers differ in: case, spaces, digits, accents, other scripts."""
@@ -181,7 +182,7 @@ class _Visitor:
     def _models(self, found: Any) -> None:
         seen = self._seen
         try:
-            entries = msgspec.convert(found, _Models).data
+            entries = msgspec.convert(found, ListedModels).data
         except msgspec.ValidationError:
             seen.failed["/v1/models"] = "its answer isn't a list of models"
             return
@@ -206,7 +207,7 @@ class _Visitor:
     def _tokenize(self, what: str, **body: Any) -> list[int] | None:
         found = self._post("/tokenize", f"/tokenize ({what})", {"model": self._model, **body})
         try:
-            return msgspec.convert(found, _Tokens).tokens
+            return msgspec.convert(found, TokenIds).tokens
         except msgspec.ValidationError:
             return None
 
@@ -232,19 +233,24 @@ class _Visitor:
     def _send(self, what: str, prompt: Any, **more: Any) -> int | None:
         """A completion of the prompt that all engines get; returns what was cached of it."""
         usage = self._usage("/v1/completions", f"{what} completion", prompt=prompt, **more)
-        cached = None if usage is None else usage.cached
+        cached = None if usage is None else usage.cached_tokens
         self._seen.cached.append(cached)
         if usage is not None:
             self._seen.prompt_tokens = usage.prompt_tokens
         return cached
 
-    def _usage(self, path: str, what: str, **body: Any) -> _Usage | None:
+    def _usage(self, path: str, what: str, **body: Any) -> TokenUsage | None:
         found = self._post(path, what, {"model": self._model, "max_tokens": 1, "temperature": 0, **body})
-        try:
-            return None if found is None else msgspec.convert(found, _Answer).usage
-        except msgspec.ValidationError:
-            self._seen.failed[what] = "its answer has no usage"
+        if found is None:
             return None
+        try:
+            usage = msgspec.convert(found, _Completed).usage
+            if usage.prompt_tokens is not None:
+                return usage
+        except msgspec.ValidationError:
+            pass
+        self._seen.failed[what] = "its answer has no usage"
+        return None
 
     def _get(self, path: str) -> Any:
         return self._read(self._client.get(path), path)
@@ -266,34 +272,8 @@ class _Visitor:
         return None
 
 
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached(self) -> int | None:
-        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
-
-
-class _Answer(msgspec.Struct):
-    usage: _Usage
+class _Completed(msgspec.Struct):
+    usage: TokenUsage
 
 
 def _hits(page: str) -> float | None:

@@ -9,23 +9,21 @@ from typing import Any
 
 import msgspec
 
+from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.server.http import Refusal
-
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
 
 
 def _null() -> msgspec.Raw:
     return msgspec.Raw(b"null")
 
 
-class Ask(msgspec.Struct, kw_only=True):
+class PeekedBody(msgspec.Struct, kw_only=True):
     """A request that names a model."""
 
     model: str | None = None
 
 
-class Completion(Ask, kw_only=True):
+class PeekedCompletion(PeekedBody, kw_only=True):
     """``POST /v1/completions``; further fields go to the engine as they are."""
 
     prompt: Any = None
@@ -35,7 +33,7 @@ class Completion(Ask, kw_only=True):
     max_tokens: int | None = None
 
 
-class Chat(Ask, kw_only=True):
+class PeekedChat(PeekedBody, kw_only=True):
     """``POST /v1/chat/completions``; further fields go to the engine as they are."""
 
     messages: msgspec.Raw = msgspec.field(default_factory=_null)
@@ -51,19 +49,19 @@ class Chat(Ask, kw_only=True):
     max_completion_tokens: int | None = None
 
 
-_KINDS: dict[str, type[Ask]] = {COMPLETIONS: Completion, CHAT: Chat}
+_KINDS: dict[str, type[PeekedBody]] = {COMPLETIONS: PeekedCompletion, CHAT: PeekedChat}
 _DECODERS = {path: msgspec.json.Decoder(kind) for path, kind in _KINDS.items()}
-_PLAIN = msgspec.json.Decoder(Ask)
+_PLAIN = msgspec.json.Decoder(PeekedBody)
 
 
-def read(path: str, body: bytes) -> Ask:
+def read(path: str, body: bytes) -> PeekedBody:
     """What ``body`` asks for. Where only some fields are of the wrong type, the model's name alone is read.
 
     Raises ``Refusal`` for what isn't a JSON object or has no name of a model.
     """
     for decoder in (_DECODERS.get(path, _PLAIN), _PLAIN):
         try:
-            found: Ask = decoder.decode(body)
+            found: PeekedBody = decoder.decode(body)
             return found
         except msgspec.ValidationError as error:
             mismatch = str(error)

@@ -8,8 +8,7 @@ import aiohttp
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.server.http import JSON, Refusal
-from kvyard.server.words import worded
+from kvyard.server.http import JSON, Refusal, openai_error
 
 
 async def until_gone(receive: Any) -> None:
@@ -35,7 +34,7 @@ async def say(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: 
 
 async def refuse(send: Any, refusal: Refusal) -> int:
     """Answer the client with a refusal, in OpenAI's words. Returns the status."""
-    status, problem = worded(refusal)
+    status, problem = openai_error(refusal)
     more = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
     await say(send, status, [(b"content-type", JSON.encode()), *more], msgspec.json.encode(problem))
     return status

@@ -24,8 +24,7 @@ from kvyard.server.gateway.failures import ELSEWHERE, OURS, Body, Broken, Failed
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.pool import Exhausted, Place, Pool
 from kvyard.server.gateway.usage import TAIL, Usage, usage
-from kvyard.server.http import JSON, Refusal
-from kvyard.server.words import worded
+from kvyard.server.http import JSON, Refusal, openai_error
 
 if TYPE_CHECKING:
     from kvyard.server.gateway.gateway import Gateway
@@ -262,7 +261,7 @@ class Exchange(Response):
     async def _break(self, scope: Any, send: Any, last: bytes | None, reason: str) -> None:
         """The engine failed in the middle: say so where a stream lets us, and end the connection without its proper end."""
         if last == b"\n\n":
-            problem = worded(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
+            problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
             said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
             await send({"type": "http.response.body", "body": said, "more_body": True})
         await end(scope)

@@ -64,7 +64,7 @@ class Intake:
         known = None
         if prompts:
             tokens = sum(map(len, prompts))
-            salt = ask.cache_salt if isinstance(ask, asking.Completion | asking.Chat) else None
+            salt = ask.cache_salt if isinstance(ask, asking.PeekedCompletion | asking.PeekedChat) else None
             try:
                 if len(prompts[0]) <= self._gateway.config.limits.tokens:
                     keys = pool.keys(prompts[0], lora, salt)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from kvyard.index import Indexer
+from kvyard.openai import TokenIds
 from kvyard.router import Router
 from kvyard.router.journal import Journal, JournalFile
 from kvyard.router.journaled import JournaledIndexer, JournaledRouter
@@ -153,10 +154,6 @@ class PoolMaker:
                 allow_redirects=False,
             ) as reply:
                 content = await reply.read()
-            return msgspec.json.decode(content, type=_Tokenized).tokens if reply.status == 200 else None
+            return msgspec.json.decode(content, type=TokenIds).tokens if reply.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
             return None
-
-
-class _Tokenized(msgspec.Struct):
-    tokens: list[int]

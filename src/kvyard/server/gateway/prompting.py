@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.server.gateway.asking import Ask, Chat, Completion
+from kvyard.server.gateway.asking import PeekedBody, PeekedChat, PeekedCompletion
 from kvyard.server.gateway.config import BYTES, ENGINE
 from kvyard.server.http import Refusal
 from kvyard.server.tokens import Tokenizer, make_tokenizer, render
@@ -40,14 +40,14 @@ class Prompting:
         self._ask = ask_engine
         self._local: Tokenizer | None = None if how == ENGINE else make_tokenizer(None if how == BYTES else how)
 
-    async def prompts(self, ask: Ask) -> list[Sequence[int]]:
+    async def prompts(self, ask: PeekedBody) -> list[Sequence[int]]:
         """The prompts of a request, or none where they can't be read. Of further ones only the length is right, and of text not
         even that.
         """
         found: list[Sequence[int]] | None = None
-        if isinstance(ask, Completion):
+        if isinstance(ask, PeekedCompletion):
             found = await self._of_completion(ask)
-        elif isinstance(ask, Chat):
+        elif isinstance(ask, PeekedChat):
             ids = await self._of_chat(ask)
             found = None if ids is None else [ids]
         else:
@@ -57,7 +57,7 @@ class Prompting:
             return []
         return found
 
-    async def _of_completion(self, ask: Completion) -> list[Sequence[int]] | None:
+    async def _of_completion(self, ask: PeekedCompletion) -> list[Sequence[int]] | None:
         given = ask.prompt
         if isinstance(given, str):
             ids = await self._of_text(given, ask)
@@ -76,13 +76,13 @@ class Prompting:
         share = len(ids) / len(first) if first and isinstance(first, str) else 0.25
         return [ids, *(one if isinstance(one, list) else range(int(len(one) * share)) for one in others)]
 
-    async def _of_text(self, text: str, ask: Completion) -> list[int] | None:
+    async def _of_text(self, text: str, ask: PeekedCompletion) -> list[int] | None:
         special = ask.add_special_tokens is not False
         if self._local is not None:
             return await self._encode(text, special)
         return await self._ask({"model": ask.model, "prompt": text, "add_special_tokens": special})
 
-    async def _of_chat(self, ask: Chat) -> list[int] | None:
+    async def _of_chat(self, ask: PeekedChat) -> list[int] | None:
         raw = bytes(ask.messages)
         if any(mark in raw for mark in _NOT_TEXT):
             return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard import __version__
+from kvyard import __version__, openai
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.server.dashboard.routes import Dashboard
@@ -21,21 +21,19 @@ from kvyard.server.gateway.intake import Intake
 from kvyard.server.gateway.measures import Measures
 from kvyard.server.gateway.view import GatewaySource
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application
-from kvyard.server.mock import schemas as openai
-from kvyard.server.words import Problem, worded
 
 Headers = Mapping[str, str]
 
 PASSED = {
-    asking.CHAT: ("Answer a conversation.", openai.Chat),
-    asking.COMPLETIONS: ("Go on with a text.", openai.Completion),
-    "/v1/embeddings": ("Embeddings.", asking.Ask),
-    "/v1/responses": ("OpenAI's responses.", asking.Ask),
-    "/v1/messages": ("Anthropic's messages.", asking.Ask),
-    "/v1/rerank": ("Rank documents.", asking.Ask),
-    "/v1/score": ("Score pairs of texts.", asking.Ask),
-    "/tokenize": ("Text or a conversation as ids.", asking.Ask),
-    "/detokenize": ("Ids as text.", asking.Ask),
+    openai.CHAT: ("Answer a conversation.", openai.ChatRequest),
+    openai.COMPLETIONS: ("Go on with a text.", openai.CompletionRequest),
+    "/v1/embeddings": ("Embeddings.", asking.PeekedBody),
+    "/v1/responses": ("OpenAI's responses.", asking.PeekedBody),
+    "/v1/messages": ("Anthropic's messages.", asking.PeekedBody),
+    "/v1/rerank": ("Rank documents.", asking.PeekedBody),
+    "/v1/score": ("Score pairs of texts.", asking.PeekedBody),
+    "/tokenize": ("Text or a conversation as ids.", asking.PeekedBody),
+    "/detokenize": ("Ids as text.", asking.PeekedBody),
 }
 """What goes to an engine. The first two are routed by their prompts, the others by load."""
 
@@ -53,17 +51,17 @@ class Routes:
     async def passed(self, path: str, body: bytes, headers: Headers) -> Any:
         return await self._intake.accept(path, body, headers)
 
-    async def models(self, body: None, headers: Headers) -> schemas.Models:
+    async def models(self, body: None, headers: Headers) -> openai.ModelList:
         gateway = self._gateway
         created = gateway.started // SECOND
         found = [
-            schemas.Model(id=name, created=created, root=pool.model, parent=None if lora is None else pool.model)
+            openai.ModelCard(id=name, created=created, root=pool.model, parent=None if lora is None else pool.model)
             for name, (pool, lora) in gateway.names.items()
         ]
-        return schemas.Models(data=found)
+        return openai.ModelList(data=found)
 
     async def explain(self, body: schemas.Explain, headers: Headers) -> schemas.Explained:
-        path = body.path or (asking.CHAT if "messages" in body.body else asking.COMPLETIONS)
+        path = body.path or (openai.CHAT if "messages" in body.body else openai.COMPLETIONS)
         given = {} if body.session is None else {self._gateway.config.session_header: body.session}
         name, pool, place = await self._intake.place_of(path, msgspec.json.encode(body.body), given)
         try:
@@ -184,7 +182,7 @@ class Routes:
                 )
                 for path, (summary, kind) in PASSED.items()
             ),
-            get("/v1/models", "Every model and adapter that some engine serves.", self.models, s.Models),
+            get("/v1/models", "Every model and adapter that some engine serves.", self.models, openai.ModelList),
             post(
                 "/explain",
                 "Which engine would get a request, and why. Sends nothing.",
@@ -250,8 +248,7 @@ def build(
         version=__version__,
         bounds=config.limits,
         token=token,
-        reword=worded,
-        problem=Problem,
+        openai=True,
     )
     dashboard = Dashboard(GatewaySource(gateway), admin_token or token)
     gateway.on_drain = dashboard.close

@@ -1,4 +1,4 @@
-"""The bodies of the gateway's own routes. Those of the OpenAI API are in ``asking``."""
+"""The bodies of the gateway's own routes. Those of the OpenAI API are in ``kvyard.openai``."""
 
 from __future__ import annotations
 
@@ -78,24 +78,6 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     requests: int
     failed: int
     streams: list[ListenerInfo]
-
-
-class Model(msgspec.Struct, kw_only=True):
-    """A model or an adapter."""
-
-    id: str
-    created: int
-    root: str
-    parent: str | None
-    object: Literal["model"] = "model"
-    owned_by: str = "kvyard"
-
-
-class Models(msgspec.Struct, kw_only=True):
-    """``GET /v1/models``: all that some engine serves."""
-
-    data: list[Model]
-    object: Literal["list"] = "list"
 
 
 class Health(msgspec.Struct, kw_only=True):

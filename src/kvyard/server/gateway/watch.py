@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
+from kvyard.openai import ListedModels
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.http import Refusal
 
@@ -25,15 +26,6 @@ LEAST = 0.02
 """Seconds between two looks, however much trouble there is."""
 MODELS_EVERY = 5
 """Looks at a healthy engine between two questions for its models."""
-
-
-class _Model(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class Watch:
@@ -88,7 +80,7 @@ class Watch:
                     if reply.status != 200:
                         gateway.health.unwell(engine, f"/v1/models answered {reply.status}", gone=False)
                         return
-                await self._learn(msgspec.json.decode(content, type=_Models))
+                await self._learn(msgspec.json.decode(content, type=ListedModels))
         except aiohttp.ClientConnectorError as error:
             from kvyard.server.gateway.failures import OURS
 
@@ -109,7 +101,7 @@ class Watch:
         if engine.pool is not None:
             gateway.health.well(engine)
 
-    async def _learn(self, said: _Models) -> None:
+    async def _learn(self, said: ListedModels) -> None:
         """Which names it answers to; with the first time, which pool it belongs to."""
         gateway, engine = self._gateway, self._engine
         models = {one.id: one.parent for one in said.data}

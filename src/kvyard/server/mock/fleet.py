@@ -21,12 +21,11 @@ from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
-from kvyard.server.mock.port import Port
 from kvyard.server.mock.routes import build
 from kvyard.server.mock.tally import Recent
 from kvyard.server.mock.view import MockSource
 from kvyard.server.mock.worker import Worker
-from kvyard.server.running import listen
+from kvyard.server.running import HttpServer, listen
 from kvyard.server.tokens import make_tokenizer
 
 
@@ -71,7 +70,9 @@ class Fleet:
         except BaseException:
             self._close()
             raise
-        self.ports = [Port(app, bound, config.drain_seconds) for app, bound in zip(self._apps, self._sockets)]
+        self.ports = [
+            HttpServer(app, bound, drain_seconds=config.drain_seconds) for app, bound in zip(self._apps, self._sockets)
+        ]
 
     @property
     def urls(self) -> list[str]:
@@ -143,7 +144,7 @@ class Fleet:
 
     def _cut_viewer(self, scope: Any) -> None:
         for port in self.ports:
-            if port.number == scope["server"][1]:
+            if port.port == scope["server"][1]:
                 port.cut(scope)
 
     async def kill(self, number: int, seconds: float | None = None) -> None:
@@ -163,10 +164,10 @@ class Fleet:
         worker = self.workers[number]
         if worker.alive or (self._stopping is not None and self._stopping.is_set()):
             return
-        bound = await self._again(self.ports[number].number)
+        bound = await self._again(self.ports[number].port)
         self._sockets.append(bound)
         await worker.start()
-        self.ports[number] = Port(self._apps[number], bound, self.config.drain_seconds)
+        self.ports[number] = HttpServer(self._apps[number], bound, drain_seconds=self.config.drain_seconds)
         await self.ports[number].start()
 
     async def _again(self, number: int) -> socket.socket:

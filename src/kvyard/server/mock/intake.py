@@ -10,10 +10,10 @@ import msgspec
 import xxhash
 
 from kvyard.hashing import Namespace
+from kvyard.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from kvyard.server.http import Refusal
 from kvyard.server.mock.answers import Answer, Wish, compose
 from kvyard.server.mock.choice import Flow
-from kvyard.server.mock.schemas import Ask, Chat, Completion, Message
 from kvyard.server.mock.worker import Worker
 from kvyard.server.tokens import Tokenizer, render
 
@@ -50,7 +50,7 @@ class Intake:
         self._worker = worker
         self.tokenizer = tokenizer
 
-    def completion(self, body: Completion, headers: Mapping[str, str]) -> Taken:
+    def completion(self, body: CompletionRequest, headers: Mapping[str, str]) -> Taken:
         """A plain completion. Raises ``Refusal``."""
         if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
             raise refuse(f"logprobs must be from 0 to {MOST_LOGPROBS}, got {body.logprobs}", "logprobs")
@@ -62,7 +62,7 @@ class Intake:
             body, prompts, most, _schema(body.response_format), headers, whole=body.max_tokens is not None
         )
 
-    def chat(self, body: Chat, headers: Mapping[str, str]) -> Taken:
+    def chat(self, body: ChatRequest, headers: Mapping[str, str]) -> Taken:
         """A chat completion. Raises ``Refusal``."""
         if body.top_logprobs is not None:
             if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
@@ -80,7 +80,7 @@ class Intake:
             body, [prompt], most, schema, headers, whole=given is not None, tool=tool[0] if tool else None, named=named
         )
 
-    def conversation(self, messages: Sequence[Message], tools: Sequence[Any] | None, ask: bool) -> list[int]:
+    def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None, ask: bool) -> list[int]:
         """The ids of a conversation. Raises ``Refusal``."""
         if not messages:
             raise refuse("messages must not be empty", "messages")
@@ -117,7 +117,7 @@ class Intake:
 
     def _take(
         self,
-        body: Ask,
+        body: GenerationRequest,
         prompts: list[list[int]],
         most: int,
         schema: object,
@@ -217,7 +217,7 @@ class Intake:
             worker.submit(flow, asked, answer, taken.namespace, rank=rank, priority=taken.priority, request=request)
         return flow
 
-    def _tool(self, body: Chat, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:
+    def _tool(self, body: ChatRequest, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:
         """The tool to call with the schema of its arguments, and whether the request named it."""
         choice = body.tool_choice
         tools = [_function(one, at) for at, one in enumerate(body.tools or ())]
@@ -242,7 +242,7 @@ class Intake:
         return random.choice(tools), False
 
 
-def _check(body: Ask) -> None:
+def _check(body: GenerationRequest) -> None:
     """Raise ``Refusal`` for sampling parameters outside of their ranges."""
     for name, low, high in (
         ("temperature", 0.0, float("inf")),

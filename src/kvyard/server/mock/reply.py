@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from kvyard.server.http import JSON, Refusal
+from kvyard.server.http import JSON, Refusal, openai_error
 from kvyard.server.mock.choice import Flow
 from kvyard.server.mock.faults import Fate
 from kvyard.server.mock.shapes import Shape
-from kvyard.server.words import worded
 
 _encode = msgspec.json.Encoder().encode
 
@@ -74,7 +73,7 @@ class Reply(Response):
         refused = _refused(flow)
         value: Any
         if refused is not None:
-            status, value = worded(refused)
+            status, value = openai_error(refused)
         else:
             status, value = 200, self._shape.whole(flow.choices)
         body = _encode(value)
@@ -94,7 +93,7 @@ class Reply(Response):
             parts = [b"data: %b\n\n" % _encode(value) for value in shape.more(flow.choices)]
             if over:
                 if refused is not None:
-                    parts.append(b"data: %b\n\n" % _encode(worded(refused)[1]))
+                    parts.append(b"data: %b\n\n" % _encode(openai_error(refused)[1]))
                 else:
                     parts += [b"data: %b\n\n" % _encode(value) for value in shape.last(flow.choices)]
                 parts.append(b"data: [DONE]\n\n")

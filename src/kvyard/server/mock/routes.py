@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 
-from kvyard import __version__
+from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.server.http import Operation, Raw, Refusal, application
 from kvyard.server.mock import schemas
@@ -21,7 +22,6 @@ from kvyard.server.mock.intake import Intake, Taken, refuse
 from kvyard.server.mock.shapes import ChatShape, Setup, Shape, TextShape
 from kvyard.server.mock.worker import Worker
 from kvyard.server.tokens import Tokenizer
-from kvyard.server.words import Problem, worded
 
 if TYPE_CHECKING:
     from kvyard.server.mock.fleet import Fleet
@@ -50,13 +50,13 @@ class Routes:
 
     # -- completions ----------------------------------------------------------------------------------------------------
 
-    async def completions(self, body: schemas.Completion, headers: Headers) -> Any:
+    async def completions(self, body: openai.CompletionRequest, headers: Headers) -> Any:
         what = await self._befall(headers)
         taken = self._intake.completion(body, headers)
         setup = self._setup(body, taken, "cmpl", headers, body.logprobs, echo=bool(body.echo))
         return self._reply(body, taken, TextShape(setup), what, named(headers))
 
-    async def chat(self, body: schemas.Chat, headers: Headers) -> Any:
+    async def chat(self, body: openai.ChatRequest, headers: Headers) -> Any:
         what = await self._befall(headers)
         taken = self._intake.chat(body, headers)
         likely = (body.top_logprobs or 0) if body.logprobs else None
@@ -78,7 +78,13 @@ class Routes:
         return what
 
     def _setup(
-        self, body: schemas.Ask, taken: Taken, prefix: str, headers: Headers, logprobs: int | None, echo: bool
+        self,
+        body: openai.GenerationRequest,
+        taken: Taken,
+        prefix: str,
+        headers: Headers,
+        logprobs: int | None,
+        echo: bool,
     ) -> Setup:
         options = body.stream_options
         name = named(headers) or uuid4().hex
@@ -97,7 +103,7 @@ class Routes:
             named_tool=taken.named_tool,
         )
 
-    def _reply(self, body: schemas.Ask, taken: Taken, shape: Shape, what: Fate, request: str) -> Any:
+    def _reply(self, body: openai.GenerationRequest, taken: Taken, shape: Shape, what: Fate, request: str) -> Any:
         from kvyard.server.mock.reply import Reply
 
         worker = self._worker
@@ -115,15 +121,13 @@ class Routes:
 
     # -- models and tokens ----------------------------------------------------------------------------------------------
 
-    async def models(self, body: None, headers: Headers) -> schemas.Models:
+    async def models(self, body: None, headers: Headers) -> openai.ModelList:
         worker = self._worker
         base = worker.config.served_model_name
-        found = [schemas.Model(id=base, created=self._created, root=base, parent=None, max_model_len=worker.longest)]
-        found += [
-            schemas.Model(id=lora.name, created=self._created, root=lora.path, parent=base, max_model_len=None)
-            for lora in worker.loras.values()
-        ]
-        return schemas.Models(data=found)
+        card = partial(openai.ModelCard, created=self._created, permission=[])
+        found = [card(id=base, root=base, parent=None, max_model_len=worker.longest)]
+        found += [card(id=lora.name, root=lora.path, parent=base, max_model_len=None) for lora in worker.loras.values()]
+        return openai.ModelList(data=found)
 
     async def tokenize(self, body: schemas.Tokenize, headers: Headers) -> schemas.Tokenized:
         self._intake.namespace(body.model)
@@ -256,7 +260,7 @@ class Routes:
                 "/v1/chat/completions",
                 "Answer a conversation.",
                 self.chat,
-                s.Chat,
+                openai.ChatRequest,
                 media_types=both,
                 refusals=(404, 503),
             ),
@@ -264,11 +268,11 @@ class Routes:
                 "/v1/completions",
                 "Go on with a text.",
                 self.completions,
-                s.Completion,
+                openai.CompletionRequest,
                 media_types=both,
                 refusals=(404, 503),
             ),
-            get("/v1/models", "The model and its adapters.", self.models, s.Models),
+            get("/v1/models", "The model and its adapters.", self.models, openai.ModelList),
             post("/v1/load_lora_adapter", "Load an adapter.", self.load_lora, s.LoadLora, media_types=text),
             post(
                 "/v1/unload_lora_adapter",
@@ -305,6 +309,5 @@ def build(worker: Worker, fleet: Fleet, tokenizer: Tokenizer, token: str | None)
         bounds=worker.config.limits,
         token=token,
         seen=worker.seen,
-        reword=worded,
-        problem=Problem,
+        openai=True,
     )

@@ -1,116 +1,13 @@
-"""The bodies of the mock's routes, as OpenAI and vLLM have them. Fields that change nothing here are taken and ignored."""
+"""The bodies of the mock's routes beside ``kvyard.openai``: vLLM's own, and the fleet's."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from kvyard.openai import ChatMessage, Json
 from kvyard.server.mock.faults import Faults
-
-Json = dict[str, Any]
-
-
-class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream says besides the answer."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class Ask(msgspec.Struct, kw_only=True):
-    """What both kinds of completion take."""
-
-    model: str | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    seed: int | None = None
-    priority: int = 0
-    cache_salt: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    user: str | None = None
-    return_token_ids: bool | None = None
-    response_format: Json | None = None
-
-
-class Completion(Ask, kw_only=True):
-    """``POST /v1/completions``."""
-
-    prompt: str | list[int | str | list[int]]
-    logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    add_special_tokens: bool = True
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """One turn."""
-
-    role: str
-    content: str | list[Json] | None = None
-    name: str | None = None
-    tool_calls: list[Json] | None = None
-    tool_call_id: str | None = None
-
-
-class Chat(Ask, kw_only=True):
-    """``POST /v1/chat/completions``."""
-
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Json] | None = None
-    tool_choice: str | Json | None = None
-    parallel_tool_calls: bool | None = None
-    add_generation_prompt: bool = True
-
-
-class CachedTokens(msgspec.Struct, kw_only=True):
-    """Part of ``Usage``."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct, kw_only=True):
-    """What a request took."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
-class Model(msgspec.Struct, kw_only=True):
-    """A model or an adapter."""
-
-    id: str
-    created: int
-    root: str
-    parent: str | None
-    max_model_len: int | None
-    object: Literal["model"] = "model"
-    owned_by: str = "kvyard"
-    permission: list[Json] = []
-
-
-class Models(msgspec.Struct, kw_only=True):
-    """``GET /v1/models``."""
-
-    data: list[Model]
-    object: Literal["list"] = "list"
 
 
 class Tokenize(msgspec.Struct, kw_only=True):
@@ -118,7 +15,7 @@ class Tokenize(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
     tools: list[Json] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True

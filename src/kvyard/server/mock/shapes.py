@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import xxhash
 
+from kvyard.openai import CachedTokens, TokenUsage
 from kvyard.server.mock.choice import Choice
-from kvyard.server.mock.schemas import CachedTokens, Usage
 from kvyard.server.tokens import Tokenizer
 
 
@@ -99,12 +99,12 @@ class Shape:
         setup = self.setup
         return {"id": setup.id, "object": kind, "created": setup.created, "model": setup.model}
 
-    def _usage(self, choices: Sequence[Choice]) -> Usage:
+    def _usage(self, choices: Sequence[Choice]) -> TokenUsage:
         setup = self.setup
         asked = sum(map(len, setup.prompts))
         given = sum(choice.produced for choice in choices)
         cached = choices[0].flow.cached_tokens(range(0, len(choices), setup.n)) if choices else 0
-        return Usage(
+        return TokenUsage(
             prompt_tokens=asked,
             completion_tokens=given,
             total_tokens=asked + given,

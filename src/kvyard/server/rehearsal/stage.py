@@ -31,10 +31,9 @@ from kvyard.server.indexer.config import Patience
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.fleet import Fleet
-from kvyard.server.mock.port import Port
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
 from kvyard.server.rehearsal.recording import Deed, Recording
-from kvyard.server.running import listen
+from kvyard.server.running import HttpServer, listen
 
 ANY = "tcp://127.0.0.1:0"
 MOST = 1 << 20
@@ -60,7 +59,7 @@ class Stage:
         self._entries: list[AnyEntry] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._gateway: Any = None
-        self._port: Port | None = None
+        self._port: HttpServer | None = None
         if recorded:
             for worker in self.fleet.workers:
                 self.logs.append([EngineLog() for _ in worker.cores])
@@ -99,7 +98,7 @@ class Stage:
             self.gateway_config = self._configure(journal)
             app, self._gateway = build(self.gateway_config)
             await self._gateway.start()
-            self._port = Port(app, listen("127.0.0.1", 0), 1.0)
+            self._port = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=1.0)
             await self._port.start()
             while not self._ready():
                 await pause(LOOK)

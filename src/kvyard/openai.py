@@ -1,0 +1,157 @@
+"""The shapes of the OpenAI API, as vLLM has them: those that servers here take and write, and those that clients here read.
+
+What is read from somebody else's server is typed only where it is used: an engine with a strange field elsewhere still works.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Json = dict[str, Any]
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream says besides the answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What both kinds of completion take."""
+
+    model: str | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    seed: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    user: str | None = None
+    return_token_ids: bool | None = None
+    response_format: Json | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    add_special_tokens: bool = True
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[Json] | None = None
+    name: str | None = None
+    tool_calls: list[Json] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool = True
+
+
+class CachedTokens(msgspec.Struct, kw_only=True):
+    """Part of ``TokenUsage``."""
+
+    cached_tokens: int | None = None
+
+
+class TokenUsage(msgspec.Struct, kw_only=True):
+    """What a request took. Engines differ in how much of it they say."""
+
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: CachedTokens | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that came from a cache; ``None`` where nothing is said of it."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model or an adapter, as our servers list it."""
+
+    id: str
+    created: int
+    root: str
+    parent: str | None
+    max_model_len: int | msgspec.UnsetType | None = msgspec.UNSET
+    object: Literal["model"] = "model"
+    owned_by: str = "kvyard"
+    permission: list[Json] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """``GET /v1/models``."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class ListedModel(msgspec.Struct):
+    """A model or an adapter (which has a ``parent``), as an engine lists it."""
+
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ListedModels(msgspec.Struct):
+    """An engine's answer to ``GET /v1/models``."""
+
+    data: list[ListedModel]
+
+
+class TokenIds(msgspec.Struct):
+    """An engine's answer to ``POST /tokenize``."""
+
+    tokens: list[int]
+
+
+class ErrorInfo(msgspec.Struct, kw_only=True):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int = 400
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """A refusal."""
+
+    error: ErrorInfo
