@@ -11,7 +11,7 @@ from kvyard.hashing import Namespace, Run, TokenChain
 
 FULL, SWA = 0, 1
 GROUPS = (GroupMeta(block_size=1, kind="full_attention"), GroupMeta(block_size=1, kind="sliding_window", window=8))
-G1, G2, G3 = Tier
+G1, G2, G3, _ = Tier
 
 
 def block(name: int) -> Run:
@@ -287,7 +287,7 @@ class TestInterest:
         for group in (FULL, SWA):
             for tier in Tier:
                 batcher.left(block(1), group, tier, True)
-        assert outline(batcher.end_iteration(0)) == ["R0(1)", "R0@G2(1)", "R0@G3(1)", "R1@G2(1)"]
+        assert outline(batcher.end_iteration(0)) == ["R0(1)", "R0@G2(1)", "R0@G3(1)", "R0@G4(1)", "R1@G2(1)"]
 
     def test_a_change_of_interest_announces_the_map_anew(self):
         held = FakeMap()

@@ -10,7 +10,7 @@ from tests.events.fake_map import FakeMap, token_chain
 from kvyard.events import Batcher, Cleared, GroupMeta, Mirror, Outbox, Tier
 from kvyard.hashing import Run
 
-G1, G2, G3 = Tier
+G1, G2, G3, _ = Tier
 GROUPS = (GroupMeta(block_size=1), GroupMeta(block_size=1))
 
 

@@ -111,3 +111,9 @@ class Fleet:
 
 def holder(name: str) -> Holder:
     return Holder(name)
+
+
+def by_tier(tiers: tuple[int, ...]) -> tuple[int, int, int]:
+    """A decision's blocks on the device, in host memory and in storage."""
+    device, host, storage, *_ = (*tiers, 0, 0, 0)
+    return device, host, storage

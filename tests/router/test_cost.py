@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.router.support import SECOND, SIZE, Fleet, chain
+from tests.router.support import SECOND, SIZE, Fleet, by_tier, chain
 
 from kvyard.events.types import Removed, Stored, Tier
 from kvyard.hashing import algorithm
@@ -44,7 +44,7 @@ class Naive:
         self.sent: list[tuple[int, str, list[int]]] = []
 
     def overlap(self, worker: str, keys: list[int], tokens: int, now: int) -> tuple[int, int, int, int]:
-        """(device, host, disk, predicted)."""
+        """(device, host, storage, predicted)."""
         most = max(0, tokens - 1) // SIZE
         reach = []
         have: set[int] = set()
@@ -56,8 +56,8 @@ class Naive:
         ahead = min(most, max((common(sent, keys) for sent in fresh), default=0))
         device = max(reach[0], ahead)
         host = max(reach[1], ahead)
-        disk = max(reach[2], ahead)
-        return device, host - device, disk - host, device - reach[0]
+        storage = max(reach[2], ahead)
+        return device, host - device, storage - host, device - reach[0]
 
     def load(self, worker: str) -> tuple[int, int, int]:
         mine = [request for request in self.requests.values() if request["worker"] == worker]
@@ -75,12 +75,12 @@ class Naive:
 
     def cost(self, worker: str, keys: list[int], tokens: int, now: int) -> float:
         config = self.config
-        device, host, disk, _ = self.overlap(worker, keys, tokens, now)
+        device, host, storage, _ = self.overlap(worker, keys, tokens, now)
         prefill, held, requests = self.load(worker)
         floor = min(self.load(other)[0] for other in self.open())
         excess = (prefill - floor) / SIZE
         credit = config["overlap_credit"] / (1 + config["overlap_decay"] * excess / max(1, -(-tokens // SIZE)))
-        worth = credit * device + config["host_credit"] * host + config["disk_credit"] * disk
+        worth = credit * device + config["host_credit"] * host + config["storage_credit"] * storage
         todo = max(0.0, (prefill + tokens) / SIZE - worth)
         added = sum(1 for at in range(len(keys)) if at >= self.shared(worker, keys))
         return config["prefill_scale"] * todo + held + added + config["request_weight"] * requests
@@ -89,8 +89,8 @@ class Naive:
         return [worker for worker in self.workers if worker not in self.draining]
 
     def booked(self, worker: str, keys: list[int], tokens: int, now: int) -> int:
-        device, host, disk, _ = self.overlap(worker, keys, tokens, now)
-        worth = device + self.config["host_credit"] * host + self.config["disk_credit"] * disk
+        device, host, storage, _ = self.overlap(worker, keys, tokens, now)
+        worth = device + self.config["host_credit"] * host + self.config["storage_credit"] * storage
         return max(0, tokens - round(worth * SIZE))
 
 
@@ -103,7 +103,7 @@ class Operations(RuleBasedStateMachine):
                 "overlap_credit": st.sampled_from([1.0, 0.5]),
                 "overlap_decay": st.sampled_from([0.0, 0.5]),
                 "host_credit": st.sampled_from([0.75, 0.0]),
-                "disk_credit": st.just(0.25),
+                "storage_credit": st.just(0.25),
                 "prefill_scale": st.sampled_from([1.0, 2.0]),
                 "request_weight": st.sampled_from([0.0, 3.0]),
             }
@@ -138,7 +138,7 @@ class Operations(RuleBasedStateMachine):
         decision = self.fleet.route(prompt, tokens=tokens, detail=True)
         assert {one.worker.name: one.cost for one in decision.candidates} == pytest.approx(expected)
         for one in decision.candidates:
-            assert (one.device, one.host, one.disk, one.predicted) == overlaps[one.worker.name]
+            assert (*by_tier(one.tiers), one.predicted) == overlaps[one.worker.name]
             assert (one.prefill_tokens, one.active_blocks, one.active_requests) == naive.load(one.worker.name)
             assert one.shared_blocks == naive.shared(one.worker.name, keys)
         chosen = decision.worker.name
@@ -290,7 +290,7 @@ class TestTerms:
         fleet.store("a", prompt, 1, 3, tier=Tier.G2)
         fleet.store("a", prompt, 3, 6, tier=Tier.G3)
         decision = fleet.route(prompt)
-        assert (decision.device, decision.host, decision.disk) == (1, 2, 3)
+        assert decision.tiers == (1, 2, 3)
         assert decision.cost == 25 / SIZE - (1 + 0.75 * 2 + 0.25 * 3) + 6
         # What is booked is net of the same credit.
         assert fleet.router.load(Holder("a")).prefill_tokens == 25 - round(3.25 * SIZE)

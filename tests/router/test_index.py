@@ -91,7 +91,7 @@ def test_a_pool_is_credited_to_its_members() -> None:
     for worker in "ac":
         fleet.store(worker, ["x"])
     decision = fleet.route(PROMPT, detail=True)
-    found = {one.worker.name: (one.device, one.host, one.disk) for one in decision.candidates}
+    found = {one.worker.name: one.tiers for one in decision.candidates}
     assert found == {"a": (0, 0, 10), "b": (2, 0, 8), "c": (0, 0, 0)}
     assert decision.worker == Holder("b")
     assert decision.cost == pytest.approx(41 / SIZE - (2 + 0.25 * 8) + 10)

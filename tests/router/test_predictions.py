@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.router.support import SECOND, Fleet, chain
+from tests.router.support import SECOND, Fleet, by_tier, chain
 
 from kvyard.events.types import Tier
 from kvyard.index import Holder
@@ -211,7 +211,7 @@ def _prefix(keys: Sequence[int], held: set[int]) -> int:
 
 
 def _tiers(decision: Decision) -> tuple[int, int, int]:
-    return decision.device, decision.host, decision.disk
+    return by_tier(decision.tiers)
 
 
 def _peek(fleet: Fleet, prompt: Sequence[object], **options: object) -> Decision:

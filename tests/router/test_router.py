@@ -55,7 +55,7 @@ class TestWorkers:
         fleet = Fleet(("a",), index=indexer)
         fleet.store("a", "abc", rank=1)
         decision = router.route(RouteRequest(1, chain("abc"), 13), 0)
-        assert decision.worker == Holder("a", 1) and decision.device == 3
+        assert decision.worker == Holder("a", 1) and decision.tiers[0] == 3
         router.drain("a")
         with pytest.raises(KvyardError, match="no worker may be chosen"):
             router.route(RouteRequest(2, chain("abc"), 13), 0)
@@ -171,9 +171,9 @@ class TestExplanations:
             "Cost 8 = max(0, (0 + 25) / 4 - 4.25) to prefill + 6 held.",
             "a@0 has 6: 1 block was left on the table.",
             "",
-            "  worker  cost  device  host  disk  to prefill  held  shared  requests",
-            "* b@0        8       2     3     0           0     0       0         0",
-            "  a@0       25       6     0     0          39     9       0         3",
+            "  worker  cost  device  host  storage  to prefill  held  shared  requests",
+            "* b@0        8       2     3        0           0     0       0         0",
+            "  a@0       25       6     0        0          39     9       0         3",
         ]
 
     def test_predictions_ties_and_nothing(self) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-TIERS = ("gpu", "cpu", "disk")
+TIERS = ("gpu", "cpu", "disk", "remote")
 
 
 def table(scoring: dict[str, Any]) -> None:

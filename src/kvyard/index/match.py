@@ -10,7 +10,7 @@ from kvyard.events.transport import State
 from kvyard.events.types import Tier
 from kvyard.index.places import Holder
 
-DEFAULT_WEIGHTS: Mapping[Tier, float] = {Tier.G1: 1.0, Tier.G2: 0.75, Tier.G3: 0.25}
+DEFAULT_WEIGHTS: Mapping[Tier, float] = {Tier.G1: 1.0, Tier.G2: 0.75, Tier.G3: 0.25, Tier.G4: 0.25}
 """What a block on each tier is worth against computing it: Dynamo's credits. A tier that isn't listed earns nothing."""
 
 

@@ -240,7 +240,7 @@ class Fleet:
         )
         worker, rank = self._by_holder[decision.worker]
         record.worker = str(decision.worker) if len(worker.cores) > 1 else worker.name
-        record.overlap = decision.device + decision.host + decision.disk
+        record.overlap = decision.overlap
         record.best_overlap = decision.best
         if worker.block_size != self._block_size:
             job = self._job(row, record, worker.block_size)

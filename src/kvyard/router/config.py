@@ -24,7 +24,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overlap_decay: float = 0.0
     """How fast that shrinks with the worker's prefill backlog beyond the least of all, in prompts of this size."""
     host_credit: float = 0.75
-    disk_credit: float = 0.25
+    storage_credit: float = 0.25
+    remote_credit: float = 0.25
     prefill_scale: float = 1.0
     """What a block to compute costs, against a block that is held."""
     request_weight: float = 0.0
@@ -72,7 +73,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "overlap_credit",
             "overlap_decay",
             "host_credit",
-            "disk_credit",
+            "storage_credit",
+            "remote_credit",
             "prefill_scale",
             "request_weight",
             "temperature",
@@ -91,6 +93,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
                 raise KvyardError(f"{key} of a router must be a whole number of 1 or more, got {value!r}")
+
+    @property
+    def lower_credits(self) -> tuple[float, ...]:
+        """What a block is worth on each tier below the device, closest first."""
+        return (self.host_credit, self.storage_credit, self.remote_credit)
 
 
 def parse_router_config(raw: Mapping[str, object]) -> RouterConfig:

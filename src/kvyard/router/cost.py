@@ -1,6 +1,6 @@
 """The cost of a request on each worker, in blocks: what it would compute there, behind what waits, plus what is held.
 
-    credit  = c * device + host_credit * host + disk_credit * disk
+    credit  = c * device + host_credit * host + storage_credit * storage + remote_credit * remote
     c       = overlap_credit / (1 + overlap_decay * excess prefill blocks / blocks of this prompt)
     prefill = max(0, (active prefill tokens + this prompt's) / block size - credit)
     cost    = prefill_scale * prefill + blocks held there with this request + request_weight * active requests
@@ -46,9 +46,8 @@ def _credits(config: RouterConfig, at: RoutingInput, prefill: list[int]) -> Sequ
         return device
     else:
         out = [credit * blocks for blocks in device]
-    for tier, weight in ((overlaps.host, config.host_credit), (overlaps.disk, config.disk_credit)):
-        if tier is not None:
-            out = [credit + weight * blocks for credit, blocks in zip(out, _of(at, tier), strict=True)]
+    for tier, weight in zip(overlaps.tiers[1:], config.lower_credits):
+        out = [credit + weight * blocks for credit, blocks in zip(out, _of(at, tier), strict=True)]
     if overlaps.confidence is not None:
         out = [overlaps.confidence[slot] * credit for slot, credit in zip(at.slots, out, strict=True)]
     return out

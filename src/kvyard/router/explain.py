@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvyard.events.types import Tier
 from kvyard.router.config import RouterConfig
 from kvyard.router.request import Candidate, Decision
 
@@ -48,8 +49,8 @@ def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:
 
 def _sum(decision: Decision, config: RouterConfig, size: int) -> str:
     waiting = f"({decision.prefill_tokens} + {decision.num_tokens}) / {size}"
-    credit = config.overlap_credit * decision.device
-    credit += config.host_credit * decision.host + config.disk_credit * decision.disk
+    credits = (config.overlap_credit, *config.lower_credits)
+    credit = sum(worth * blocks for worth, blocks in zip(credits, decision.tiers))
     parts = f"max(0, {waiting} - {_figure(credit)})" if credit else waiting
     if config.overlap_decay and decision.device:
         parts = f"max(0, {waiting} - credit of up to {_figure(credit)})"
@@ -63,13 +64,12 @@ def _sum(decision: Decision, config: RouterConfig, size: int) -> str:
 
 def _overlap(decision: Decision) -> str:
     parts = []
-    if decision.device:
-        ahead = f", {decision.predicted} of them not announced yet" if decision.predicted else ""
-        parts.append(f"{decision.device} in device memory{ahead}")
-    if decision.host:
-        parts.append(f"{decision.host} more in host memory")
-    if decision.disk:
-        parts.append(f"{decision.disk} more in storage")
+    for tier, blocks in zip(Tier, decision.tiers):
+        if blocks:
+            more = "more " if tier > Tier.G1 else ""
+            parts.append(f"{blocks} {more}in {tier.place}")
+            if tier == Tier.G1 and decision.predicted:
+                parts.append(f"{decision.predicted} of them not announced yet")
     return ", ".join(parts)
 
 
@@ -80,8 +80,13 @@ def _ties(decision: Decision) -> str:
 
 
 def _table(decision: Decision) -> list[str]:
-    heads = ("worker", "cost", "device", "host", "disk", "to prefill", "held", "shared", "requests")
-    rows = [heads, *(_row(candidate) for candidate in sorted(decision.candidates, key=lambda c: (c.cost, c.worker)))]
+    depth = max(3, *(len(candidate.tiers) for candidate in decision.candidates))
+    tiers = [tier.label for tier in Tier][:depth]
+    heads = ("worker", "cost", *tiers, "to prefill", "held", "shared", "requests")
+    rows = [
+        heads,
+        *(_row(candidate, depth) for candidate in sorted(decision.candidates, key=lambda c: (c.cost, c.worker))),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     out = []
     for row, worker in zip(rows, (None, *sorted(decision.candidates, key=lambda c: (c.cost, c.worker))), strict=True):
@@ -91,11 +96,10 @@ def _table(decision: Decision) -> list[str]:
     return out
 
 
-def _row(candidate: Candidate) -> tuple[str, ...]:
+def _row(candidate: Candidate, depth: int) -> tuple[str, ...]:
+    tiers = candidate.tiers + (0,) * (depth - len(candidate.tiers))
     figures = (
-        candidate.device,
-        candidate.host,
-        candidate.disk,
+        *tiers,
         candidate.prefill_tokens,
         candidate.active_blocks,
         candidate.shared_blocks,

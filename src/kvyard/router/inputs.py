@@ -15,37 +15,28 @@ from kvyard.router.request import RouteRequest
 
 
 class Overlaps:
-    """Per slot, how many blocks of the prompt's prefix a worker has: in device memory, then each tier beyond the last."""
+    """How many blocks of the prompt's prefix each worker has: a list by slot for the device, then for each tier below it
+    what that one adds.
+    """
 
-    __slots__ = ("confidence", "device", "disk", "host", "known", "plain", "total")
+    __slots__ = ("confidence", "device", "known", "plain", "tiers", "total")
 
     def __init__(
-        self,
-        device: list[int],
-        host: list[int] | None = None,
-        disk: list[int] | None = None,
-        known: list[int] | None = None,
-        confidence: list[float] | None = None,
+        self, tiers: list[list[int]], known: list[int] | None = None, confidence: list[float] | None = None
     ) -> None:
-        self.device = device
-        self.host = host
-        self.disk = disk
+        self.tiers = tiers
+        self.device = tiers[0]
         self.known = known
         """The part of ``device`` that events told of, where predictions add to it."""
         self.confidence = confidence
         """What a worker's word is worth, where not all of them are trusted in full."""
-        self.plain = host is None and disk is None and confidence is None
+        self.plain = len(tiers) == 1 and confidence is None
         """Whether there is nothing but device memory, trusted in full."""
-        if host is None and disk is None:
-            self.total = device
-        else:
-            zero = [0] * len(device)
-            self.total = [a + b + c for a, b, c in zip(device, host or zero, disk or zero, strict=True)]
+        self.total = self.device if len(tiers) == 1 else [sum(blocks) for blocks in zip(*tiers, strict=True)]
 
-    def at(self, slot: int) -> tuple[int, int, int]:
+    def at(self, slot: int) -> tuple[int, ...]:
         """One worker's, by tier."""
-        host, disk = self.host, self.disk
-        return self.device[slot], host[slot] if host is not None else 0, disk[slot] if disk is not None else 0
+        return tuple([tier[slot] for tier in self.tiers])
 
     def predicted(self, slot: int) -> int:
         """What of a worker's is a prediction."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvyard.events.types import Tier
 from kvyard.index import Holder, Indexer, Roster
 from kvyard.router.inputs import Overlaps
 from kvyard.router.memory import RoutedMemory
@@ -89,17 +88,18 @@ class OverlapView:
         if depths is None:
             return None
         most = max(0, request.num_tokens - 1) // self._size  # engines always compute the last token
-        return Overlaps([depth if depth < most else most for depth in depths])
+        return Overlaps([[depth if depth < most else most for depth in depths]])
 
     def _by_tier(self, roster: Roster, levels: list[list[int]]) -> Overlaps:
         """Reaches as what each tier adds to the closer ones."""
         before: list[int] | None = None
-        adds: dict[Tier, list[int]] = {}
+        tiers: list[list[int]] = []
         for tier, reach in zip(roster.tiers, levels, strict=True):
-            adds[tier] = reach if before is None else [more - less for more, less in zip(reach, before, strict=True)]
+            while len(tiers) < tier - 1:
+                tiers.append([0] * self._count)  # a tier that no worker has
+            tiers.append(reach if before is None else [more - less for more, less in zip(reach, before, strict=True)])
             before = reach
-        device = adds.get(Tier.G1) or [0] * self._count
-        return Overlaps(device, adds.get(Tier.G2), adds.get(Tier.G3), None, roster.confidence)
+        return Overlaps(tiers, None, roster.confidence)
 
     def _with_predictions(
         self, roster: Roster, request: RouteRequest, known: Overlaps | None, memory: RoutedMemory
@@ -123,13 +123,11 @@ class OverlapView:
         if not ahead:
             return known
         announced, device = device, device.copy()
-        host = known.host.copy() if known is not None and known.host is not None else None
-        disk = known.disk.copy() if known is not None and known.disk is not None else None
+        lower = [tier.copy() for tier in known.tiers[1:]] if known is not None else []
         for slot, usable in ahead:
             more, device[slot] = usable - device[slot], usable
-            for tier in (host, disk):
-                if tier is not None:
-                    less = min(more, tier[slot])
-                    tier[slot] -= less
-                    more -= less
-        return Overlaps(device, host, disk, announced, known.confidence if known is not None else None)
+            for tier in lower:
+                less = min(more, tier[slot])
+                tier[slot] -= less
+                more -= less
+        return Overlaps([device, *lower], announced, known.confidence if known is not None else None)

@@ -21,10 +21,11 @@ def decision(
 ) -> Decision:
     """The record of ``choice``, made before anything is booked; ``workers`` by slot."""
     request, slot, loads, overlaps = at.request, choice.slot, at.loads, at.overlaps
-    device = host = disk = predicted = best = regret = 0
+    predicted = best = regret = 0
+    tiers: tuple[int, ...] = ()
     best_worker: Holder | None = None
     if overlaps is not None:
-        device, host, disk = overlaps.at(slot)
+        tiers = overlaps.at(slot)
         predicted = overlaps.predicted(slot)
         total = overlaps.total
         best = max(total) if len(total) == len(at.slots) else max([total[other] for other in at.slots])
@@ -43,9 +44,7 @@ def decision(
         num_tokens=request.num_tokens,
         new_tokens=new_tokens,
         blocks=at.blocks,
-        device=device,
-        host=host,
-        disk=disk,
+        tiers=tiers,
         predicted=predicted,
         prefill_tokens=loads.prefill[slot],
         active_blocks=loads.blocks[slot],
@@ -64,14 +63,11 @@ def _candidates(at: RoutingInput, workers: Sequence[Holder | None], config: Rout
     for slot, cost in zip(at.slots, costs(config, at), strict=True):
         worker = workers[slot]
         assert worker is not None
-        device, host, disk = overlaps.at(slot) if overlaps is not None else (0, 0, 0)
         out.append(
             Candidate(
                 worker=worker,
                 cost=cost,
-                device=device,
-                host=host,
-                disk=disk,
+                tiers=overlaps.at(slot) if overlaps is not None else (),
                 predicted=overlaps.predicted(slot) if overlaps is not None else 0,
                 prefill_tokens=loads.prefill[slot],
                 active_blocks=loads.blocks[slot],

@@ -28,14 +28,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     worker: Holder
     cost: float
-    device: int = 0
-    """Of the prompt's prefix, in the worker's device memory; predictions included."""
-    host: int = 0
-    """Beyond that, in host memory."""
-    disk: int = 0
-    """Beyond that, in storage."""
+    tiers: tuple[int, ...] = ()
+    """Of the prompt's prefix, by tier: in the worker's device memory, predictions included, and what each lower tier adds
+    beyond the closer ones."""
     predicted: int = 0
-    """Of ``device``: what no event told of yet."""
+    """Of the device's: what no event told of yet."""
     prefill_tokens: int = 0
     """Tokens that requests before this one have still to prefill there."""
     active_blocks: int = 0
@@ -43,6 +40,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     shared_blocks: int = 0
     """Of this prompt, among those."""
     active_requests: int = 0
+
+    @property
+    def device(self) -> int:
+        """The first of ``tiers``."""
+        return self.tiers[0] if self.tiers else 0
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -62,9 +64,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the worker was booked with: the prompt's tokens less its credit."""
     blocks: int
     """Full blocks of the prompt."""
-    device: int = 0
-    host: int = 0
-    disk: int = 0
+    tiers: tuple[int, ...] = ()
     predicted: int = 0
     """The chosen worker's, as in ``Candidate``."""
     prefill_tokens: int = 0
@@ -81,6 +81,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everyone, where the caller asked for it."""
 
     @property
+    def device(self) -> int:
+        """The first of ``tiers``."""
+        return self.tiers[0] if self.tiers else 0
+
+    @property
     def overlap(self) -> int:
         """The prefix that the chosen worker has, from all tiers."""
-        return self.device + self.host + self.disk
+        return sum(self.tiers)

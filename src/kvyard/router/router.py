@@ -227,10 +227,13 @@ class Router:
         if overlaps is None:
             return request.num_tokens
         config, size = self.config, self.block_size
-        device, host, disk = overlaps.at(slot)
+        device, *lower = overlaps.at(slot)
         cached = device * size
-        if host or disk:
-            cached = round((device + config.host_credit * host + config.disk_credit * disk) * size)
+        if any(lower):
+            worth: float = device
+            for blocks, credit in zip(lower, config.lower_credits):
+                worth += credit * blocks
+            cached = round(worth * size)
         return max(0, request.num_tokens - cached)
 
     def _begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, now: int) -> None:

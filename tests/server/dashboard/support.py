@@ -19,13 +19,13 @@ from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
     Latency,
-    Prompts,
     Source,
     StreamView,
     TierView,
     Totals,
     TransferView,
     WorkerView,
+    prompt_sources,
 )
 from kvyard.server.running import Running, listen
 
@@ -51,7 +51,7 @@ class Fixed:
 def everything(name: str = "w{}", workers: int = 2, since: float = 1000.0, decisions: int = 3) -> FleetView:
     """A view with something in every field."""
     names = [name.format(number) for number in range(workers)]
-    prompts = Prompts(device=50, host=20, storage=10, elsewhere=5, computed=15)
+    prompts = prompt_sources((50, 20, 10), computed=15, elsewhere=5)
     return FleetView(
         kind="gateway",
         at=since,
@@ -113,8 +113,7 @@ def everything(name: str = "w{}", workers: int = 2, since: float = 1000.0, decis
                 cost=12.5,
                 tokens=160,
                 blocks=10,
-                device=4,
-                host=2,
+                tiers={"device": 4, "host": 2},
                 best=9,
                 best_worker=names[-1],
                 said=f"Whole story of {names[0]}\nsecond line",

@@ -115,7 +115,7 @@ def test_a_dead_worker_and_its_return() -> None:
 
         def emptied() -> bool:
             said = gated.post("/explain", body={"prompt": PROMPT}).json()
-            found = {one["worker"].partition("@")[0]: one["device"] for one in said["candidates"]}
+            found = {one["worker"].partition("@")[0]: one["tiers"]["device"] for one in said["candidates"]}
             return found == {first: 0, f"worker{1 - number}": 49}
 
         eventually(emptied, lambda: gated.post("/explain", body={"prompt": PROMPT}).json())

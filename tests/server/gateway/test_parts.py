@@ -281,10 +281,10 @@ def test_a_remote_index_in_a_routers_words() -> None:
     workers = [Holder("a"), Holder("b", 1), Holder("c")]
     roster = remote.roster(workers)
     assert remote.reaches(roster, [1, 2, 3], 48) == []
-    remote.found = {Holder("b", 1): (2, 3, 3, 1.0), Holder("x"): (9, 9, 9, 1.0)}
-    assert remote.reaches(roster, [1, 2, 3], 48) == [[0, 2, 0], [0, 3, 0], [0, 3, 0]]
+    remote.found = {Holder("b", 1): ([2, 3, 3, 4], 1.0), Holder("x"): ([9, 9, 9, 9], 1.0)}
+    assert remote.reaches(roster, [1, 2, 3], 48) == [[0, 2, 0], [0, 3, 0], [0, 3, 0], [0, 4, 0]]
     assert roster.confidence is None
-    remote.found = {Holder("a"): (1, 1, 1, 0.5)}
+    remote.found = {Holder("a"): ([1, 1, 1, 1], 0.5)}
     remote.reaches(roster, [1], 16)
     assert roster.confidence == [0.5, 1.0, 1.0]
     assert Namespace(lora_name=None).plain

@@ -30,7 +30,14 @@ def test_counts_add_up() -> None:
         assert (totals["requests"], totals["finished"], totals["refused"], totals["failed"]) == (3, 3, 1, 1)
         assert totals["prompt_tokens"] == 300 and totals["output_tokens"] == 15 and totals["under_way"] == 0
         # Two of three prompts were there but for the open block.
-        assert totals["prompts"] == {"device": 192, "host": 0, "storage": 0, "elsewhere": 0, "computed": 108}
+        assert totals["prompts"] == {
+            "device": 192,
+            "host": 0,
+            "storage": 0,
+            "remote": 0,
+            "elsewhere": 0,
+            "computed": 108,
+        }
         assert totals["ttft"]["count"] == 3 and totals["ttft"]["p50"] > 0
         here, other = found["workers"]
         assert here["requests"] == 5 and here["prompts"] == totals["prompts"] and other["requests"] == 0
@@ -38,7 +45,9 @@ def test_counts_add_up() -> None:
         (device,) = here["tiers"]
         assert device["capacity"] == 512 and device["held"] == 0 and device["idle"] >= 6
         first, *_ = found["decisions"]
-        assert first["number"] == 3 and first["device"] == 6 and first["blocks"] == 6 and first["tokens"] == 100
+        assert (
+            first["number"] == 3 and first["tiers"]["device"] == 6 and first["blocks"] == 6 and first["tokens"] == 100
+        )
         assert "Found 96 on the device, and 4 of 100 tokens have to be computed." in first["said"]
         stream, silent = found["streams"]
         assert eventually(lambda: view(served)["streams"][0]["seq"] >= 0)

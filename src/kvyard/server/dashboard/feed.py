@@ -13,7 +13,7 @@ from collections import deque
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.server.dashboard.view import FleetView, Latency, Prompts, Source
+from kvyard.server.dashboard.view import FleetView, Latency, PromptSources, Source
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Point(msgspec.Struct, kw_only=True, frozen=True):
     failed: int
     prompt_tokens: int
     output_tokens: int
-    prompts: Prompts
+    prompts: PromptSources
     ttft: Latency | None
 
 

@@ -7,9 +7,12 @@ request's text belongs in here, nor anything made from it that could be turned b
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
+
+from kvyard.events.types import Tier
 
 WorkerState = Literal["ready", "busy", "starting", "draining", "stalled", "suspect", "down"]
 """``busy``: takes nothing more for now. ``suspect``: failed lately and is being watched. ``down``: gets no requests."""
@@ -24,7 +27,7 @@ class TierView(msgspec.Struct, kw_only=True, frozen=True):
     """One tier of a worker, in blocks."""
 
     name: str
-    """``G1`` the device, ``G2`` host memory, ``G3`` storage."""
+    """``G1`` the device, ``G2`` host memory, ``G3`` storage, ``G4`` remote storage."""
     held: int = 0
     """Held by requests and transfers: can't be evicted."""
     idle: int = 0
@@ -33,16 +36,19 @@ class TierView(msgspec.Struct, kw_only=True, frozen=True):
     """``None`` where nobody told."""
 
 
-class Prompts(msgspec.Struct, kw_only=True, frozen=True):
-    """Where prompt tokens came from; they add up to all that were admitted or routed."""
+PromptSources: TypeAlias = dict[str, int]
+"""Where prompt tokens came from; they add up to all that were admitted or routed. By a tier's label; ``elsewhere``: computed,
+though another worker had them; ``computed``: computed otherwise."""
 
-    device: int = 0
-    host: int = 0
-    storage: int = 0
-    elsewhere: int = 0
-    """Computed, though another worker had them."""
-    computed: int = 0
-    """Computed otherwise."""
+
+def by_label(tiers: Sequence[int]) -> dict[str, int]:
+    """Figures by tier, closest first, under what people call the tiers; 0 for those that are not given."""
+    return {tier.label: tiers[at] if at < len(tiers) else 0 for at, tier in enumerate(Tier)}
+
+
+def prompt_sources(tiers: Sequence[int] = (), computed: int = 0, elsewhere: int = 0) -> PromptSources:
+    """``tiers`` are tokens by tier, closest first."""
+    return {**by_label(tiers), "elsewhere": elsewhere, "computed": computed}
 
 
 class WorkerView(msgspec.Struct, kw_only=True, frozen=True):
@@ -66,7 +72,7 @@ class WorkerView(msgspec.Struct, kw_only=True, frozen=True):
     output_tokens: int = 0
     """Counter; where tokens can't be told, streamed chunks."""
     tiers: list[TierView] = []
-    prompts: Prompts = Prompts()
+    prompts: PromptSources = msgspec.field(default_factory=prompt_sources)
 
 
 class StreamView(msgspec.Struct, kw_only=True, frozen=True):
@@ -132,9 +138,8 @@ class DecisionView(msgspec.Struct, kw_only=True, frozen=True):
     tokens: int = 0
     """Of the prompt."""
     blocks: int = 0
-    device: int = 0
-    host: int = 0
-    storage: int = 0
+    tiers: dict[str, int] = {}
+    """Blocks of the prompt that were found, by the label of the tier."""
     best: int | None = None
     """The longest prefix that anybody has; ``None`` where nobody looked."""
     best_worker: str = ""
@@ -169,7 +174,7 @@ class Totals(msgspec.Struct, kw_only=True, frozen=True):
     """Of those, not with a worker yet."""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    prompts: Prompts = Prompts()
+    prompts: PromptSources = msgspec.field(default_factory=prompt_sources)
     ttft: Latency | None = None
 
 

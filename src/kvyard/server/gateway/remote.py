@@ -16,6 +16,7 @@ from kvyard.clock import Clock
 from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity
+from kvyard.server.indexer.config import TIERS
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class _Scoring(msgspec.Struct):
     results: list[_Scored]
 
 
-Found = dict[Holder, tuple[int, int, int, float]]
+Found = dict[Holder, tuple[list[int], float]]
 """Per worker, blocks up to and with each tier, and what its word is worth."""
 
 
@@ -52,7 +53,7 @@ class RemoteRoster:
 
     def __init__(self, workers: Sequence[Holder], block_size: int) -> None:
         # The same types as a Roster's: where the router is compiled, it takes no others.
-        self.tiers = [Tier.G1, Tier.G2, Tier.G3]
+        self.tiers = list(Tier)
         self.workers = tuple(workers)
         self.alignments = [block_size] * len(self.workers)
         self.confidence: list[float] | None = None
@@ -146,20 +147,20 @@ class RemoteIndex:
         found = self.found
         if not found:
             return []
-        nothing = (0, 0, 0, 1.0)
+        nothing = ([0] * len(roster.tiers), 1.0)
         rows = [found.get(worker, nothing) for worker in roster.workers]
-        sure = [row[3] for row in rows]
+        sure = [confidence for _, confidence in rows]
         roster.confidence = sure if min(sure, default=1.0) < 1 else None
-        return [[row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]]
+        return [[reach[level] for reach, _ in rows] for level in range(len(roster.tiers))]
 
 
-def _reaches(worker: _Worker) -> tuple[int, int, int, float]:
+def _reaches(worker: _Worker) -> tuple[list[int], float]:
     """What each tier reaches: no less than the closer ones."""
     longest = 0
     out: list[int] = []
-    for name in ("gpu", "cpu", "disk"):
+    for name in TIERS:
         tier = worker.tiers.get(name)
         if tier is not None:
             longest += tier.blocks
         out.append(longest)
-    return out[0], out[1], out[2], worker.confidence
+    return out, worker.confidence

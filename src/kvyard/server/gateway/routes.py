@@ -13,6 +13,7 @@ from kvyard import __version__, openai
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.server.dashboard.routes import Dashboard
+from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import asking, schemas
 from kvyard.server.gateway.config import EngineConfig, GatewayConfig
 from kvyard.server.gateway.engine import Engine
@@ -88,7 +89,13 @@ class Routes:
             candidates=[
                 schemas.Candidate(
                     worker=str(one.worker),
-                    **{key: getattr(one, key) for key in schemas.Candidate.__struct_fields__ if key != "worker"},
+                    tiers=by_label(one.tiers),
+                    cost=one.cost,
+                    predicted=one.predicted,
+                    prefill_tokens=one.prefill_tokens,
+                    active_blocks=one.active_blocks,
+                    shared_blocks=one.shared_blocks,
+                    active_requests=one.active_requests,
                 )
                 for one in decision.candidates
             ],

@@ -23,9 +23,8 @@ class Candidate(msgspec.Struct, kw_only=True):
 
     worker: str
     cost: float
-    device: int
-    host: int
-    disk: int
+    tiers: dict[str, int]
+    """Of the prompt, by the label of the tier: ``device``, ``host``, ``storage``, ``remote``."""
     predicted: int
     prefill_tokens: int
     active_blocks: int

@@ -16,6 +16,7 @@ from kvyard.server.dashboard.view import (
     Totals,
     WorkerState,
     WorkerView,
+    by_label,
 )
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.holdings import Holdings
@@ -134,9 +135,7 @@ class GatewaySource:
             cost=decision.cost,
             tokens=decision.num_tokens,
             blocks=decision.blocks,
-            device=decision.device,
-            host=decision.host,
-            storage=decision.disk,
+            tiers=by_label(decision.tiers),
             best=decision.best,
             best_worker="" if decision.best_worker is None else str(decision.best_worker),
             said=explain(decision, pool.router.config, pool.block_size),

@@ -44,7 +44,7 @@ def cumulative(match: WorkerMatch) -> tuple[int, int, int]:
     for tier in TIERS.values():
         own = match.tiers.get(tier)
         reach.append(max(own.reach if own is not None else 0, reach[-1] if reach else 0))
-    return reach[0], reach[1], reach[2]
+    return reach[0], reach[1], reach[-1]
 
 
 def worker(model: Model, match: WorkerMatch) -> Worker:

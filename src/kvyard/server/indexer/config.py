@@ -22,8 +22,8 @@ from kvyard.server.http import Bounds, explained
 from kvyard.server.indexer.names import LocalNames
 from kvyard.server.indexer.schemas import Register, Size, TierName
 
-TIERS: dict[TierName, Tier] = {"gpu": Tier.G1, "cpu": Tier.G2, "disk": Tier.G3}
-"""Dynamo's words for tiers."""
+TIERS: dict[TierName, Tier] = {"gpu": Tier.G1, "cpu": Tier.G2, "disk": Tier.G3, "remote": Tier.G4}
+"""Dynamo's words for tiers, and one for what it has none for."""
 TIER_NAMES: dict[Tier, TierName] = {tier: name for name, tier in TIERS.items()}
 
 Settings = TypeVar("Settings")

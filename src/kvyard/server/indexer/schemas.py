@@ -23,7 +23,7 @@ Token = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Hash = int
 """Signed or not: 64 bits of it count."""
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]
-TierName = Literal["gpu", "cpu", "disk"]
+TierName = Literal["gpu", "cpu", "disk", "remote"]
 
 
 class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

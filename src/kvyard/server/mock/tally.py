@@ -12,6 +12,7 @@ import msgspec
 
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.engine.job import Job, State
+from kvyard.events.types import Tier
 from kvyard.server.dashboard.view import MOST_DECISIONS, Latency
 from kvyard.server.mock.choice import Choice
 
@@ -30,9 +31,8 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
     worker: str
     rank: int
     tokens: int
-    device: int
-    host: int
-    storage: int
+    tiers: tuple[int, ...]
+    """Found, by tier."""
     waited_ms: float
 
 
@@ -57,9 +57,7 @@ class Recent:
                 worker,
                 choice.rank,
                 job.num_prompt_tokens,
-                cached,
-                external - job.storage_tokens,
-                job.storage_tokens,
+                (cached, external - job.storage_tokens, job.storage_tokens),
                 (now - choice.arrival) / MS,
             )
         )
@@ -99,16 +97,17 @@ class Tally:
         self.recent = recent
         self.came = self.finished = self.failed = self.refused = self.cancelled = 0
         self.prompt_tokens = self.output_tokens = 0
-        self.device = self.host = self.storage = self.computed = 0
+        self.computed = 0
+        self.tiers = [0] * len(Tier)
+        """Prompt tokens found, by tier."""
         self.streams = [Sent() for _ in range(ranks)]
         self._worker = worker
 
     def admitted(self, choice: Choice, now: int, cached: int, external: int) -> None:
         """A job begins to run, for the first time."""
         job: Job = choice.job
-        self.device += cached
-        self.host += external - job.storage_tokens
-        self.storage += job.storage_tokens
+        for at, tokens in enumerate((cached, external - job.storage_tokens, job.storage_tokens)):
+            self.tiers[at] += tokens
         self.computed += job.num_prompt_tokens - cached - external
         self.prompt_tokens += job.num_prompt_tokens
         self.recent.admitted(self._worker, choice, now, cached, external)

@@ -11,15 +11,17 @@ from kvyard import __version__
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.engine.core import EngineCore
 from kvyard.events.transport.endpoint import reachable
+from kvyard.events.types import LOWER_TIERS
 from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
-    Prompts,
     StreamView,
     TierView,
     Totals,
     TransferView,
     WorkerView,
+    by_label,
+    prompt_sources,
 )
 from kvyard.server.mock.faults import Faults
 from kvyard.server.mock.tally import Admission
@@ -57,7 +59,6 @@ class MockSource:
         recent = workers[0].tally.recent
         shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports)]
         tallies = [worker.tally for worker in workers]
-        prompts = [one.prompts for one in shown]
         totals = Totals(
             requests=sum(one.came for one in tallies),
             finished=sum(one.finished for one in tallies),
@@ -67,12 +68,7 @@ class MockSource:
             under_way=sum(worker.load for worker in workers),
             prompt_tokens=sum(one.prompt_tokens for one in tallies),
             output_tokens=sum(one.output_tokens for one in tallies),
-            prompts=Prompts(
-                device=sum(one.device for one in prompts),
-                host=sum(one.host for one in prompts),
-                storage=sum(one.storage for one in prompts),
-                computed=sum(one.computed for one in prompts),
-            ),
+            prompts={name: sum(worker.prompts[name] for worker in shown) for name in prompt_sources()},
             ttft=recent.latency(now),
         )
         return FleetView(
@@ -112,7 +108,7 @@ def worker_view(worker: Worker, url: str) -> WorkerView:
         prompt_tokens=tally.prompt_tokens,
         output_tokens=tally.output_tokens,
         tiers=list(_tiers(worker.cores)),
-        prompts=Prompts(device=tally.device, host=tally.host, storage=tally.storage, computed=tally.computed),
+        prompts=prompt_sources(tally.tiers, tally.computed),
     )
 
 
@@ -180,12 +176,10 @@ def transfer_views(worker: Worker) -> Iterator[TransferView]:
 
 
 def _decision(one: Admission, size: int) -> DecisionView:
-    found = one.device + one.host + one.storage
-    parts = [f"{one.device} on the device"]
-    if one.host:
-        parts.append(f"{one.host} loaded from host memory")
-    if one.storage:
-        parts.append(f"{one.storage} loaded from storage")
+    device, *lower = one.tiers
+    found = sum(one.tiers)
+    parts = [f"{device} on the device"]
+    parts += [f"{tokens} loaded from {tier.place}" for tier, tokens in zip(LOWER_TIERS, lower) if tokens]
     had = f"Found {', '.join(parts)}" if found else "Found nothing"
     return DecisionView(
         number=one.number,
@@ -195,9 +189,7 @@ def _decision(one: Admission, size: int) -> DecisionView:
         why=f"sent here, waited {one.waited_ms:.0f} ms",
         tokens=one.tokens,
         blocks=one.tokens // size,
-        device=one.device // size,
-        host=one.host // size,
-        storage=one.storage // size,
+        tiers=by_label([tokens // size for tokens in one.tiers]),
         said=(
             f"{one.id}: admitted at {one.worker}, rank {one.rank}, after waiting {one.waited_ms:.1f} ms of nominal time.\n"
             f"{had}, and {one.tokens - found} of {one.tokens} tokens have to be computed."

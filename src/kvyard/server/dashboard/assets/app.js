@@ -7,6 +7,7 @@ import { Decisions, Rates, streams, transfers } from "./tables.js";
 
 const SOURCES = [
   ["device", "found on the device", "blue"], ["host", "loaded from host memory", "aqua"], ["storage", "loaded from storage", "violet"],
+  ["remote", "loaded from remote storage", "red"],
   ["elsewhere", "computed, though another worker had it", "yellow"], ["computed", "computed", "grey"],
 ];
 

@@ -9,9 +9,12 @@ export const MANY = 12; // workers above which each gets less room
 const TONES = { ready: "good", busy: "warn", starting: "warn", draining: "warn", stalled: "warn", suspect: "warn", down: "bad" };
 const ORDER = ["down", "stalled", "suspect", "starting", "draining", "busy", "ready"];
 
+/** Tiers by label, closest first. */
+export const TIERS = ["device", "host", "storage", "remote"];
+
 /** What of a prompt needn't be computed, as a share; null where nothing came. */
 export const reused = (prompts) => {
-  const found = (prompts.device || 0) + (prompts.host || 0) + (prompts.storage || 0);
+  const found = TIERS.reduce((sum, name) => sum + (prompts[name] || 0), 0);
   const all = found + (prompts.elsewhere || 0) + (prompts.computed || 0);
   return all ? found / all : null;
 };

@@ -12,7 +12,8 @@ const clip = (td, text) => {
 
 // -- decisions -------------------------------------------------------------------------------------------------------
 
-const PARTS = [["device", "blue"], ["host", "aqua"], ["storage", "violet"]];
+const PARTS = [["device", "blue"], ["host", "aqua"], ["storage", "violet"], ["remote", "red"]];
+const blocksFound = (one) => Object.values(one.tiers).reduce((sum, blocks) => sum + blocks, 0);
 
 /** The list of decisions: grows by what is new, and remembers which ones are open. */
 export class Decisions {
@@ -47,22 +48,22 @@ export class Decisions {
     byId("decisions-none").hidden = this.list.length > 0;
     this.body.parentNode.hidden = this.list.length === 0;
     const looked = this.list.filter((one) => one.best !== null);
-    const lost = looked.filter((one) => one.best > one.device + one.host + one.storage).length;
+    const lost = looked.filter((one) => one.best > blocksFound(one)).length;
     put(byId("decisions-sum"), this.list.length ? `the last ${this.list.length}` + (looked.length ? `; ${lost} passed over a longer prefix` : "") : "");
   }
 
   words() { return el("tr", { class: "said" }, el("td", { colspan: 9 })); }
 
   row(one) {
-    const found = one.device + one.host + one.storage, all = one.blocks || 1;
+    const found = blocksFound(one), all = one.blocks || 1;
     const meter = el("div", { class: "meter" });
     for (const [name, color] of PARTS) {
-      if (!one[name]) continue;
+      if (!one.tiers[name]) continue;
       const part = el("i", { class: color });
-      part.style.width = `${Math.min(100, (100 * one[name]) / all)}%`;
+      part.style.width = `${Math.min(100, (100 * one.tiers[name]) / all)}%`;
       meter.append(part);
     }
-    const where = PARTS.filter(([name]) => one[name]).map(([name]) => `${number(one[name])} ${name}`).join(", ") || "nothing";
+    const where = PARTS.filter(([name]) => one.tiers[name]).map(([name]) => `${number(one.tiers[name])} ${name}`).join(", ") || "nothing";
     const best = one.best === null ? "–" : one.best > found ? `${one.best_worker || "another"} has ${number(one.best - found)} more` : "nobody has more";
     const button = el("button", { type: "button", "aria-expanded": "false", "aria-label": `Explain ${one.id}` }, "why");
     button.addEventListener("click", () => {
