@@ -12,7 +12,7 @@ import pytest
 from tests.replay.traces.support import ROOT, SAMPLES
 
 from kvyard.cli.app import main
-from kvyard.replay.settings import make_config, read_settings
+from kvyard.replay.settings import SETTINGS, make_config
 
 PAGES = [ROOT / "docs" / "replay.md", ROOT / "docs" / "size-a-host-tier.md"]
 
@@ -65,7 +65,7 @@ def test_commands(page: Path, here: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_fleet_of_the_page(here: Path) -> None:
     text = re.findall(r"```toml\n(.*?)```", PAGES[0].read_text(), re.DOTALL)[0]
     (here / "f.toml").write_text(text.replace("# fail", "fail"))
-    config = make_config(read_settings(here / "f.toml"))
+    config = make_config(SETTINGS.read(here / "f.toml"))
     assert [(kind.name, kind.count) for kind in config.workers] == [("large", 4), ("small", 4), ("spare", 1)]
     assert config.workers[2].fail == 45 * 60 * 10**9
 

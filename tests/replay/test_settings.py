@@ -10,7 +10,8 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import FixedTiming, PolynomialTiming, ProfileTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT, ReplayConfig
-from kvyard.replay.settings import ENGINE, SETTINGS, TIERS, make_config, read_settings
+from kvyard.replay.settings import SETTINGS, make_config
+from kvyard.replay.settings_engine import OF_AN_ENGINE, OF_TIERS
 from kvyard.router import RouterConfig
 from kvyard.tiers.config import OffloadConfig
 
@@ -38,7 +39,7 @@ def test_every_field_of_a_config_has_a_setting() -> None:
     assert not fleet
     router = set(RouterConfig.__struct_fields__) - set(SETTINGS)
     assert router == {"policy", "load"}  # router and router_load
-    own = set(EngineConfig.__struct_fields__) - set(ENGINE)
+    own = set(EngineConfig.__struct_fields__) - set(OF_AN_ENGINE)
     assert own == {
         "tiers",  # settings of their own
         "speculative",  # num_speculative_tokens
@@ -46,7 +47,7 @@ def test_every_field_of_a_config_has_a_setting() -> None:
         "scheduler_reserve_full_isl",  # a rule of the engine, for comparisons with others
         "retention_interval",  # of state groups, part of a model
     }
-    below = set(OffloadConfig.__struct_fields__) - set(TIERS)
+    below = set(OffloadConfig.__struct_fields__) - set(OF_TIERS)
     assert below == {"host", "storage", "policy", "events"}
 
 
@@ -176,11 +177,11 @@ def test_refused(settings: dict[str, object], match: str) -> None:
 
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match="can't read"):
-        read_settings(tmp_path / "no.toml")
+        SETTINGS.read(tmp_path / "no.toml")
     file = tmp_path / "a.toml"
     file.write_text("workers = ")
     with pytest.raises(KvyardError, match="is not TOML"):
-        read_settings(file)
+        SETTINGS.read(file)
     file.write_text("hostblocks = 3")
     with pytest.raises(KvyardError, match=r"a.toml: .*did you mean host_blocks"):
-        read_settings(file)
+        SETTINGS.read(file)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvyard.engine.models import ModelPlan, parse_bytes, plan, preset, presets, read_config
-from kvyard.engine.models.units import show_bytes
+from kvyard.engine.models import ModelPlan, plan, preset, presets, read_config
 from kvyard.errors import KvyardError
+from kvyard.units import parse_bytes, show_bytes
 
 
 def model(

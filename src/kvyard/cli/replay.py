@@ -11,6 +11,7 @@ import typer
 from kvyard.cli.interrupt import patient
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
+from kvyard.replay.settings import SETTINGS
 
 if TYPE_CHECKING:
     from kvyard.replay.live.run import LiveRun
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-@with_settings
+@with_settings(SETTINGS)
 def replay(
     trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
     settings: Mapping[str, object],

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from kvyard.cli.serving import read_token
 from kvyard.errors import KvyardError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kvyard.server.rehearsal.run import Rehearsed
 
 SELF = "self"
-TOKEN_VARIABLE = "KVYARD_TOKEN"
 AT_AN_ENDPOINT = frozenset({"speedup", "concurrency", "limit", "seed"})
 """Settings that are about the driving, and so make sense with any endpoint."""
 NOT_LIVE = {
@@ -90,11 +89,11 @@ def run_live(
         return done.run, done
     from kvyard.replay.live.config import LiveConfig
     from kvyard.replay.live.run import replay_live
-    from kvyard.replay.settings import parse_settings
+    from kvyard.replay.settings import SETTINGS
 
-    driving: dict[str, Any] = parse_settings(settings)
+    driving: dict[str, Any] = SETTINGS.parse(settings)
     config = LiveConfig(model=served_model_name, speed=speed, timeout_s=timeout, exact=not any_length, **driving)
-    token = _token(token_file)
+    token = read_token(token_file)
     return replay_live(source, live, config, token=token, slo=slo, label=label, progress=progress), None
 
 
@@ -107,18 +106,3 @@ def say_proof(done: Rehearsed) -> None:
     typer.echo(str(proof))
     if not proof.equal:
         raise typer.Exit(DIFFERS)
-
-
-def _token(path: Path | None) -> str | None:
-    if path is not None:
-        try:
-            found = path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise KvyardError(f"can't read the token file {path}: {error}") from None
-    elif TOKEN_VARIABLE in os.environ:
-        found = os.environ[TOKEN_VARIABLE].strip()
-    else:
-        return None
-    if not found or not found.isascii() or not found.isprintable():
-        raise KvyardError(f"the token in {path or TOKEN_VARIABLE} must be printable ASCII, and not empty")
-    return found

@@ -6,14 +6,15 @@ Names follow vLLM where vLLM has one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kvyard.blocks import GroupSpec
+from kvyard.blocks import ORDERS, GroupSpec
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings, check_backend
 from kvyard.engine.timing import PolynomialTiming, TimingConfig, read_timing
+from kvyard.settings import Setting, size
 from kvyard.tiers.config import OffloadConfig
 
 DEFAULT_BLOCK_SIZE = {"vllm": 64, "sglang": 1, "trtllm": 32}
@@ -23,7 +24,7 @@ DEFAULT_BLOCK_SIZE = {"vllm": 64, "sglang": 1, "trtllm": 32}
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Draft tokens: how many per step, and how likely each is accepted given that those before it were."""
 
-    num_speculative_tokens: int
+    num_speculative_tokens: Annotated[int, Setting("Draft tokens per step.")]
     acceptance_rates: tuple[float, ...] = (0.85, 0.3, 0.0, 0.0, 0.0)
     eagle: bool = True
     """Whether the drafter needs hidden states, so that the last block of a hit is computed again."""
@@ -43,33 +44,35 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine rank."""
 
-    backend: Literal["vllm", "sglang", "trtllm"] = "vllm"
-    num_gpu_blocks: int = 16384
-    """Usable blocks; the null block is not counted."""
-    block_size: int | None = None
-    """Tokens per block of a model with one group; ``None`` for the backend's default."""
-    groups: tuple[GroupSpec, ...] = ()
-    """Attention groups of a hybrid model; empty means one group of full attention."""
-    bytes_per_block: int | None = None
-    """Bytes of one block of one group; lower tiers need it."""
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    long_prefill_token_threshold: int = 0
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    preemption_mode: Literal["newest", "oldest"] = "newest"
+    backend: Annotated[Literal["vllm", "sglang", "trtllm"], Setting("Whose scheduling: {choices}.")] = "vllm"
+    num_gpu_blocks: Annotated[int, Setting("Usable blocks on each device.", flag=True)] = 16384
+    """The null block is not counted."""
+    block_size: Annotated[int | None, Setting("Tokens per block. [default: 64, of a mock 16]", flag=True)] = None
+    """Of a model with one group; ``None`` for the backend's default."""
+    groups: Annotated[tuple[GroupSpec, ...], Setting("Attention groups of a hybrid model, a table each.")] = ()
+    """Empty means one group of full attention."""
+    bytes_per_block: Annotated[int | None, Setting("What a block of one group takes, without a model.", parse=size)] = (
+        None
+    )
+    """Lower tiers need it."""
+    max_model_len: Annotated[int | None, Setting("Tokens of the longest request.", flag=True)] = None
+    max_num_seqs: Annotated[int, Setting("Requests per pass.", flag=True)] = 256
+    max_num_batched_tokens: Annotated[int, Setting("Tokens per pass.", flag=True)] = 8192
+    long_prefill_token_threshold: Annotated[int, Setting("Tokens of a prompt per pass; 0 is off.")] = 0
+    enable_prefix_caching: Annotated[bool, Setting("Whether prefixes are cached.")] = True
+    enable_chunked_prefill: Annotated[bool, Setting("Whether prompts are cut into chunks.")] = True
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], Setting("Who goes first: {choices}.", flag=True)] = "fcfs"
+    preemption_mode: Annotated[Literal["newest", "oldest"], Setting("Who is preempted: {choices}.")] = "newest"
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when its whole known sequence fits, not just the first chunk of it."""
-    watermark: float = 0.0
+    watermark: Annotated[float, Setting("Share of blocks kept free.")] = 0.0
     retention_interval: int | None = None
-    eviction: str = "lru"
+    eviction: Annotated[str, Setting("The order of eviction on the device: {choices}.", choices=ORDERS.keys)] = "lru"
     speculative: SpeculativeConfig | None = None
     timing: TimingConfig = PolynomialTiming()
     tiers: OffloadConfig | None = None
-    sglang: SglangSettings | None = None
-    trtllm: TrtllmSettings | None = None
+    sglang: Annotated[SglangSettings | None, Setting("A table of what only that backend has.")] = None
+    trtllm: Annotated[TrtllmSettings | None, Setting("A table of what only that backend has.")] = None
     seed: int = 0
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import msgspec
 
@@ -10,6 +11,7 @@ from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.router import RouterConfig
 from kvyard.router.policies import make_policy
+from kvyard.settings import Setting, as_it_is, duration
 
 LEFT_OUT = {
     "prefill_workers": "prefill/decode disaggregation is not modelled: every worker does both",
@@ -25,17 +27,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Workers of one kind."""
 
     engine: EngineConfig = EngineConfig()
-    count: int = 1
-    dp_size: int = 1
-    """Data-parallel ranks of each; they start every pass together."""
-    name: str = "w"
-    """What their names begin with."""
-    start: int = 0
-    """When they begin to take requests, in ns."""
-    drain: int | None = None
-    """When they stop taking new requests, in ns."""
-    fail: int | None = None
-    """When they fail, in ns: what they had is lost, and their requests are routed anew."""
+    count: Annotated[int, Setting("How many of them.")] = 1
+    dp_size: Annotated[int, Setting("Data-parallel ranks of each worker.", flag=True)] = 1
+    """They start every pass together."""
+    name: Annotated[str, Setting("What the names of these workers begin with.")] = "w"
+    start: Annotated[int, Setting("When they begin to take requests.", parse=duration)] = 0
+    """In ns, as are the others."""
+    drain: Annotated[int | None, Setting("When they stop taking new requests.", parse=duration)] = None
+    fail: Annotated[int | None, Setting("When they fail.", parse=duration)] = None
+    """What they had is lost, and their requests are routed again."""
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
@@ -53,21 +53,25 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole replay."""
 
-    workers: tuple[WorkerConfig, ...] = (WorkerConfig(),)
+    workers: Annotated[
+        tuple[WorkerConfig, ...],
+        Setting("Workers, 8 by default; in a file, a table for each kind of them.", flag=True, parse=as_it_is),
+    ] = (WorkerConfig(),)
     router: RouterConfig = RouterConfig()
-    event_lag: int = 0
-    """Nanoseconds until the router sees what a worker announced."""
-    speedup: float = 1.0
-    """Divides the gaps between arrivals and think times; compute stays as it is."""
-    concurrency: int | None = None
-    """Closed loop: so many sessions (or requests) under way at any time, whatever the recorded times."""
-    limit: int | None = None
-    """Requests at most."""
-    seed: int = 0
-    plans: bool = True
-    """Off: one pass at a time. The same results, slowly; for checking."""
-    samples: int = 150
-    """About how many points the timeline has."""
+    event_lag: Annotated[
+        int, Setting("Until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
+    ] = 0
+    speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
+    """Compute stays as it is."""
+    concurrency: Annotated[
+        int | None,
+        Setting("Closed loop: so many sessions (or requests) under way, whatever the recorded times.", flag=True),
+    ] = None
+    limit: Annotated[int | None, Setting("Replay so many requests at most.", flag=True)] = None
+    seed: Annotated[int, Setting("Of whatever is drawn.", flag=True)] = 0
+    plans: Annotated[bool, Setting("Off: one pass at a time, for checking.")] = True
+    """The same results, slowly."""
+    samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
@@ -77,8 +81,9 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             kind.check()
         if all(kind.start > 0 for kind in self.workers):
             raise KvyardError("no worker is there at the start: let one start at 0")
-        if self.limit is not None and self.limit < 1:
-            raise KvyardError(f"limit must be at least 1, got {self.limit}")
+        for key, most in (("limit", self.limit), ("concurrency", self.concurrency)):
+            if most is not None and most < 1:
+                raise KvyardError(f"{key} must be at least 1, got {most}")
         if self.samples < 2:
             raise KvyardError(f"samples must be at least 2, got {self.samples}")
         if not 0 < self.speedup < math.inf:

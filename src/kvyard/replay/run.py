@@ -12,7 +12,7 @@ from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.outcome import Outcome
 from kvyard.replay.report import Report, Slo, make_report
-from kvyard.replay.settings import make_config, read_settings
+from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
 
 Told = Callable[[int, int, int], None]
@@ -95,16 +95,7 @@ def as_config(
             )
         config.check()
         return config
-    return make_config(merged(config, settings))
-
-
-def merged(config: str | Path | Mapping[str, object] | None, settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings of a file or a mapping with ``settings`` on top. Raises ``KvyardError``."""
-    base: dict[str, object] = dict(config) if isinstance(config, Mapping) else read_settings(config) if config else {}
-    on_top = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(base.get("workers"), list | tuple) and "workers" in on_top:
-        raise KvyardError("workers is given twice: the configuration has tables of workers, so leave the number out")
-    return base | on_top
+    return make_config(SETTINGS.merge(config, settings))
 
 
 def limited(

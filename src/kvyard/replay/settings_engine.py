@@ -3,116 +3,138 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from kvyard.blocks import GroupSpec
+from kvyard.blocks import ORDERS
 from kvyard.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import plan, preset, presets, read_config
-from kvyard.engine.timing import parse_timing
+from kvyard.engine.timing import parse_timing, timing_choices
 from kvyard.errors import KvyardError
+from kvyard.settings import Setting, Settings, bandwidth, chosen, duration, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
 
 BYTES_PER_TOKEN = 131_072
-"""Where nobody names a model: what Llama 3.1 8B keeps of a token (32 layers, 8 KV heads of 128, keys and values, bfloat16)."""
+"""Without a model: what Llama 3.1 8B keeps of a token (32 layers, 8 KV heads of 128, keys and values, bfloat16)."""
 GB = 10**9
-HOST_GB_S = 32
-"""A link's speed, each way, where nobody says: about that of PCIe 5 to pageable memory, and the Dynamo mocker's."""
-STORAGE_GB_S = 10
 SHARED_GB_S = 80
-STORAGE_LATENCY_NS = 100_000
 
-AS_THEY_ARE = (
-    "backend",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "long_prefill_token_threshold",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "scheduling_policy",
-    "preemption_mode",
-    "watermark",
-    "eviction",
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes blocks, bytes and times of an engine, and isn't a field of its configuration."""
+
+    model: Annotated[
+        str | None, Setting("A preset of kvyard model --list, or a config.json, instead of numbers ...", flag=True)
+    ] = None
+    gpu_memory: Annotated[
+        int | None, Setting("... and the memory of a card, such as 80GiB.", flag=True, parse=size)
+    ] = None
+    gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.")] = 0.92
+    tensor_parallel_size: Annotated[int, Setting("Cards that share the model.", flag=True)] = 1
+    kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...")] = "auto"
+    bytes_per_token: Annotated[
+        int | None,
+        Setting("Without a model: what a token takes in the cache, 128KiB by default.", flag=True, parse=size),
+    ] = None
+    timing: Annotated[
+        str, Setting("What a pass takes: {choices} (see kvyard profile).", flag=True, choices=timing_choices)
+    ] = "polynomial"
+    timing_speedup: Annotated[float, Setting("Divides what passes take.")] = 1.0
+
+
+class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One lower tier, in flat names that begin with its own."""
+
+    blocks: Annotated[int | None, Setting("Blocks of {tier} per worker, such as 20k; 0 for none.", flag=True)] = None
+    bytes: Annotated[int | None, Setting("The same in bytes, such as 200GiB.", flag=True, parse=size)] = None
+    bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s of a worker to {tier} and back, {speed}/{speed} by default.", flag=True, parse=bandwidth),
+    ] = None
+    latency: Annotated[int | None, Setting("Until the first byte from {tier}.", parse=duration)] = None
+    scope: Annotated[
+        Literal["private", "shared"], Setting("{choices}: whether all workers have one {tier}.", flag=True)
+    ] = "private"
+    eviction: Annotated[str, Setting("The order of eviction in {tier}: {choices}.", choices=ORDERS.keys)] = "lru"
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of links, apart from a tier's own speed."""
+
+    link: Annotated[str | None, Setting("A measured link to host memory: h200 or h200-queued.", flag=True)] = None
+    link_discipline: Annotated[Literal["fair", "fifo"], Setting("How transfers share a link: {choices}.")] = "fair"
+    shared_bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s of all workers together, to a shared tier.", parse=bandwidth),
+    ] = None
+
+
+class TierDefaults(NamedTuple):
+    """What a tier is called, and its link where none is described."""
+
+    words: str
+    gb_s: int
+    latency_ns: int
+
+
+TIERS = {
+    # About the speed of PCIe 5 to pageable memory, and the Dynamo mocker's.
+    "host": TierDefaults("host memory", 32, 0),
+    "storage": TierDefaults("storage", 10, 100_000),
+}
+OF_TIERS = Settings(
+    *(settings_of(TierSettings, f"{tier}_", tier=words, speed=str(gb_s)) for tier, (words, gb_s, _) in TIERS.items()),
+    settings_of(LinkSettings),
+    settings_of(OffloadConfig),
 )
-OF_A_BACKEND = ("sglang", "trtllm")
+"""Settings that make sense only where there are lower tiers."""
+OF_AN_ENGINE = Settings(settings_of(EngineConfig), settings_of(ModelSettings), settings_of(SpeculativeConfig), OF_TIERS)
+"""Everything that can be set of one engine, by name."""
 ONLY_WITH_MODEL = ("gpu_memory", "gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype")
 ONLY_WITHOUT_MODEL = ("groups", "bytes_per_token", "bytes_per_block")
-CHOICES = {
-    "backend": ("vllm", "sglang", "trtllm"),
-    "scheduling_policy": ("fcfs", "priority"),
-    "preemption_mode": ("newest", "oldest"),
-    "host_scope": ("private", "shared"),
-    "storage_scope": ("private", "shared"),
-    "link_discipline": ("fair", "fifo"),
-}
 
 
 def engine_config(given: Mapping[str, Any], seed: int = 0) -> EngineConfig:
     """The engine of parsed settings. Raises ``KvyardError`` for what contradicts itself."""
-    for name, choices in CHOICES.items():
-        if name in given and given[name] not in choices:
-            raise KvyardError(f"{name} is {given[name]!r}: choose one of {', '.join(choices)}")
-    options: dict[str, Any] = {name: given[name] for name in AS_THEY_ARE if name in given}
-    options |= _from_model(given) if "model" in given else _from_numbers(given)
+    options = chosen(EngineConfig, given) | (_from_model(given) if "model" in given else _from_numbers(given))
     tiers = _tiers(given)
-    if tiers is not None:
-        if options.get("bytes_per_block") is None:
-            raise KvyardError(
-                "lower tiers need to know what a block takes: say model, or bytes_per_block beside groups"
-            )
-        options["tiers"] = tiers
-    if "num_speculative_tokens" in given:
-        options["speculative"] = SpeculativeConfig(num_speculative_tokens=given["num_speculative_tokens"])
-    timing = parse_timing(given.get("timing", "polynomial"), given.get("timing_speedup", 1.0))
-    fields = {"timing": timing, "seed": seed, **options}
-    for name in OF_A_BACKEND:
-        if name in given:
-            fields[name] = _table(name, given[name])
-    config = EngineConfig(**fields)
+    if tiers is not None and options.get("bytes_per_block") is None:
+        raise KvyardError("lower tiers need to know what a block takes: say model, or bytes_per_block beside groups")
+    speculative = chosen(SpeculativeConfig, given)
+    config = EngineConfig(
+        **options,
+        tiers=tiers,
+        speculative=SpeculativeConfig(**speculative) if speculative else None,
+        timing=parse_timing(given.get("timing", "polynomial"), given.get("timing_speedup", 1.0)),
+        seed=seed,
+    )
     config.check()
     return config
-
-
-def _table(name: str, value: object) -> object:
-    """Settings of one backend, which come as a table."""
-    kind = next(field.type for field in msgspec.structs.fields(EngineConfig) if field.name == name)
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise KvyardError(f"{name} can't be read: {error}") from None
 
 
 def _from_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ONLY_WITH_MODEL:
         if name in given:
             raise KvyardError(f"{name} is for a model: say which, as in model=llama-3.1-8b, or leave it out")
-    options: dict[str, Any] = {"num_gpu_blocks": given.get("num_gpu_blocks", 16384)}
-    if "bytes_per_block" in given:
-        if "bytes_per_token" in given:
-            raise KvyardError("bytes_per_token and bytes_per_block say the same: give one of the two")
-        options["bytes_per_block"] = given["bytes_per_block"]
+    if "bytes_per_block" in given and "bytes_per_token" in given:
+        raise KvyardError("bytes_per_token and bytes_per_block say the same: give one of the two")
     if "groups" in given:
         if "block_size" in given:
             raise KvyardError("block_size is for models with one group: leave it out, each of groups has its own")
         if "bytes_per_token" in given:
             raise KvyardError("bytes_per_token is for models with one group: say bytes_per_block beside groups")
-        try:
-            options["groups"] = msgspec.convert(given["groups"], tuple[GroupSpec, ...])
-        except msgspec.ValidationError as error:
-            raise KvyardError(f"groups can't be read: {error}") from None
-        return options
+        return {}
     size = given.get("block_size", DEFAULT_BLOCK_SIZE[given.get("backend", "vllm")])
     if size < 1:
         raise KvyardError(f"block_size must be at least 1, got {size}")
-    options["block_size"] = size
-    options.setdefault("bytes_per_block", size * given.get("bytes_per_token", BYTES_PER_TOKEN))
-    if options["bytes_per_block"] < 1:
-        raise KvyardError(f"a block takes {options['bytes_per_block']} bytes: it must be at least 1")
-    return options
+    taken = given.get("bytes_per_block", size * given.get("bytes_per_token", BYTES_PER_TOKEN))
+    if taken < 1:
+        raise KvyardError(f"a block takes {taken} bytes: it must be at least 1")
+    return {"block_size": size, "bytes_per_block": taken}
 
 
 def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,14 +147,11 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     name = given["model"]
     found = read_config(name) if name not in presets() and Path(name).exists() else preset(name)
-    names = {
-        *("gpu_memory_utilization", "tensor_parallel_size", "block_size", "kv_cache_dtype", "max_model_len"),
-        *("max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching"),
-    }
     # Where the blocks are given, the card is as large as it has to be.
-    made = plan(found, given.get("gpu_memory", 2**60), **{key: given[key] for key in given if key in names})
+    card = {name: given[name] for name in signature(plan).parameters if name in given}
+    made = plan(found, given.get("gpu_memory", 2**60), **card)
     options = made.engine_options()
-    options["groups"] = made.groups
+    options |= {"groups": made.groups, "block_size": None}
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
     return options
@@ -141,8 +160,7 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
 def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
     host, storage = _room(given, "host"), _room(given, "storage")
     if host is None:
-        named = [name for name in given if name.startswith(("host_", "storage_", "link", "offload_", "shared_"))]
-        named += [name for name in ("min_uses", "on_unclean", "blocks_per_chunk", "last_block") if name in given]
+        named = [name for name in given if name in OF_TIERS]
         if named:
             raise KvyardError(f"{named[0]} is about lower tiers: say host_blocks or host_bytes, or leave it out")
         return None
@@ -150,34 +168,21 @@ def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
         if storage:
             raise KvyardError("storage stands behind host memory: say host_blocks or host_bytes above 0 too")
         return None
-    options: dict[str, Any] = {
-        name.replace("offload_policy", "policy"): given[name]
-        for name in (
-            *(
-                "offload_policy",
-                "min_uses",
-                "offload_ahead",
-                "on_unclean",
-                "blocks_per_chunk",
-                "offload_batch_size",
-                "last_block",
-            ),
-        )
-        if name in given
-    }
-    if storage:
-        latency = given.get("storage_latency", STORAGE_LATENCY_NS)
-        scope = given.get("storage_scope", "private")
-        link = _link(given, given.get("storage_bandwidth", (STORAGE_GB_S * GB,) * 2), latency, scope)
-        options["storage"] = TierConfig(**storage, link=link, scope=scope)
-    scope = given.get("host_scope", "private")
     return OffloadConfig(
-        host=TierConfig(**host, link=_host_link(given, scope), scope=scope, eviction=given.get("host_eviction", "lru")),
-        **options,
+        host=_tier(given, "host", host),
+        storage=_tier(given, "storage", storage) if storage else None,
+        **chosen(OffloadConfig, given),
     )
 
 
-def _room(given: Mapping[str, Any], tier: str) -> dict[str, Any] | None:
+def _tier(given: Mapping[str, Any], tier: str, room: Mapping[str, int]) -> TierConfig:
+    scope = given.get(f"{tier}_scope", "private")
+    return TierConfig(
+        **room, link=_link(given, tier, scope), scope=scope, eviction=given.get(f"{tier}_eviction", "lru")
+    )
+
+
+def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
     """The capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where nobody asked for it."""
     blocks, nbytes = given.get(f"{tier}_blocks"), given.get(f"{tier}_bytes")
     if blocks is not None and nbytes is not None:
@@ -192,17 +197,16 @@ def _room(given: Mapping[str, Any], tier: str) -> dict[str, Any] | None:
     return {"num_blocks": blocks} if blocks is not None else {"bytes": nbytes or 0}
 
 
-def _host_link(given: Mapping[str, Any], scope: str) -> LinkConfig:
-    if "link" in given:
+def _link(given: Mapping[str, Any], tier: str, scope: str) -> LinkConfig:
+    """A worker's own link to a tier, or its share of a link that all workers use."""
+    if tier == "host" and "link" in given:
         for name in ("host_bandwidth", "host_latency", "link_discipline"):
             if name in given:
                 raise KvyardError(f"link and {name} both describe the way to host memory: give one of the two")
-        return parse_link_config(str(given["link"]))
-    return _link(given, given.get("host_bandwidth", (HOST_GB_S * GB,) * 2), given.get("host_latency", 0), scope)
-
-
-def _link(given: Mapping[str, Any], speed: tuple[int | None, int | None], latency: int, scope: str) -> LinkConfig:
-    """A worker's own link, or its share of a link that all use."""
+        return parse_link_config(given["link"])
+    defaults = TIERS[tier]
+    latency = given.get(f"{tier}_latency", defaults.latency_ns)
+    speed = given.get(f"{tier}_bandwidth", (defaults.gb_s * GB,) * 2)
     together = given.get("shared_bandwidth", (SHARED_GB_S * GB,) * 2)
     lanes = [
         LaneConfig(client_bandwidth=own, bandwidth=both, first_byte_ns=latency)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.settings import Setting
 
 LOADS = ("requests", "tokens", "blocks")
 
@@ -14,61 +16,52 @@ LOADS = ("requests", "tokens", "blocks")
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy and its figures; ``docs/routing.md`` explains each. Raises ``KvyardError`` for what can't be."""
 
-    policy: str = "kv"
-    """A name that ``kvyard.router.POLICIES`` has."""
+    policy: Annotated[str, Setting("The routing policy: {choices}.", name="router", flag=True, choices=_policies)] = (
+        "kv"
+    )
     block_size: int | None = None
     """Tokens per request key. Left out, it is the index's."""
 
-    overlap_credit: float = 1.0
-    """What a block in the worker's device memory is worth, against computing it."""
-    overlap_decay: float = 0.0
-    """How fast that shrinks with the worker's prefill backlog beyond the least of all, in prompts of this size."""
-    host_credit: float = 0.75
-    storage_credit: float = 0.25
-    remote_credit: float = 0.25
-    prefill_scale: float = 1.0
-    """What a block to compute costs, against a block that is held."""
-    request_weight: float = 0.0
-    """Blocks that an active request costs by itself."""
-    temperature: float = 0.0
-    """0: the least cost. Above: by chance, less costly ones more often."""
+    overlap_credit: Annotated[float, Setting("What a cached device block is worth, against computing it.")] = 1.0
+    overlap_decay: Annotated[float, Setting("How fast that shrinks with a worker's backlog.")] = 0.0
+    """By its prefill backlog beyond the least of all, in prompts of this size."""
+    host_credit: Annotated[float, Setting("What a block in host memory is worth.")] = 0.75
+    storage_credit: Annotated[float, Setting("What a block in storage is worth.")] = 0.25
+    remote_credit: Annotated[float, Setting("What a block in remote storage is worth.")] = 0.25
+    prefill_scale: Annotated[float, Setting("What a block to compute costs, against one that is held.")] = 1.0
+    request_weight: Annotated[float, Setting("What an active request costs by itself, in blocks.")] = 0.0
+    temperature: Annotated[float, Setting("0: the least cost; above: by chance, less costly ones more often.")] = 0.0
 
-    load: str = "requests"
-    """What ``least-loaded`` and the guard go by: active ``requests``, ``tokens`` still to prefill, or ``blocks`` to prefill and
-    held."""
-    guard: float | None = None
-    """The difference in load, between the most and the least loaded, beyond which the least loaded is taken; off without."""
-    guard_ratio: float = 1.5
-    """And the most loaded must have this many times the least's."""
+    load: Annotated[
+        str, Setting("What least-loaded and the guard go by: requests, tokens or blocks.", "router_load")
+    ] = "requests"
+    """Active ``requests``, ``tokens`` still to prefill, or ``blocks`` to prefill and held."""
+    guard: Annotated[float | None, Setting("The difference in load beyond which the least loaded is taken.")] = None
+    """Between the most and the least loaded; off without."""
+    guard_ratio: Annotated[float, Setting("How many times the least's load the most loaded must have, too.")] = 1.5
 
-    predicted_ttl_s: float = 2.0
-    """How long ``kv`` credits a prefix that it sent a worker and that no event told of yet; 0: not at all."""
-    approx_ttl_s: float | None = 120.0
-    """How long ``approx`` remembers; ``None``: by room only."""
-    remembered_blocks: int = 1 << 20
-    """How many blocks, once per worker, either of the two remembers at most."""
+    predicted_ttl_s: Annotated[float, Setting("How long kv credits what it sent and no event told of; 0: never.")] = 2.0
+    approx_ttl_s: Annotated[float | None, Setting("How long approx remembers.")] = 120.0
+    """``None``: by room only."""
+    remembered_blocks: Annotated[int, Setting("How many blocks, once per worker, either of them remembers.")] = 1 << 20
 
-    fallback: str = "kv"
-    """The policy of ``affinity`` where a session has no worker yet, or none any more."""
-    session_ttl_s: float = 600.0
-    """How long a session stays with a worker after its last request."""
-    sessions: int = 1 << 16
-    """How many are remembered at most."""
+    fallback: Annotated[str, Setting("The policy of affinity where a session has no worker.")] = "kv"
+    session_ttl_s: Annotated[float, Setting("How long a session keeps its worker after its last request.")] = 600.0
+    sessions: Annotated[int, Setting("How many sessions are remembered.")] = 1 << 16
 
-    track_output: bool = False
-    """Whether blocks of generated tokens count as held; needs ``Router.progressed``."""
-    reserve_output: float = 0.0
-    """Which share of an expected output's blocks counts as held from the start."""
-    forget_after_s: float = 3600.0
-    """A request that nobody reported finished is given up after this."""
+    track_output: Annotated[bool, Setting("Whether blocks of generated tokens count as held.")] = False
+    """Needs ``Router.progressed``."""
+    reserve_output: Annotated[float, Setting("The share of an expected output that counts as held from the start.")] = (
+        0.0
+    )
+    forget_after_s: Annotated[float, Setting("When a request that was never reported finished is given up.")] = 3600.0
 
     def __post_init__(self) -> None:
-        from kvyard.router.policies import POLICIES  # the registry is the authority on names
-
-        _one_of("policy", self.policy, POLICIES.names())
+        policies = _policies()
+        _one_of("policy", self.policy, policies)
         _one_of("load", self.load, LOADS)
         if self.policy == "affinity":
-            _one_of("fallback", self.fallback, [name for name in POLICIES.names() if name != "affinity"])
+            _one_of("fallback", self.fallback, [name for name in policies if name != "affinity"])
         for key in (
             "overlap_credit",
             "overlap_decay",
@@ -110,6 +103,12 @@ def parse_router_config(raw: Mapping[str, object]) -> RouterConfig:
         return msgspec.convert(dict(raw), RouterConfig)
     except msgspec.ValidationError as error:
         raise KvyardError(f"the router's configuration can't be read: {error}") from error
+
+
+def _policies() -> list[str]:
+    from kvyard.router.policies import POLICIES  # policies are made from a configuration, so they import this module
+
+    return POLICIES.names()
 
 
 def _one_of(key: str, value: object, choices: Sequence[str]) -> None:

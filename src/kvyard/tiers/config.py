@@ -6,11 +6,13 @@ Values only: whether a block manager can honour them is checked when the two mee
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.spec import ConfigError
+from kvyard.settings import Setting
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
 
 SCOPES = ("private", "shared")
@@ -57,20 +59,25 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """G2."""
     storage: TierConfig | None = None
     """G3, behind G2: it is filled from there and read through there."""
-    policy: str = "write_through"
-    """A name of ``kvyard.tiers.policy.POLICIES``."""
-    min_uses: int | None = None
-    """For ``after_hits``: which use of a block stores it; the request that computes it is the first."""
-    offload_ahead: int | None = None
-    """For ``on_eviction``: how many blocks at the head of the free line are kept clean."""
-    on_unclean: str | None = None
-    """For ``on_eviction``, when a block is needed before it has been copied: ``wait`` for the copy (the default) or
-    ``drop`` the content."""
-    blocks_per_chunk: int = 1
-    """Blocks that are stored, named and evicted together."""
-    offload_batch_size: int | None = None
-    """Blocks per transfer of a store; its batches go one after the other. ``None``: all in one."""
-    last_block: str = "skip"
+    policy: Annotated[
+        str,
+        Setting("What is offloaded when: {choices}.", name="offload_policy", flag=True, choices=_policies),
+    ] = "write_through"
+    min_uses: Annotated[int | None, Setting("For after_hits: which use of a block stores it.")] = None
+    """The request that computes it is the first."""
+    offload_ahead: Annotated[int | None, Setting("For on_eviction: blocks next to be evicted that are kept clean.")] = (
+        None
+    )
+    on_unclean: Annotated[str | None, Setting("For on_eviction, of a block that isn't copied yet: wait or drop.")] = (
+        None
+    )
+    """``wait`` for the copy (the default) or ``drop`` the content."""
+    blocks_per_chunk: Annotated[int, Setting("Blocks that are stored, named and evicted together.")] = 1
+    offload_batch_size: Annotated[int | None, Setting("Blocks per transfer of a store.")] = None
+    """Its batches go one after the other. ``None``: all in one."""
+    last_block: Annotated[str, Setting("Of a prompt that ends with it: skip, recompute-token or recompute-block.")] = (
+        "skip"
+    )
     """What to do about the last block of a prompt that ends with it, some of which is computed again in any case: leave it out
     of the load, or load it and go on with ``recompute-token`` (vLLM's connector) or ``recompute-block`` (Dynamo's mocker).
     Only for models with full attention alone; others skip it."""
@@ -78,9 +85,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How lower tiers announce what they store: with everything a reader needs, or ``legacy``, hashes only."""
 
     def __post_init__(self) -> None:
-        from kvyard.tiers.policy import POLICIES  # the registry is the authority on names
-
-        _one_of("policy", self.policy, tuple(POLICIES))
+        _one_of("policy", self.policy, _policies())
         _one_of("events", self.events, EVENTS)
         _one_of("last_block", self.last_block, LAST_BLOCK)
         _at_least_one("blocks_per_chunk", self.blocks_per_chunk)
@@ -134,6 +139,12 @@ def parse_offload_config(raw: Mapping[str, object]) -> OffloadConfig:
         return msgspec.convert(keys, OffloadConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"not an offload configuration: {error}") from None
+
+
+def _policies() -> tuple[str, ...]:
+    from kvyard.tiers.policy import POLICIES  # policies are made from a configuration, so they import this module
+
+    return tuple(POLICIES)
 
 
 def _one_of(key: str, value: object, choices: tuple[str, ...]) -> None:

@@ -7,10 +7,9 @@ import pytest
 
 from kvyard.blocks.spec import GroupSpec, resolve_geometry
 from kvyard.engine.config import EngineConfig
-from kvyard.engine.models import parse_bytes, plan, preset, presets, read_config
+from kvyard.engine.models import plan, preset, presets, read_config
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import mixers
-from kvyard.engine.models.units import show_bytes
 from kvyard.engine.models.weights import count_weights, weight_bytes
 from kvyard.errors import KvyardError
 
@@ -367,35 +366,3 @@ def test_config_files(tmp_path):
         read_config(tmp_path / "none.json")
     with pytest.raises(KvyardError, match="no preset 'gpt-9'; choose one of bamba"):
         preset("gpt-9")
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("80GiB", 80 * GIB),
-        ("24 GB", 24 * 10**9),
-        ("1.5GiB", 3 * 2**29),
-        ("0.1TB", 10**11),
-        ("512", 512),
-        ("7B", 7),
-        ("3 MiB", 3 * 2**20),
-    ],
-)
-def test_sizes(text, count):
-    assert parse_bytes(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "80gib", "-1GiB", "80 GiB each", "1e9", "80G"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(KvyardError, match="write it like 80GiB or 24GB"):
-        parse_bytes(text)
-
-
-def test_sizes_for_people():
-    assert [show_bytes(count) for count in (0, 1023, 1536, 2**20, 5 * 2**40)] == [
-        "0 B",
-        "1023 B",
-        "1.50 KiB",
-        "1.00 MiB",
-        "5120.00 GiB",
-    ]

@@ -4,6 +4,5 @@ from kvyard.engine.models.fields import read_config
 from kvyard.engine.models.grouping import LayerGroup
 from kvyard.engine.models.planning import ModelPlan, plan
 from kvyard.engine.models.shipped import preset, presets
-from kvyard.engine.models.units import parse_bytes
 
-__all__ = ["LayerGroup", "ModelPlan", "parse_bytes", "plan", "preset", "presets", "read_config"]
+__all__ = ["LayerGroup", "ModelPlan", "plan", "preset", "presets", "read_config"]

@@ -16,9 +16,9 @@ from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.grouping import LayerGroup, bytes_per_block, group_layers
 from kvyard.engine.models.layers import Precision, cache_layers
-from kvyard.engine.models.units import show_bytes
 from kvyard.engine.models.weights import count_weights, dtype_bytes, weight_bytes
 from kvyard.errors import KvyardError
+from kvyard.units import show_bytes
 
 CONTEXT_BYTES = 700 * 2**20
 """What the driver, the libraries and fragments take; with the estimate of activations it gives vLLM 0.19's blocks for an 8B

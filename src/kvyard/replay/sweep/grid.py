@@ -12,7 +12,7 @@ import xxhash
 from kvyard import __version__
 from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig
-from kvyard.replay.settings import SETTINGS, make_config, refuse_unknown
+from kvyard.replay.settings import SETTINGS, make_config
 
 MOST = 10_000
 """Points of a grid."""
@@ -68,7 +68,7 @@ def make_grid(
     """
     if not vary:
         raise KvyardError("a sweep varies something: say what, as in --vary host_blocks=0,20k,80k")
-    refuse_unknown(vary, SETTINGS, " to vary")
+    SETTINGS.check_names(vary, " to vary")
     axes: dict[str, list[str]] = {}
     for name, values in vary.items():
         if isinstance(values, str) or not values:

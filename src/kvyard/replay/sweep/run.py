@@ -11,7 +11,8 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.files import read_report
-from kvyard.replay.run import merged, read_slo
+from kvyard.replay.run import read_slo
+from kvyard.replay.settings import SETTINGS
 from kvyard.replay.sweep.grid import Grid, Point, fingerprint, make_grid
 from kvyard.replay.sweep.jobs import Task, Told, run_tasks
 from kvyard.replay.traces import open_trace
@@ -104,7 +105,7 @@ def sweep(
     source = open_trace(trace, **reading)  # type: ignore[arg-type]
     source.first  # noqa: B018 - refuses an empty one
     about = {"trace": fingerprint(trace), "reading": {**reading, "format": source.format}, "slo": wanted}
-    base = merged(config, settings)
+    base = SETTINGS.merge(config, settings)
     made = Sweep(make_grid(base, vary, about), Path(trace).name, Path(folder), wanted)
     kept = made.folder / POINTS
     try:

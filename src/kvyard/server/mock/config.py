@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
 import msgspec
 
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, split_tcp
+from kvyard.replay.settings_engine import OF_AN_ENGINE, engine_config
 from kvyard.server.http import Bounds
 from kvyard.server.mock.faults import Faults
+from kvyard.settings import Setting, Settings, chosen, settings_of
 
 DEFAULT_MODEL = "mock"
+BLOCK_SIZE = 16
+LONGEST = 32_768
+"""Where no model says: vLLM's block size, and a context that fits into the default cache many times."""
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,40 +34,53 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A fleet of equal workers."""
 
     engine: EngineConfig
-    workers: int = 1
-    dp_size: int = 1
-    served_model_name: str = DEFAULT_MODEL
-    speed: float = 1.0
+    workers: Annotated[int, Setting("Workers, each at a port of its own.", flag=True)] = 1
+    dp_size: Annotated[
+        int, Setting("Ranks of each worker.", name="data_parallel_size", also=("dp_size",), flag=True)
+    ] = 1
+    served_model_name: Annotated[
+        str, Setting("What clients call the model. [default: the preset's name, or mock]", flag=True)
+    ] = DEFAULT_MODEL
+    speed: Annotated[float, Setting("How many times as fast as a real engine.", flag=True)] = 1.0
     """How many nominal seconds pass in a real one."""
-    tokenizer: str | None = None
-    """A ``tokenizer.json``; without one, every byte is a token."""
-    hash_algorithm: str = "sha256_cbor"
-    hash_seed: str | None = None
-    """Of block hashes; without one, every worker has its own, so that nobody gets away with comparing them."""
-    events_endpoint: str | None = None
-    """Where the first rank of the first worker publishes; the others are as many ports further. ``None``: nowhere."""
-    replay_endpoint: str | None = None
-    events_connect: bool = False
-    """Whether streams connect to the endpoint, where a router has bound it, instead of binding it."""
-    topic: str = ""
-    """``{worker}`` in it stands for the worker's name."""
-    buffer_steps: int = 10_000
-    """Batches of events that each stream keeps for replay, as in vLLM."""
-    mean_output_tokens: int = 128
-    """How long an answer is that nobody cuts, on average."""
-    tool_call_rate: float = 0.5
-    """How often ``tool_choice: auto`` calls a tool."""
-    max_loras: int = 8
+    tokenizer: Annotated[str | None, Setting("A tokenizer.json. Without one, every byte is a token.", flag=True)] = None
+    hash_algorithm: Annotated[str, Setting("Of block hashes, as in vLLM.", flag=True)] = "sha256_cbor"
+    hash_seed: Annotated[
+        str | None, Setting("PYTHONHASHSEED of all workers. [default: each has its own]", flag=True)
+    ] = None
+    """Each has its own so that a client that compares hashes of two workers finds out that it mustn't."""
+    events_endpoint: Annotated[
+        str | None,
+        Setting(
+            "Publish KV events there, such as tcp://*:5557; ranks and workers take the ports after it.",
+            name="kv_events_endpoint",
+            flag=True,
+        ),
+    ] = None
+    """Of the first rank of the first worker. ``None``: nowhere."""
+    replay_endpoint: Annotated[
+        str | None, Setting("Where lost events can be had again.", name="kv_events_replay_endpoint", flag=True)
+    ] = None
+    events_connect: Annotated[
+        bool,
+        Setting("Connect to the endpoint instead, where a router has bound it.", name="kv_events_connect", flag=True),
+    ] = False
+    topic: Annotated[
+        str, Setting("The topic of events; {worker} is the worker's name.", name="kv_events_topic", flag=True)
+    ] = ""
+    buffer_steps: Annotated[int, Setting("Batches of events that each stream keeps for replay.")] = 10_000
+    """vLLM's default."""
+    mean_output_tokens: Annotated[int, Setting("Length of answers that no limit cuts, on average.", flag=True)] = 128
+    tool_call_rate: Annotated[float, Setting("How often tool_choice auto calls a tool.")] = 0.5
+    max_loras: Annotated[int, Setting("Adapters that may be loaded.", flag=True)] = 8
     loras: tuple[Lora, ...] = ()
-    max_waiting: int = 4096
-    """Requests that may wait for a worker; more are answered with 503."""
-    max_choices: int = 64
-    """Choices of one request, over all its prompts."""
+    max_waiting: Annotated[int, Setting("Requests that may wait at a worker.", flag=True)] = 4096
+    """More are answered with 503."""
+    max_choices: Annotated[int, Setting("Choices of one request, over all its prompts.")] = 64
     faults: Faults = Faults()
     limits: Bounds = Bounds()
-    seed: int = 0
-    drain_seconds: float = 5.0
-    """What streams get to finish in when the server is told to end."""
+    seed: Annotated[int, Setting("Of answers and faults.", flag=True)] = 0
+    drain_seconds: Annotated[float, Setting("What streams get to finish in when the server is told to end.")] = 5.0
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what no fleet can be."""
@@ -66,6 +88,8 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("workers", "dp_size", "mean_output_tokens", "max_waiting", "max_choices", "buffer_steps"):
             if getattr(self, name) < 1:
                 raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_loras < 0:
+            raise KvyardError(f"max_loras can't be negative, got {self.max_loras}")
         if not 0 < self.speed < float("inf"):
             raise KvyardError(f"speed must be above 0, got {self.speed}")
         if not 0 <= self.tool_call_rate <= 1:
@@ -99,3 +123,22 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if endpoint.startswith("ipc://"):
             return f"{endpoint}.{worker}"
         return at_rank(endpoint, worker * self.dp_size)
+
+
+SETTINGS = Settings(settings_of(MockConfig), OF_AN_ENGINE)
+"""Everything that can be set of a mock, by name: the fleet's, and those of an engine."""
+
+
+def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
+    """The fleet that flat ``settings`` describe, and ``fields`` that have none. Raises ``KvyardError``."""
+    given = SETTINGS.parse(settings)
+    engine = {name: value for name, value in given.items() if name in OF_AN_ENGINE}
+    if "model" in given:
+        given.setdefault("served_model_name", Path(given["model"]).stem)
+        if "gpu_memory" not in given:
+            engine.setdefault("num_gpu_blocks", EngineConfig().num_gpu_blocks)
+    else:
+        engine.setdefault("max_model_len", LONGEST)
+        if "groups" not in given:
+            engine.setdefault("block_size", BLOCK_SIZE)
+    return MockConfig(engine=engine_config(engine, given.get("seed", 0)), **chosen(MockConfig, given), **fields)

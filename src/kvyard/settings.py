@@ -1,0 +1,294 @@
+"""What a setting is: a field of a configuration struct that says what it is for and how people write it.
+
+A struct marks the field, ``speedup: Annotated[float, Setting("Divides think times.", flag=True)] = 1.0``, and everything else
+follows from that mark: the name in files, in Python and after ``--set``, the command-line flag, its help, and the refusals.
+Text (20k blocks, 200GiB, 50ms, 32/24 GB/s) and plain values end up equal.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from kvyard.clock.units import MS, SECOND, US
+from kvyard.errors import KvyardError
+from kvyard.units import parse_bytes
+
+Parser = Callable[[str, object], Any]
+"""Takes a setting's name, for refusals, and what was written. Raises ``KvyardError`` for what it can't read."""
+
+COUNTS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+TIMES = {"ns": 1, "us": US, "µs": US, "ms": MS, "s": SECOND, "m": 60 * SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
+FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+NO_LIMIT = "unlimited"
+_NUMBER = r"\s*(\d[\d_]*(?:\.\d+)?)\s*"
+
+
+class Setting(NamedTuple):
+    """The mark on a field, put there by ``Annotated``."""
+
+    help: str
+    """One line. ``{choices}`` in it stands for the names to choose from."""
+    name: str = ""
+    """What people call it, where that isn't the field's name."""
+    also: tuple[str, ...] = ()
+    """Further names of its flag."""
+    flag: bool = False
+    """Whether it has a command-line flag of its own. The others are set with ``--set NAME=VALUE``."""
+    parse: Parser | None = None
+    """How it is read, where the field's type doesn't tell."""
+    choices: Callable[[], Iterable[str] | str] | None = None
+    """The names to choose from, or a phrase with them, where a registry has them. Those of a ``Literal`` are known. It must be
+    a named function: annotations are evaluated where a lambda wouldn't see the module's names."""
+
+
+class Declared(NamedTuple):
+    """A setting as a struct declares it."""
+
+    name: str
+    field: str
+    parse: Parser
+    help: str
+    default: object
+    mark: Setting
+
+    @property
+    def full_help(self) -> str:
+        """The help, with choices and default where these are plain. Looks up the names that a registry has."""
+        text = self.help
+        if self.mark.choices is not None:
+            text = text.replace("{choices}", _either(self.mark.choices()))
+        plain = isinstance(self.default, int | float | str) and not isinstance(self.default, bool)
+        if not plain or self.default == "" or "default" in text:
+            return text
+        return f"{text} [default: {self.default}]"
+
+
+class Settings(dict[str, Declared]):
+    """Settings that can be given together, by the names that people use."""
+
+    def __init__(self, *parts: Mapping[str, Declared], left_out: Mapping[str, str] | None = None) -> None:
+        """``left_out`` has names that are refused for a reason, and the reason."""
+        super().__init__({name: one for part in parts for name, one in part.items()})
+        self.left_out = left_out or {}
+
+    def check_names(self, names: Iterable[str], where: str = "") -> None:
+        """Raise ``KvyardError`` at the first of ``names`` that can't be set, with the reason or the nearest name."""
+        for name in names:
+            if name in self.left_out:
+                raise KvyardError(f"{name}: {self.left_out[name]}")
+            if name not in self:
+                near = get_close_matches(name.replace("-", "_"), self, 1, 0.6)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise KvyardError(f"unknown setting {name!r}{where}: {hint}There are {', '.join(self)}")
+
+    def parse(self, given: Mapping[str, object], where: str = "") -> dict[str, Any]:
+        """``given`` with text made into values, and without what is ``None``. Raises ``KvyardError``, saying ``where``."""
+        self.check_names(given, where)
+        return {name: self[name].parse(f"{name}{where}", value) for name, value in given.items() if value is not None}
+
+    def merge(self, base: Mapping[str, object] | str | Path | None, on_top: Mapping[str, object]) -> dict[str, object]:
+        """What a file or a mapping sets, with ``on_top`` over it. Raises ``KvyardError`` where a number replaces tables."""
+        found = base if isinstance(base, Mapping) else self.read(base) if base else {}
+        given = {name: value for name, value in on_top.items() if value is not None}
+        for name in given:
+            if isinstance(found.get(name), list | tuple):
+                raise KvyardError(
+                    f"{name} is given twice: the configuration has tables of {name}, so leave the number out"
+                )
+        return {**found, **given}
+
+    def read(self, path: str | Path) -> dict[str, Any]:
+        """What a TOML file sets, as it is written there. Raises ``KvyardError``, naming the file."""
+        try:
+            with Path(path).open("rb") as file:
+                found = tomllib.load(file)
+        except OSError as error:
+            raise KvyardError(f"can't read {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise KvyardError(f"{path} is not TOML: {error}") from None
+        try:
+            self.check_names(found)
+        except KvyardError as error:
+            raise KvyardError(f"{path}: {error}") from None
+        return found
+
+
+@cache
+def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) -> Settings:
+    """The settings that ``struct`` declares, by the names that people use; ``words`` fill in gaps of their help texts."""
+    found: dict[str, Declared] = {}
+    hints = get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        hint = hints[field.name]
+        mark = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+        if mark is None:
+            continue
+        name = prefix + (mark.name or field.name)
+        plain = _plain_type(hint)
+        text = mark.help
+        for word, value in words.items():
+            text = text.replace(f"{{{word}}}", value)
+        if get_origin(plain) is Literal:
+            text = text.replace("{choices}", _either(get_args(plain)))
+        parse = mark.parse or _parser_for(plain)
+        found[name] = Declared(name, field.name, parse, text, field.default, mark)
+    return Settings(found)
+
+
+def chosen(struct: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the parsed settings ``given`` that ``struct`` declares, by its fields' names."""
+    return {one.field: given[name] for name, one in settings_of(struct).items() if name in given}
+
+
+# -- how settings are read ----------------------------------------------------------------------------------------------
+
+
+def count(name: str, value: object) -> int:
+    """A whole number: 20000, ``"20k"``, ``"1.5m"``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        found = re.fullmatch(_NUMBER + r"([kmgKMG]?)", value)
+        if found is not None:
+            exact = Fraction(found[1].replace("_", "")) * COUNTS[found[2].lower()]
+            if exact.denominator == 1:
+                return int(exact)
+        if re.fullmatch(r"\s*-\d+\s*", value):
+            return int(value)
+    _refuse(name, value, "a whole number such as 500, 20k or 1.5m")
+
+
+def number(name: str, value: object) -> float:
+    """A number, whole or not."""
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    _refuse(name, value, "a number")
+
+
+def flag(name: str, value: object) -> bool:
+    """True or false, also as ``"on"``, ``"no"`` and the like."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in FLAGS:
+        return FLAGS[value.strip().lower()]
+    _refuse(name, value, "true or false")
+
+
+def text(name: str, value: object) -> str:
+    """Text that isn't empty."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    _refuse(name, value, "a name")
+
+
+def size(name: str, value: object) -> int:
+    """Bytes: 1073741824, ``"200GiB"``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except KvyardError:
+            pass
+    _refuse(name, value, "a size in bytes such as 200GiB or 80GB")
+
+
+def duration(name: str, value: object) -> int:
+    """Nanoseconds, from text with a unit: ``"50ms"``, ``"2.5s"``, ``"10min"``. 0 needs none."""
+    if value in (0, "0") and not isinstance(value, bool):
+        return 0
+    found = re.fullmatch(_NUMBER + r"([a-zµ]+)", value) if isinstance(value, str) else None
+    if found is not None and found[2] in TIMES:
+        return round(Fraction(found[1].replace("_", "")) * TIMES[found[2]])
+    _refuse(name, value, "a length of time with its unit, such as 50ms, 2.5s or 10min")
+
+
+def bandwidth(name: str, value: object) -> tuple[int | None, int | None]:
+    """Bytes per second out of the device and back into it, from GB/s: 32, ``"32"``, ``"32/24"``, ``"unlimited"``."""
+    parts = value.split("/") if isinstance(value, str) else [value]
+    if len(parts) <= 2:
+        found = [_one_way(part) for part in parts]
+        if all(way != 0 for way in found):
+            return found[0], found[-1]
+    _refuse(name, value, "GB/s above 0, for both ways or out/back, such as 32 or 32/24, or unlimited")
+
+
+def as_it_is(name: str, value: object) -> object:
+    """Whatever was written: whoever uses it looks into it."""
+    return value
+
+
+PARSERS: Mapping[object, Parser] = {int: count, float: number, bool: flag, str: text}
+
+
+def _one_way(value: object) -> int | None:
+    if value == NO_LIMIT:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return round(Fraction(value) * 10**9)
+    found = re.fullmatch(_NUMBER + r"(?:GB/s)?", value) if isinstance(value, str) else None
+    return round(Fraction(found[1]) * 10**9) if found is not None else 0
+
+
+def _either(names: Iterable[str] | str) -> str:
+    if isinstance(names, str):
+        return names
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _plain_type(hint: Any) -> Any:
+    """``hint`` without marks and without ``None``."""
+    while True:
+        origin = get_origin(hint)
+        if origin is Annotated:
+            hint = get_args(hint)[0]
+        elif origin in (Union, types.UnionType) and type(None) in get_args(hint) and len(get_args(hint)) == 2:
+            hint = next(one for one in get_args(hint) if one is not type(None))
+        else:
+            return hint
+
+
+def _parser_for(plain: Any) -> Parser:
+    if get_origin(plain) is Literal:
+        return _one_of(get_args(plain))
+    return PARSERS.get(plain) or _table(plain)
+
+
+def _one_of(choices: tuple[str, ...]) -> Parser:
+    def choice(name: str, value: object) -> str:
+        found = text(name, value)
+        if found not in choices:
+            raise KvyardError(f"{name} is {found!r}: choose one of {', '.join(choices)}")
+        return found
+
+    return choice
+
+
+def _table(kind: Any) -> Parser:
+    def table(name: str, value: object) -> Any:
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise KvyardError(f"{name} can't be read: {error}") from None
+
+    return table
+
+
+def _refuse(name: str, value: object, wanted: str) -> NoReturn:
+    raise KvyardError(f"{name} is {value!r}: it must be {wanted}")
