@@ -19,11 +19,11 @@ from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
     Latency,
-    Source,
     StreamView,
     TierView,
     Totals,
     TransferView,
+    ViewSource,
     WorkerView,
     prompt_sources,
 )
@@ -137,7 +137,7 @@ def everything(name: str = "w{}", workers: int = 2, since: float = 1000.0, decis
 class Shown:
     """A server of one dashboard and nothing else, in a thread."""
 
-    def __init__(self, source: Source, token: str | None = None, port: int = 0, **settings: Any) -> None:
+    def __init__(self, source: ViewSource, token: str | None = None, port: int = 0, **settings: Any) -> None:
         settings.setdefault("interval", 0.1)
         self.dashboard = Dashboard(source, token, **settings)
         self._bound = listen("127.0.0.1", port)

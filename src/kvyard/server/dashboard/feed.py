@@ -13,7 +13,7 @@ from collections import deque
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.server.dashboard.view import FleetView, Latency, PromptSources, Source
+from kvyard.server.dashboard.view import FleetView, Latency, PromptSources, ViewSource
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ REMEMBERED = 600
 MOST_VIEWERS = 32
 
 
-class Point(msgspec.Struct, kw_only=True, frozen=True):
+class ChartPoint(msgspec.Struct, kw_only=True, frozen=True):
     """What charts need of one look."""
 
     at: float
@@ -41,10 +41,10 @@ class Point(msgspec.Struct, kw_only=True, frozen=True):
     ttft: Latency | None
 
 
-def point_of(view: FleetView) -> Point:
+def point_of(view: FleetView) -> ChartPoint:
     """The charts' part of a view."""
     totals = view.totals
-    return Point(
+    return ChartPoint(
         at=view.at,
         since=view.since,
         running=sum(worker.running for worker in view.workers),
@@ -65,17 +65,17 @@ def frame(event: str, value: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(value))
 
 
-class Feed:
+class ViewFeed:
     """What is shown to all viewers. Used on one event loop at a time."""
 
-    def __init__(self, source: Source, interval: float = INTERVAL, most_viewers: int = MOST_VIEWERS) -> None:
+    def __init__(self, source: ViewSource, interval: float = INTERVAL, most_viewers: int = MOST_VIEWERS) -> None:
         self.source = source
         self.closed = False
         self.most_viewers = most_viewers
         self.viewers = 0
         self.number = 0
         """Counts the frames."""
-        self.history: deque[Point] = deque(maxlen=REMEMBERED)
+        self.history: deque[ChartPoint] = deque(maxlen=REMEMBERED)
         self._interval = interval
         self._whole = self._news = b""
         self._newest = -1

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.server.dashboard.feed import INTERVAL, MOST_VIEWERS, Feed
-from kvyard.server.dashboard.view import Source
+from kvyard.server.dashboard.feed import INTERVAL, MOST_VIEWERS, ViewFeed
+from kvyard.server.dashboard.view import ViewSource
 from kvyard.server.http import JSON, Refusal, check_token
 
 SLOW = 10.0
@@ -41,17 +41,12 @@ GUARDS = {
 """On everything: names of workers and models are other people's words, and must stay words."""
 
 
-def dashboard_routes(source: Source, token: str | None = None, *, root: bool = False) -> list[Any]:
-    """Starlette routes that show ``source``. For servers with no orderly end; others hold on to a ``Dashboard``."""
-    return Dashboard(source, token).routes(root=root)
-
-
 class Dashboard:
     """One dashboard, which several applications of one event loop may serve."""
 
     def __init__(
         self,
-        source: Source,
+        source: ViewSource,
         token: str | None = None,
         *,
         cut: Callable[[Any], None] | None = None,
@@ -62,7 +57,7 @@ class Dashboard:
         """``cut`` resets the connection that an ASGI scope came over: without it, a viewer that reads nothing is let go of
         politely, and its connection stays until it reads or leaves. Raises ``KvyardError`` without Starlette.
         """
-        self.feed = Feed(source, interval, most_viewers)
+        self.feed = ViewFeed(source, interval, most_viewers)
         self._source = source
         self._token = token
         self._cut = cut
@@ -125,7 +120,7 @@ class Dashboard:
         return found
 
 
-def _watching(feed: Feed, slow: float, cut: Callable[[Any], None] | None) -> Any:
+def _watching(feed: ViewFeed, slow: float, cut: Callable[[Any], None] | None) -> Any:
     """The answer that goes on until the viewer leaves, is too slow, or the feed ends."""
     from starlette.responses import Response
 

@@ -200,7 +200,7 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     totals: Totals = Totals()
 
 
-class Source(Protocol):
+class ViewSource(Protocol):
     """Whoever can be asked how a fleet is."""
 
     def view(self) -> FleetView:

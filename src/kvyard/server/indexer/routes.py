@@ -17,7 +17,7 @@ from kvyard.server.http import JSON, Operation, Raw, Refusal, application
 from kvyard.server.indexer import answers, schemas
 from kvyard.server.indexer.bootstrap import MSGPACK, dump_all
 from kvyard.server.indexer.config import Config
-from kvyard.server.indexer.measures import Measures
+from kvyard.server.indexer.measures import IndexerMetrics
 from kvyard.server.indexer.names import keys_of_hashes
 from kvyard.server.indexer.registration import holder_name
 from kvyard.server.indexer.service import Model, Service
@@ -28,7 +28,7 @@ PROMETHEUS = "text/plain"
 class Routes:
     """What is done for each request."""
 
-    def __init__(self, service: Service, measures: Measures | None = None) -> None:
+    def __init__(self, service: Service, measures: IndexerMetrics | None = None) -> None:
         """Without ``measures`` there is no /metrics to be asked."""
         self.service = service
         self.measures = measures
@@ -278,7 +278,7 @@ class Routes:
 def build(config: Config, token: str | None = None) -> tuple[Any, Service]:
     """The application, and the service to be entered around serving it. Raises ``KvyardError``."""
     service = Service(config, token)
-    measures = Measures(service)
+    measures = IndexerMetrics(service)
     app = application(
         Routes(service, measures).operations(),
         title="kvyard indexer",

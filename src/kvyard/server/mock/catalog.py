@@ -104,6 +104,23 @@ OWN = {
     "kvyard_mock_requests": "Requests answered, by path and status.",
     "kvyard_mock_events": "Batches of KV events, by rank and whether they were sent or withheld.",
 }
+GAUGES = {
+    "vllm:num_requests_running": "Number of requests in model execution batches.",
+    "vllm:num_requests_waiting": "Number of requests waiting to be processed.",
+    "vllm:num_requests_waiting_by_reason": "Number of waiting requests by reason.",
+    "vllm:kv_cache_usage_perc": "KV-cache usage. 1 means 100 percent usage.",
+    "vllm:engine_sleep_state": "Engine sleep state: this one never sleeps.",
+    "vllm:cache_config_info": "Information of the LLMEngine CacheConfig",
+    "vllm:lora_requests_info": "Running stats on lora requests.",
+}
+TEXTS = {
+    **COUNTERS,
+    **{name: text for name, (text, *_) in (SPLIT | HISTOGRAMS).items()},
+    **GAUGES,
+    **OWN,
+    "vllm:admission_rejections": "Number of admission attempts rejected by a queue limit, by reason.",
+}
+"""What each metric says of itself."""
 
 
 def one_two_five(most: int) -> list[int]:

@@ -47,7 +47,7 @@ class Desk(Watcher):
         self._tally.output_tokens += count
         if choice.first < 0:
             choice.first = end
-            self._tally.recent.first(end, end - choice.arrival)
+            self._tally.recent.first_tokens.add(end, end - choice.arrival)
         choice.last = end
         self._mark(choice)
 

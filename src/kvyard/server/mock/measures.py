@@ -9,20 +9,21 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.engine.job import Job, State
-from kvyard.errors import KvyardError
+from kvyard.index.metrics import Sample
+from kvyard.server.metrics import Metrics
 from kvyard.server.mock.catalog import (
     CACHE_CONFIG,
     COUNTERS,
     HISTOGRAMS,
     LAG,
-    OWN,
     REJECTIONS,
     SLEEP,
     SPLIT,
+    TEXTS,
     one_two_five,
 )
 
@@ -31,51 +32,31 @@ if TYPE_CHECKING:
     from kvyard.server.mock.worker import Worker
 
 
-class Measures:
+class MockMetrics(Metrics):
     """One registry per worker: each is an engine of its own to whoever scrapes."""
 
     def __init__(self, worker: Worker, model: str, longest: int) -> None:
-        """Raises ``KvyardError`` where prometheus-client isn't installed."""
-        try:
-            from prometheus_client import CollectorRegistry, Counter, Histogram
-        except ImportError:
-            raise KvyardError("serving needs prometheus-client: pip install 'kvyard[server]'") from None
+        super().__init__(TEXTS)
         self._worker = worker
         self._wall = WallClock.since_epoch()
         self.model = model
-        self.registry = CollectorRegistry(auto_describe=False)
-        labels = ["model_name", "engine"]
-        self.counters = {name: Counter(name, text, labels, registry=self.registry) for name, text in COUNTERS.items()}
-        self.split = {
-            name: Counter(name, text, [*labels, label], registry=self.registry)
-            for name, (text, label, _) in SPLIT.items()
-        }
-        rejections = Counter(
-            "vllm:admission_rejections",
-            "Number of admission attempts rejected by a queue limit, by reason.",
-            ["model_name", "reason"],
-            registry=self.registry,
-        )
-        self._rejected = {reason: rejections.labels(model, reason) for reason in REJECTIONS}
+        labels = ("model_name", "engine")
+        self.counters = {name: self.counter(name, *labels) for name in COUNTERS}
+        self.split = {name: self.counter(name, *labels, label) for name, (_, label, _) in SPLIT.items()}
+        rejections = self.counter("vllm:admission_rejections", "model_name", "reason")
+        self._rejected = {reason: rejections[model, reason] for reason in REJECTIONS}
         self.histograms = {
-            name: Histogram(name, text, labels, buckets=buckets or one_two_five(longest), registry=self.registry)
-            for name, (text, buckets) in HISTOGRAMS.items()
+            name: self.histogram(name, buckets or one_two_five(longest), *labels)
+            for name, (_, buckets) in HISTOGRAMS.items()
         }
-        self._lag = Histogram(
-            "kvyard_mock_lag_seconds", OWN["kvyard_mock_lag_seconds"], buckets=LAG, registry=self.registry
-        )
-        self._requests = Counter(
-            "kvyard_mock_requests", OWN["kvyard_mock_requests"], ["path", "status"], registry=self.registry
-        )
-        self._events = Counter(
-            "kvyard_mock_events", OWN["kvyard_mock_events"], ["engine", "fate"], registry=self.registry
-        )
-        self.lagged = self._lag.observe
-        self.registry.register(self)
+        self._requests = self.counter("kvyard_mock_requests", "path", "status")
+        self._events = self.counter("kvyard_mock_events", "engine", "fate")
+        self.lagged = self.histogram("kvyard_mock_lag_seconds", LAG).metric.observe
+        self.sources.append(self._samples)
 
     def seen(self, path: str, status: int, seconds: float) -> None:
         """A request was answered."""
-        self._requests.labels(path, str(status)).inc()
+        self._requests[path, str(status)].inc()
 
     def rejected(self) -> None:
         """A request was turned away because too many wait."""
@@ -83,38 +64,10 @@ class Measures:
 
     def announced(self, rank: int, withheld: bool) -> None:
         """A batch of events was sent, or wasn't."""
-        self._events.labels(str(rank), "withheld" if withheld else "sent").inc()
+        self._events[str(rank), "withheld" if withheld else "sent"].inc()
 
-    def text(self) -> tuple[bytes, str]:
-        """Everything, and the type of that."""
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
-
-    def collect(self) -> Iterator[Any]:
-        """For the registry: what is read when somebody asks."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        worker, labels = self._worker, ["model_name", "engine"]
-        running = GaugeMetricFamily(
-            "vllm:num_requests_running", "Number of requests in model execution batches.", labels=labels
-        )
-        waiting = GaugeMetricFamily(
-            "vllm:num_requests_waiting", "Number of requests waiting to be processed.", labels=labels
-        )
-        by_reason = GaugeMetricFamily(
-            "vllm:num_requests_waiting_by_reason", "Number of waiting requests by reason.", labels=[*labels, "reason"]
-        )
-        usage = GaugeMetricFamily(
-            "vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", labels=labels
-        )
-        sleep = GaugeMetricFamily(
-            "vllm:engine_sleep_state", "Engine sleep state: this one never sleeps.", labels=[*labels, "sleep_state"]
-        )
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(CACHE_CONFIG)
-        )
-        engine = worker.config.engine
+    def _samples(self) -> Iterator[Sample]:
+        worker, engine = self._worker, self._worker.config.engine
         facts = dict.fromkeys(CACHE_CONFIG, "None") | {
             "block_size": str(worker.block_size),
             "num_gpu_blocks": str(engine.num_gpu_blocks),
@@ -123,51 +76,48 @@ class Measures:
             "kv_cache_size_tokens": str(engine.capacity_tokens),
         }
         for rank, core in enumerate(worker.cores):
-            named = [self.model, str(rank)]
+            named = {"model_name": self.model, "engine": str(rank)}
             scheduler = core.scheduler
             parked = len(scheduler.loads.parked) if scheduler.loads is not None else 0
-            running.add_metric(named, len(scheduler.running))
-            waiting.add_metric(named, len(scheduler.waiting) + parked)
-            by_reason.add_metric([*named, "capacity"], len(scheduler.waiting))
-            by_reason.add_metric([*named, "deferred"], parked)
-            usage.add_metric(named, scheduler.manager.usage)
+            yield "vllm:num_requests_running", named, len(scheduler.running)
+            yield "vllm:num_requests_waiting", named, len(scheduler.waiting) + parked
+            by_reason = {"capacity": len(scheduler.waiting), "deferred": parked}
+            for reason, waiting in by_reason.items():
+                yield "vllm:num_requests_waiting_by_reason", named | {"reason": reason}, waiting
+            yield "vllm:kv_cache_usage_perc", named, scheduler.manager.usage
             for state, value in SLEEP.items():
-                sleep.add_metric([*named, state], value)
-            info.add_metric(list((facts | {"engine": str(rank)}).values()), 1)
-        yield from (running, waiting, by_reason, usage, sleep, info)
-        lora = GaugeMetricFamily(
-            "vllm:lora_requests_info",
-            "Running stats on lora requests.",
-            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
-        )
+                yield "vllm:engine_sleep_state", named | {"sleep_state": state}, value
+            yield "vllm:cache_config_info", facts | {"engine": str(rank)}, 1
         names: dict[bool, set[str]] = {True: set(), False: set()}
         for desk in worker.desks:
             for choice in desk.choices.values():
                 name = choice.job.chain.namespace.lora_name
                 if name is not None:
                     names[choice.job.state in (State.PREFILL, State.DECODE)].add(name)
+        adapters = {
+            "max_lora": str(worker.config.max_loras),
+            "running_lora_adapters": ",".join(sorted(names[True])),
+            "waiting_lora_adapters": ",".join(sorted(names[False])),
+        }
         # vLLM sets it to the time, so that readers find the newest of several.
-        now = self._wall.now() / SECOND
-        adapters = [",".join(sorted(names[which])) for which in (True, False)]
-        lora.add_metric([str(worker.config.max_loras), *adapters], now)
-        yield lora
+        yield "vllm:lora_requests_info", adapters, self._wall.now() / SECOND
 
 
 class RankMeasures:
     """What one rank's desk reports, with the labels looked up once."""
 
-    def __init__(self, of: Measures, rank: int) -> None:
+    def __init__(self, of: MockMetrics, rank: int) -> None:
         named = (of.model, str(rank))
         # All of them at once, so that they are there from the start.
         split = {
-            name.removeprefix("vllm:"): {value: of.split[name].labels(*named, value).inc for value in values}
+            name.removeprefix("vllm:"): {value: of.split[name][*named, value].inc for value in values}
             for name, (_, _, values) in SPLIT.items()
         }
         self._success = split["request_success"]
         self._source = split["prompt_tokens_by_source"]
         self._tier = split["prompt_tokens_cached_by_source"]
-        counters = {name.removeprefix("vllm:"): made.labels(*named) for name, made in of.counters.items()}
-        histograms = {name.removeprefix("vllm:"): made.labels(*named) for name, made in of.histograms.items()}
+        counters = {name.removeprefix("vllm:"): made[named] for name, made in of.counters.items()}
+        histograms = {name.removeprefix("vllm:"): made[named] for name, made in of.histograms.items()}
         self._count = {name: counter.inc for name, counter in counters.items()}
         self._observe = {name: histogram.observe for name, histogram in histograms.items()}
         self._between = self._observe["inter_token_latency_seconds"]

@@ -13,13 +13,9 @@ import msgspec
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.engine.job import Job, State
 from kvyard.events.types import Tier
-from kvyard.server.dashboard.view import MOST_DECISIONS, Latency
+from kvyard.server.dashboard.latency import LatencyWindow
+from kvyard.server.dashboard.view import MOST_DECISIONS
 from kvyard.server.mock.choice import Choice
-
-WINDOW = 60 * SECOND
-"""Of nominal time, for latencies."""
-REMEMBERED = 4096
-"""First tokens that are remembered, at most."""
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
@@ -41,9 +37,9 @@ class Recent:
 
     def __init__(self) -> None:
         self.admissions: deque[Admission] = deque(maxlen=MOST_DECISIONS)
+        self.first_tokens = LatencyWindow()
         self.number = 0
         self._wall = WallClock.since_epoch()
-        self._firsts: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
 
     def admitted(self, worker: str, choice: Choice, now: int, cached: int, external: int) -> None:
         """A job begins to run, for the first time."""
@@ -61,21 +57,6 @@ class Recent:
                 (now - choice.arrival) / MS,
             )
         )
-
-    def first(self, at: int, took: int) -> None:
-        """A first token is out."""
-        self._firsts.append((at, took))
-
-    def latency(self, now: int) -> Latency | None:
-        """Times to first token within the window; ``None`` where there were none."""
-        found = sorted(took for at, took in self._firsts if at > now - WINDOW)
-        if not found:
-            return None
-
-        def at(share: float) -> float:
-            return found[min(len(found) - 1, int(share * len(found)))] / MS
-
-        return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
 
 
 class Sent:

@@ -69,7 +69,7 @@ class MockSource:
             prompt_tokens=sum(one.prompt_tokens for one in tallies),
             output_tokens=sum(one.output_tokens for one in tallies),
             prompts={name: sum(worker.prompts[name] for worker in shown) for name in prompt_sources()},
-            ttft=recent.latency(now),
+            ttft=recent.first_tokens.latency(now),
         )
         return FleetView(
             kind="mock",

@@ -28,7 +28,7 @@ from kvyard.server.mock.config import Lora, MockConfig
 from kvyard.server.mock.desk import Desk
 from kvyard.server.mock.driver import Driver, Journal
 from kvyard.server.mock.faults import is_lost
-from kvyard.server.mock.measures import Measures, RankMeasures
+from kvyard.server.mock.measures import MockMetrics, RankMeasures
 from kvyard.server.mock.tally import Recent, Tally
 
 WAITING_COUNTS = 4
@@ -71,7 +71,7 @@ class Worker:
         self._build()
         self.longest = config.engine.max_model_len or config.engine.capacity_tokens
         """Tokens of prompt and answer together."""
-        self.measures = Measures(self, config.served_model_name, self.longest)
+        self.measures = MockMetrics(self, config.served_model_name, self.longest)
         self._attach()
 
     def _build(self) -> None:
@@ -174,7 +174,7 @@ class Worker:
         self.deaths += 1
         self.stop()
         self._build()
-        self.measures = Measures(self, self.config.served_model_name, self.longest)
+        self.measures = MockMetrics(self, self.config.served_model_name, self.longest)
         self._attach()
 
     def _break(self, why: str) -> None:

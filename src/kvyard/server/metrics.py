@@ -1,0 +1,74 @@
+"""Metrics for Prometheus, for every server here: counters and histograms by a table of names, and samples that are read when
+somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvyard.errors import KvyardError
+from kvyard.index.metrics import Sample
+
+
+class Metrics:
+    """A registry of its own, so that two servers in a process don't meet."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        """``texts`` says what each metric is. Raises ``KvyardError`` where prometheus-client isn't installed."""
+        try:
+            from prometheus_client import CollectorRegistry
+        except ImportError:
+            raise KvyardError("serving needs prometheus-client: pip install 'kvyard[server]'") from None
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.sources: list[Callable[[], Iterable[Sample]]] = []
+        """What is read at each scrape. Names that end in ``_total`` are counters, all others gauges."""
+        self._texts = texts
+        self.registry.register(self)
+
+    def counter(self, name: str, *labels: str) -> MetricChildren:
+        from prometheus_client import Counter
+
+        return MetricChildren(Counter(name, self._texts[name], labels, registry=self.registry))
+
+    def histogram(self, name: str, buckets: Sequence[float], *labels: str) -> MetricChildren:
+        from prometheus_client import Histogram
+
+        return MetricChildren(Histogram(name, self._texts[name], labels, buckets=buckets, registry=self.registry))
+
+    def collect(self) -> Iterator[Any]:
+        """For the registry: the sources' samples as families."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: dict[str, Any] = {}
+        for source in self.sources:
+            for name, labels, value in source():
+                family = families.get(name)
+                if family is None:
+                    make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                    family = families[name] = make(name.removesuffix("_total"), self._texts[name], labels=list(labels))
+                family.add_metric(list(labels.values()), value)
+        yield from families.values()
+
+    def text(self) -> tuple[bytes, str]:
+        """Everything as it is scraped, and its media type."""
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class MetricChildren(dict[tuple[str, ...], Any]):
+    """A metric's children by their labels, found with one lookup instead of a lock and a check each time."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def __missing__(self, labels: tuple[str, ...]) -> Any:
+        found = self[labels] = self.metric.labels(*labels)
+        return found
+
+    def remove(self, labels: tuple[str, ...]) -> None:
+        """Drop one series."""
+        del self[labels]
+        self.metric.remove(*labels)
