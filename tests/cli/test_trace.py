@@ -137,7 +137,7 @@ def bad_files(where: Path) -> dict[str, tuple[list[object], str]]:
         "uncovered": (["info", where / "uncovered.jsonl"], "line 1: 1 ids of 512 tokens don't cover 1500 tokens"),
         "unsorted": (["info", where / "unsorted.jsonl"], "line 2: its time is"),
         "not cumulative": (["info", where / "content.jsonl"], "--chain-ids"),
-        "unknown format": (["info", good, "--format", "csv"], "'csv' is no trace format"),
+        "unknown format": (["info", good, "--format", "csv"], "unknown trace format 'csv'"),
         "wrong format": (["info", good, "--format", "weka"], "line 1"),
         "capacity": (["info", good, "--capacity", "10,lots"], "'lots' is no number of blocks"),
         "negative capacity": (["info", good, "--capacity=-5"], "'-5' is no number of blocks"),

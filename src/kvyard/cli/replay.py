@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvyard.cli.interrupt import patient
+from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, Quiet, SkipBad, Slo, Sort
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
@@ -24,14 +25,12 @@ INTERRUPTED = 130
 def replay(
     trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
     settings: Mapping[str, object],
-    format_name: Annotated[str | None, typer.Option("--format", help="Its format, if not told by its start.")] = None,
-    trace_block_size: Annotated[int | None, typer.Option(min=1, help="Tokens an id of the trace stands for.")] = None,
-    sort: Annotated[
-        bool, typer.Option("--sort", help="Put requests in order of arrival, holding all of them.")
-    ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")] = False,
-    chain_ids: Annotated[bool, typer.Option("--chain-ids", help="For ids that name blocks and not prefixes.")] = False,
-    slo: Annotated[str | None, typer.Option(help="What a good request is, in ms, such as ttft=500,itl=20.")] = None,
+    format_name: FormatName = None,
+    trace_block_size: IdBlockSize = None,
+    sort: Sort = False,
+    skip_bad: SkipBad = False,
+    chain_ids: ChainIds = False,
+    slo: Slo = None,
     bounds: Annotated[bool, typer.Option("--bounds", help="Also say what caches could have reached at best.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
     per_request: Annotated[Path | None, typer.Option(help="Write a row per request: .jsonl or .parquet.")] = None,
@@ -65,7 +64,7 @@ def replay(
     prove: Annotated[
         bool, typer.Option("--prove", help="With --live self: repeat the run in virtual time, and compare decisions.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Replay a trace through a fleet of simulated workers, and say what its users would have seen.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, Quiet, SkipBad, Slo, Sort
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
@@ -35,15 +36,13 @@ def sweep(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Replays at a time; by default one per core.")
     ] = None,
-    slo: Annotated[str | None, typer.Option(help="What a good request is, in ms, such as ttft=500,itl=20.")] = None,
-    format_name: Annotated[str | None, typer.Option("--format", help="The trace's format, if not told.")] = None,
-    trace_block_size: Annotated[int | None, typer.Option(min=1, help="Tokens an id of the trace stands for.")] = None,
-    sort: Annotated[
-        bool, typer.Option("--sort", help="Put requests in order of arrival, holding all of them.")
-    ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")] = False,
-    chain_ids: Annotated[bool, typer.Option("--chain-ids", help="For ids that name blocks and not prefixes.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.")] = False,
+    slo: Slo = None,
+    format_name: FormatName = None,
+    trace_block_size: IdBlockSize = None,
+    sort: Sort = False,
+    skip_bad: SkipBad = False,
+    chain_ids: ChainIds = False,
+    quiet: Quiet = False,
 ) -> None:
     """Replay a trace at every combination of settings, and draw what they buy.
 

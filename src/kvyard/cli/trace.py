@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, SkipBad, Sort
 from kvyard.clock.units import from_seconds
 from kvyard.errors import KvyardError
-from kvyard.replay.traces import Trace, known_formats, open_trace
+from kvyard.replay.traces import FORMATS, Trace, open_trace
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
 from kvyard.replay.traces.identity import TOKEN_BLOCK
 from kvyard.replay.traces.writing import TARGETS, Written, write_trace
@@ -18,11 +19,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look into tr
 
 File = Annotated[Path, typer.Argument(help="A trace, packed with gzip or xz or not; or a directory of sessions.")]
 Out = Annotated[Path, typer.Argument(help="A new file, packed if its name ends in .gz or .xz.")]
-FormatName = Annotated[str | None, typer.Option("--format", help="Its format, if not told by its first record.")]
-BlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens an id stands for, if not those of the format.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")]
-Sort = Annotated[bool, typer.Option("--sort", help="Put requests in order of arrival, holding all of them.")]
-ChainIds = Annotated[bool, typer.Option("--chain-ids", help="For ids that name blocks and not prefixes.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Read so many requests at most.")]
 To = Annotated[str, typer.Option("--to", help=f"The format to write: {' or '.join(TARGETS)}.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out who waits for whom where the format can't say it.")]
@@ -32,7 +28,7 @@ Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out who waits for wh
 def info(
     file: File,
     format_name: FormatName = None,
-    block_size: BlockSize = None,
+    block_size: IdBlockSize = None,
     capacity: Annotated[
         str, typer.Option(help="Cache sizes in blocks, such as 1k,20k,1m.")
     ] = "1000,10000,30000,50000,100000",
@@ -72,7 +68,7 @@ def convert(
     to: To = "mooncake",
     lossy: Lossy = False,
     format_name: FormatName = None,
-    block_size: BlockSize = None,
+    block_size: IdBlockSize = None,
     skip_bad: SkipBad = False,
     sort: Sort = False,
     chain_ids: ChainIds = False,
@@ -95,7 +91,7 @@ def slice_(
     to: To = "mooncake",
     lossy: Lossy = False,
     format_name: FormatName = None,
-    block_size: BlockSize = None,
+    block_size: IdBlockSize = None,
     skip_bad: SkipBad = False,
     sort: Sort = False,
 ) -> None:
@@ -124,7 +120,7 @@ def scale(
     to: To = "mooncake",
     lossy: Lossy = False,
     format_name: FormatName = None,
-    block_size: BlockSize = None,
+    block_size: IdBlockSize = None,
     skip_bad: SkipBad = False,
     sort: Sort = False,
 ) -> None:
@@ -190,8 +186,8 @@ def generate(
 def formats_() -> None:
     """List the formats that can be read and written."""
     typer.echo("read:")
-    for name, one in sorted(known_formats().items()):
-        typer.echo(f"  {name:<12} {one.summary}")
+    for name in sorted(FORMATS.names()):
+        typer.echo(f"  {name:<12} {FORMATS.get(name).summary}")
     typer.echo("written:")
     for target in TARGETS.values():
         typer.echo(f"  {target.name:<12} {target.summary}")

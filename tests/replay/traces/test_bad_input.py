@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.replay.traces.support import SAMPLES, jsonl, mooncake
 
 from kvyard.errors import KvyardError
-from kvyard.replay.traces import TraceError, known_formats, open_trace
+from kvyard.replay.traces import FORMATS, TraceError, open_trace
 
 WEKA = {"t": 0, "type": "n", "in": 64, "out": 1, "hash_ids": [1]}
 DYNAMO = {"request_id": "r", "request_received_ms": 5, "output_tokens": 1, "input_tokens": 3}
@@ -156,7 +156,7 @@ def test_formats_that_are_none(tmp_path: Path) -> None:
     refused(jsonl(tmp_path / "a.jsonl", {"hello": 1}), "an object with hello; pass --format")
     (tmp_path / "b.csv").write_text("a,b,c\n1,2,3\n")
     refused(tmp_path / "b.csv", "the columns a, b, c; pass --format")
-    refused(tmp_path / "b.csv", "'nosuch' is no trace format: choose one of azure, bailian", format="nosuch")
+    refused(tmp_path / "b.csv", "unknown trace format 'nosuch': choose one of azure, bailian", format="nosuch")
     refused(tmp_path / "b.csv", "no column 'timestamp'", format="azure")
     (tmp_path / "c.bin").write_bytes(random.Random(1).randbytes(5000))
     refused(tmp_path / "c.bin", "neither JSON lines nor CSV")
@@ -224,7 +224,7 @@ def test_sorting(tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.binary(max_size=300), cut=st.integers(0, 400), name=st.sampled_from(sorted(known_formats())))
+@given(data=st.binary(max_size=300), cut=st.integers(0, 400), name=st.sampled_from(sorted(FORMATS.names())))
 def test_garbage_never_ends_in_anything_but_a_sentence(data: bytes, cut: int, name: str, tmp_path: Path) -> None:
     sample = next(path for path in sorted(SAMPLES.iterdir()) if path.name.startswith(name))
     text = sample.read_bytes()

@@ -20,6 +20,6 @@ def test_examples_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_format_is_on_the_page() -> None:
-    from kvyard.replay.traces import known_formats
+    from kvyard.replay.traces import FORMATS
 
-    assert set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)) == set(known_formats())
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)) == set(FORMATS.names())

@@ -10,8 +10,7 @@ import pytest
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake, plain
 
 from kvyard.hashing import TraceChain
-from kvyard.replay.traces import Format, Head, TraceError, TraceRequest, known_formats, open_trace, register
-from kvyard.replay.traces import registry as formats_registry
+from kvyard.replay.traces import TraceError, TraceRequest, open_trace
 
 S = 1_000_000_000
 
@@ -251,25 +250,6 @@ def test_a_trace_is_read_as_it_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="line 6"):
         next(requests)
     assert len(list(open_trace(path, limit=5))) == 5
-
-
-def test_formats_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats_registry, "_formats", known_formats())
-
-    def recognise(head: Head) -> bool:
-        return head.columns == ("only",)
-
-    def rows(reading):
-        return reading.rows(lambda number, record: TraceRequest(str(number), 0, len(record), 1))
-
-    register(Format("mine", "A test.", recognise, rows))
-    (tmp_path / "t.txt").write_text("only\n")
-    trace = open_trace(tmp_path / "t.txt")
-    assert (trace.format, [one.input_length for one in trace]) == ("mine", [5])
-    from kvyard.errors import KvyardError
-
-    with pytest.raises(KvyardError, match="'mine' already"):
-        register(Format("mine", "Another.", recognise, rows))
 
 
 def test_the_whole_conversation_trace() -> None:

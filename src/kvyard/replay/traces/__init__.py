@@ -6,19 +6,18 @@ that a file doesn't show.
 
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
 from kvyard.replay.traces.errors import TraceError
-from kvyard.replay.traces.registry import Format, Head, known_formats, register
+from kvyard.replay.traces.registry import FORMATS, Format, Head
 from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace, open_trace
 
 __all__ = [
+    "FORMATS",
     "Format",
     "Head",
     "Trace",
     "TraceError",
     "TraceRequest",
-    "known_formats",
     "open_trace",
-    "register",
     "scaled",
     "sliced",
     "with_arrivals",

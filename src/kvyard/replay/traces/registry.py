@@ -1,4 +1,7 @@
-"""The formats a trace may be in, and how one is recognised. A new format is one ``Format`` and one call of ``register``."""
+"""The formats a trace may be in, and how one is recognised. A format is one file with a ``Format``, and one entry here.
+
+Installed packages add to them by an entry point in the group ``kvyard.traces``, programs by ``FORMATS.register(name, format)``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.registry import Registry
 from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.files import first_record
 from kvyard.replay.traces.reading import Reading
@@ -43,49 +47,40 @@ class Format(NamedTuple):
     """Whether each session comes as a whole, on a clock of its own, before the next begins."""
 
 
-_formats: dict[str, Format] = {}
-
-
-def register(new: Format) -> Format:
-    """Add a format. It is tried before those added earlier. Raises ``KvyardError`` if the name is taken."""
-    if new.name in _formats:
-        raise KvyardError(f"there is a trace format {new.name!r} already")
-    _formats[new.name] = new
-    return new
-
-
-def known_formats() -> dict[str, Format]:
-    """All of them by name."""
-    import kvyard.replay.traces.formats  # noqa: F401 - it registers ours
-
-    return dict(_formats)
-
-
-def find(name: str) -> Format:
-    """The format of that name. Raises ``KvyardError`` for an unknown one."""
-    known = known_formats()
-    if name not in known:
-        raise KvyardError(f"{name!r} is no trace format: choose one of {', '.join(sorted(known))}")
-    return known[name]
+HOME = "kvyard.replay.traces.formats"
+OURS = {
+    name: f"{HOME}.{name}:FORMAT"
+    for name in ("dynamo", "weka", "bailian", "mooncake", "sharegpt", "burstgpt", "azure", "plain")
+}
+"""In the order in which they are tried: the more a format asks of a first record, the earlier."""
+FORMATS: Registry[Format] = Registry("trace format", "kvyard.traces", OURS)
 
 
 def detect(path: Path) -> Format:
-    """The format of a file by its first record. Raises ``TraceError`` where it can't be told."""
+    """The format of a file by its first record; those added from outside are tried first, the latest before the others.
+
+    Raises ``TraceError`` where it can't be told.
+    """
     record = first_record(path)
     if not record:
         raise TraceError(path, "the file is empty")
     head = look(record)
-    for candidate in reversed(known_formats().values()):
+    known = FORMATS.names()
+    for name in [*reversed(known[len(OURS) :]), *OURS]:
+        try:
+            candidate = FORMATS.get(name)
+        except KvyardError:
+            continue  # a package that can't be loaded is no obstacle to other formats; asked for by name, it is refused
         if candidate.recognise(head):
             return candidate
-    known = ", ".join(sorted(known_formats()))
+    names = ", ".join(sorted(known))
     if head.value:
         seen = f"an object with {', '.join(list(head.value)[:8])}"
     elif head.columns:
         seen = f"the columns {', '.join(head.columns[:8])}"
     else:
-        raise TraceError(path, f"neither JSON lines nor CSV; kvyard reads {known}")
-    raise TraceError(path, f"no known format begins with {seen}; pass --format if it is one of {known}")
+        raise TraceError(path, f"neither JSON lines nor CSV; kvyard reads {names}")
+    raise TraceError(path, f"no known format begins with {seen}; pass --format if it is one of {names}")
 
 
 def look(record: bytes) -> Head:

@@ -13,7 +13,7 @@ from kvyard.errors import KvyardError
 from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.identity import chained
 from kvyard.replay.traces.reading import Reading, Tally
-from kvyard.replay.traces.registry import detect, find
+from kvyard.replay.traces.registry import FORMATS, detect
 from kvyard.replay.traces.request import TraceRequest
 
 
@@ -93,7 +93,7 @@ def open_trace(
     for name, value in (("block_size", block_size), ("limit", limit)):
         if value is not None and value < 1:
             raise KvyardError(f"{name} must be at least 1, not {value}")
-    chosen = detect(path) if format is None else find(format)
+    chosen = detect(path) if format is None else FORMATS.get(format)
 
     def rows(tally: Tally) -> Iterator[TraceRequest]:
         reading = Reading(path, block_size=block_size or 0, skip_bad=skip_bad, unordered=sort, tally=tally)

@@ -10,7 +10,7 @@ from kvyard.clock.units import SECOND
 from kvyard.replay.traces.errors import BadRow
 from kvyard.replay.traces.formats.table import Fields, integer, read_table
 from kvyard.replay.traces.reading import Reading, checked_lengths
-from kvyard.replay.traces.registry import Format, register
+from kvyard.replay.traces.registry import Format
 from kvyard.replay.traces.request import TraceRequest
 
 COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
@@ -49,11 +49,9 @@ def wall_time(text: str) -> int:
     return seconds * SECOND + int((fraction or "").ljust(9, "0"))
 
 
-register(
-    Format(
-        name="azure",
-        summary="Azure LLM inference traces, CSV: wall time, context and generated tokens; nothing on shared prefixes.",
-        recognise=lambda head: set(COLUMNS) <= set(head.columns),
-        read=read,
-    )
+FORMAT = Format(
+    name="azure",
+    summary="Azure LLM inference traces, CSV: wall time, context and generated tokens; nothing on shared prefixes.",
+    recognise=lambda head: set(COLUMNS) <= set(head.columns),
+    read=read,
 )

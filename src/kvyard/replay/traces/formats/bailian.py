@@ -14,7 +14,7 @@ import msgspec
 from kvyard.clock.units import SECOND
 from kvyard.replay.traces.identity import chained
 from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns
-from kvyard.replay.traces.registry import Format, register
+from kvyard.replay.traces.registry import Format
 from kvyard.replay.traces.request import TraceRequest
 
 BLOCK_SIZE = 16
@@ -77,11 +77,9 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
     return reading.rows(row)
 
 
-register(
-    Format(
-        name="bailian",
-        summary="Qwen-Bailian usage traces, JSON lines: seconds, lengths, chats and turns, 16-token ids.",
-        recognise=lambda head: head.has("chat_id", "timestamp", "input_length", "output_length"),
-        read=read,
-    )
+FORMAT = Format(
+    name="bailian",
+    summary="Qwen-Bailian usage traces, JSON lines: seconds, lengths, chats and turns, 16-token ids.",
+    recognise=lambda head: head.has("chat_id", "timestamp", "input_length", "output_length"),
+    read=read,
 )

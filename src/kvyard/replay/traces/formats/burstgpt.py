@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from kvyard.clock.units import SECOND
 from kvyard.replay.traces.formats.table import Fields, integer, read_table, real
 from kvyard.replay.traces.reading import Reading, checked_lengths, ns
-from kvyard.replay.traces.registry import Format, register
+from kvyard.replay.traces.registry import Format
 from kvyard.replay.traces.request import TraceRequest
 
 COLUMNS = ("timestamp", "request tokens", "response tokens")
@@ -39,11 +39,9 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
     return read_table(reading, COLUMNS, row)
 
 
-register(
-    Format(
-        name="burstgpt",
-        summary="BurstGPT, CSV: seconds, request and response tokens, perhaps sessions; nothing on shared prefixes.",
-        recognise=lambda head: set(COLUMNS) <= set(head.columns),
-        read=read,
-    )
+FORMAT = Format(
+    name="burstgpt",
+    summary="BurstGPT, CSV: seconds, request and response tokens, perhaps sessions; nothing on shared prefixes.",
+    recognise=lambda head: set(COLUMNS) <= set(head.columns),
+    read=read,
 )

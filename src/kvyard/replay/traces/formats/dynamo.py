@@ -16,7 +16,7 @@ from kvyard.replay.traces.errors import UNREADABLE, BadRow
 from kvyard.replay.traces.files import records
 from kvyard.replay.traces.formats.agents import Recorded, weave
 from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns, span
-from kvyard.replay.traces.registry import Format, Head, register
+from kvyard.replay.traces.registry import Format, Head
 from kvyard.replay.traces.request import TraceRequest
 
 SCHEMA = "dynamo.request.trace.v1"
@@ -138,11 +138,9 @@ def _recognise(head: Head) -> bool:
     return isinstance(event, dict) and str(event.get("schema", "")).startswith("dynamo.request.trace")
 
 
-register(
-    Format(
-        name="dynamo",
-        summary="Dynamo request trace v1: received times, 16-token sequence hashes, agents and sub-agents.",
-        recognise=_recognise,
-        read=read,
-    )
+FORMAT = Format(
+    name="dynamo",
+    summary="Dynamo request trace v1: received times, 16-token sequence hashes, agents and sub-agents.",
+    recognise=_recognise,
+    read=read,
 )

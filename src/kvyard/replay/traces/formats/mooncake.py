@@ -15,7 +15,7 @@ import msgspec
 from kvyard.clock.units import MS
 from kvyard.replay.traces.errors import BadRow
 from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns, span
-from kvyard.replay.traces.registry import Format, Head, register
+from kvyard.replay.traces.registry import Format, Head
 from kvyard.replay.traces.request import TraceRequest
 
 BLOCK_SIZE = 512
@@ -151,11 +151,9 @@ def _recognise(head: Head) -> bool:
     return lengths and any(field in value for field in ("timestamp", "created_time", "hash_ids", "session_id"))
 
 
-register(
-    Format(
-        name="mooncake",
-        summary="Mooncake JSON lines: ms, lengths, 512-token ids; session_id, delay and wait_for as in Dynamo.",
-        recognise=_recognise,
-        read=read,
-    )
+FORMAT = Format(
+    name="mooncake",
+    summary="Mooncake JSON lines: ms, lengths, 512-token ids; session_id, delay and wait_for as in Dynamo.",
+    recognise=_recognise,
+    read=read,
 )

@@ -10,7 +10,7 @@ from kvyard.clock.units import SECOND
 from kvyard.replay.traces.files import first_record
 from kvyard.replay.traces.formats.table import Fields, integer, read_table, real
 from kvyard.replay.traces.reading import Reading, checked_lengths, ns
-from kvyard.replay.traces.registry import Format, Head, look, register
+from kvyard.replay.traces.registry import Format, Head, look
 from kvyard.replay.traces.request import TraceRequest
 
 COLUMNS = ("arrival", "input", "output")
@@ -47,11 +47,9 @@ def _recognise(head: Head) -> bool:
     return set(head.value or head.columns) == set(COLUMNS)
 
 
-register(
-    Format(
-        name="plain",
-        summary="CSV or JSON lines with arrival (seconds), input and output (tokens) and nothing else.",
-        recognise=_recognise,
-        read=read,
-    )
+FORMAT = Format(
+    name="plain",
+    summary="CSV or JSON lines with arrival (seconds), input and output (tokens) and nothing else.",
+    recognise=_recognise,
+    read=read,
 )

@@ -8,7 +8,7 @@ import msgspec
 
 from kvyard.replay.traces.errors import BadRow
 from kvyard.replay.traces.reading import Reading, checked_lengths
-from kvyard.replay.traces.registry import Format, register
+from kvyard.replay.traces.registry import Format
 from kvyard.replay.traces.request import TraceRequest
 
 
@@ -45,11 +45,9 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
     return reading.rows(row)
 
 
-register(
-    Format(
-        name="sharegpt",
-        summary="ShareGPT tokens of LLMServingSim, JSON lines: nanoseconds and real token ids in and out.",
-        recognise=lambda head: head.has("input_toks", "output_toks", "arrival_time_ns"),
-        read=read,
-    )
+FORMAT = Format(
+    name="sharegpt",
+    summary="ShareGPT tokens of LLMServingSim, JSON lines: nanoseconds and real token ids in and out.",
+    recognise=lambda head: head.has("input_toks", "output_toks", "arrival_time_ns"),
+    read=read,
 )

@@ -17,7 +17,7 @@ from kvyard.replay.traces.errors import UNREADABLE, BadRow
 from kvyard.replay.traces.files import records
 from kvyard.replay.traces.formats.agents import Recorded, weave
 from kvyard.replay.traces.reading import Reading, checked_lengths, ns, span
-from kvyard.replay.traces.registry import Format, register
+from kvyard.replay.traces.registry import Format
 from kvyard.replay.traces.request import TraceRequest
 
 BLOCK_SIZE = 64
@@ -146,12 +146,10 @@ class _Reader:
         return ids
 
 
-register(
-    Format(
-        name="weka",
-        summary="Weka agent sessions (kv-cache-tester, AgentX): turns, think times, sub-agents, 64-token ids.",
-        recognise=lambda head: head.has("id", "requests"),
-        read=read,
-        grouped=True,
-    )
+FORMAT = Format(
+    name="weka",
+    summary="Weka agent sessions (kv-cache-tester, AgentX): turns, think times, sub-agents, 64-token ids.",
+    recognise=lambda head: head.has("id", "requests"),
+    read=read,
+    grouped=True,
 )
