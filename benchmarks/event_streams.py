@@ -7,6 +7,7 @@ time, joining and replay by the clock on the wall. Best of several runs.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import NamedTuple
@@ -61,24 +62,32 @@ def measure(blocks: int, count: int) -> Figures:
         replay = publisher.replay_endpoint
         assert replay is not None
         limits = Limits(held_batches=count, held_bytes=1 << 40)
-        with Subscriber(publisher.endpoint, replay=replay, hwm=0, limits=limits) as subscriber:
-            while subscriber.state != State.FRESH:
-                subscriber.receive(1.0)
-            thread = threading.Thread(target=engine)
-            start, cpu, seen = time.perf_counter(), time.thread_time(), 0
-            thread.start()
-            while seen < count:
-                update = subscriber.receive(5.0)
-                assert update is not None
-                seen += bool(update.events)
-            elapsed, follow = time.perf_counter() - start, time.thread_time() - cpu
-            thread.join()
-        start = time.perf_counter()
-        with Subscriber(publisher.endpoint, replay=replay) as late:
-            while late.state != State.FRESH:
-                late.receive(5.0)
-            assert late.statuses()[0].counters.snapshots == 1
-        join = time.perf_counter() - start
+
+        async def follow_live() -> tuple[float, float]:
+            async with Subscriber(publisher.endpoint, replay=replay, hwm=0, limits=limits) as subscriber:
+                while subscriber.state != State.FRESH:
+                    await subscriber.receive(1.0)
+                thread = threading.Thread(target=engine)
+                start, cpu, seen = time.perf_counter(), time.thread_time(), 0
+                thread.start()
+                while seen < count:
+                    update = await subscriber.receive(5.0)
+                    assert update is not None
+                    seen += bool(update.events)
+                elapsed, follow = time.perf_counter() - start, time.thread_time() - cpu
+                thread.join()
+                return elapsed, follow
+
+        async def join_late() -> float:
+            start = time.perf_counter()
+            async with Subscriber(publisher.endpoint, replay=replay) as late:
+                while late.state != State.FRESH:
+                    await late.receive(5.0)
+                assert late.statuses()[0].counters.snapshots == 1
+            return time.perf_counter() - start
+
+        elapsed, follow = asyncio.run(follow_live())
+        join = asyncio.run(join_late())
         start = time.perf_counter()
         assert sum(1 for _ in fetch_replay(replay)) == count
         return Figures(

@@ -64,7 +64,7 @@ class Link:
 
     def serve(self) -> None:
         answered, answer = None, iter(())
-        while (ask := self.follower.ask) is not None:
+        while (ask := self.follower.request) is not None:
             if answered != ask.number:
                 answered, answer = ask.number, self.archive.answer(request(ask.word)[1])
             message = next(answer, None)

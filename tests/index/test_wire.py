@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
+from tests.events.transport.blocking import BlockingSubscriber
 from tests.index.fleet import PRESETS, Engine, prompts_of
 
 from kvyard.errors import KvyardError
 from kvyard.events.faults import Faults
-from kvyard.events.transport import Limits, Publisher, State, Subscriber
+from kvyard.events.transport import Limits, Publisher, State
 from kvyard.events.transport.proxy import FaultProxy
 from kvyard.index import Holder, Identity, Indexer, Source
 
@@ -45,7 +46,7 @@ class Rank:
             endpoint, replay = proxy.endpoint, proxy.replay_endpoint
         name = str(self.holder)
         indexer.register(Source(stream=name, worker=worker, rank=rank, groups=PRESETS[PRESET], clear_scope="all"))
-        self.subscriber = Subscriber(endpoint, replay=replay, limits=QUICK, stream=name)
+        self.subscriber = BlockingSubscriber(endpoint, replay=replay, limits=QUICK, stream=name)
         self.subscriber.open()
         stack.callback(self.subscriber.close)
 

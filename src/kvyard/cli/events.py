@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -57,20 +58,23 @@ def tail(
     as_json: Json = False,
 ) -> None:
     """Show events as they come, one line each. With --replay, also what came before and what was missed."""
-    clock = WallClock()
-    until = None if duration is None else clock.now() + from_seconds(duration)
-    seen = 0
-    with Subscriber(endpoint, replay=replay, topic=topic, rank=rank) as subscriber:
-        with until_interrupted():
-            while (count is None or seen < count) and (until is None or clock.now() < until):
-                update = subscriber.receive(0.2)
+    subscriber = Subscriber(endpoint, replay=replay, topic=topic, rank=rank)
+
+    async def show() -> None:
+        seen = 0
+        async with subscriber:
+            while count is None or seen < count:
+                update = await subscriber.receive()
                 if update is None:
                     continue
                 for line in map(json.dumps, values(update)) if as_json else lines(update):
                     typer.echo(line)
                 seen += update.origin in (Origin.LIVE, Origin.REPLAY, Origin.SNAPSHOT)
-        for line in summary(subscriber.statuses(), subscriber.counters.malformed):
-            typer.echo(line, err=True)
+
+    with until_interrupted(), suppress(TimeoutError):
+        asyncio.run(show() if duration is None else asyncio.wait_for(show(), duration))
+    for line in summary(subscriber.statuses(), subscriber.counters.malformed):
+        typer.echo(line, err=True)
 
 
 @app.command()

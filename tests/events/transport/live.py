@@ -7,10 +7,11 @@ import time
 
 import pytest
 from tests.events.fake_map import FakeMap, token_chain
+from tests.events.transport.blocking import BlockingSubscriber
 
 from kvyard.errors import KvyardError
 from kvyard.events import Batcher, GroupMeta, Mirror, Tier
-from kvyard.events.transport import AsyncSubscriber, Limits, Publisher, State, Subscriber
+from kvyard.events.transport import Limits, Publisher, State, Subscriber
 from kvyard.hashing import Run
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
@@ -92,7 +93,7 @@ class Reader:
     """A subscriber with its mirror."""
 
     def __init__(self, endpoint, replay=None, limits=QUICK, **options) -> None:
-        self.subscriber = Subscriber(endpoint, replay=replay, limits=limits, **options)
+        self.subscriber = BlockingSubscriber(endpoint, replay=replay, limits=limits, **options)
         self.mirror = Mirror()
         self.updates = []
 
@@ -138,7 +139,7 @@ class Reader:
         return status.counters
 
 
-async def read_until(subscriber: AsyncSubscriber, mirror: Mirror, question) -> None:
+async def read_until(subscriber: Subscriber, mirror: Mirror, question) -> None:
     async def read() -> None:
         while not question():
             update = await subscriber.receive(0.05)

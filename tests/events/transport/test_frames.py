@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvyard.events.transport import frames
-from kvyard.events.transport.frames import Frame, Head, Kind, read_live, read_reply
+from kvyard.events.transport.frames import Frame, ReplyKind, StreamHead, read_live, read_reply
 
 SEQ = (7).to_bytes(8, "big")
 PARTS = st.lists(
@@ -23,9 +23,9 @@ def test_live():
 
 def test_replay_with_and_without_topic():
     """vLLM since 0.23 has the topic, SGLang and older vLLM don't."""
-    assert read_reply(frames.batch_reply(b"t", 7, b"p")) == frames.Reply(Kind.BATCH, b"t", 7, b"p")
-    assert read_reply([b"", SEQ, b"p"]) == frames.Reply(Kind.BATCH, None, 7, b"p")
-    assert read_reply(frames.end_reply()) == read_reply([b"", b"\xff" * 8, b""]) == frames.Reply(Kind.END)
+    assert read_reply(frames.batch_reply(b"t", 7, b"p")) == frames.Reply(ReplyKind.BATCH, b"t", 7, b"p")
+    assert read_reply([b"", SEQ, b"p"]) == frames.Reply(ReplyKind.BATCH, None, 7, b"p")
+    assert read_reply(frames.end_reply()) == read_reply([b"", b"\xff" * 8, b""]) == frames.Reply(ReplyKind.END)
 
 
 def test_requests_are_numbers_that_no_sequence_reaches():
@@ -38,10 +38,10 @@ def test_requests_are_numbers_that_no_sequence_reaches():
 
 
 def test_heads():
-    head = Head(epoch=1 << 60, seq=-1, digest=(1 << 64) - 1, first=None, parts=3)
+    head = StreamHead(epoch=1 << 60, seq=-1, digest=(1 << 64) - 1, first=None, parts=3)
     reply = read_reply(frames.head_reply(b"t", frames.SNAPSHOT_WORD, head))
-    assert (reply.kind, reply.head, reply.topic) == (Kind.HEAD, head, b"t")
-    assert read_reply(frames.part_reply(b"t", b"p")) == frames.Reply(Kind.PART, b"t", payload=b"p")
+    assert (reply.kind, reply.head, reply.topic) == (ReplyKind.HEAD, head, b"t")
+    assert read_reply(frames.part_reply(b"t", b"p")) == frames.Reply(ReplyKind.PART, b"t", payload=b"p")
     assert "can't be read" in read_reply([b"", b"t", frames.HEAD_WORD, b"\xc1"])
 
 

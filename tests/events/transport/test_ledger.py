@@ -7,7 +7,7 @@ from tests.events.fake_map import token_chain
 from kvyard.events import Cleared, Mirror, Removed, Stored, Tier
 from kvyard.events.transport import archive as archive_module
 from kvyard.events.transport.archive import Archive
-from kvyard.events.transport.frames import SNAPSHOT_WORD, Kind, read_reply
+from kvyard.events.transport.frames import SNAPSHOT_WORD, ReplyKind, read_reply
 from kvyard.events.transport.ledger import Ledger, restates
 from kvyard.events.wire import Decoder
 
@@ -105,7 +105,7 @@ class TestArchive:
         for seq, event in enumerate(said):
             archive.keep(seq, b"x", [event])
         replies = [read_reply(message) for message in archive.answer(SNAPSHOT_WORD)]
-        assert [reply.kind for reply in replies] == [Kind.HEAD] + [Kind.PART] * 4 + [Kind.END]
+        assert [reply.kind for reply in replies] == [ReplyKind.HEAD] + [ReplyKind.PART] * 4 + [ReplyKind.END]
         head = replies[0].head
         assert (head.epoch, head.seq, head.parts, head.blocks, head.first) == (5, 9, 4, 10, 0)
         mirror = Mirror()

@@ -32,24 +32,24 @@ def test_a_stream_per_topic():
 def test_the_first_answer_names_the_stream():
     subscription = Subscription("s", source=True)
     subscription.start(0)
-    (number,) = subscription.asks
+    (number,) = subscription.requests
     subscription.reply(number, end_reply(), 0)  # knows no snapshots
-    (number,) = subscription.asks
+    (number,) = subscription.requests
     subscription.reply(number, batch_reply(b"a", 0, payload(0)), 0)
     subscription.reply(number, end_reply(), 0)
-    assert subscription.state == State.FRESH and not subscription.asks
+    assert subscription.state == State.FRESH and not subscription.requests
     live(subscription, b"a", 1)
     (status,) = subscription.statuses()
     assert (status.topic, status.seq) == ("a", 1)
     live(subscription, b"b", 4)
-    assert len(subscription.statuses()) == 2 and len(subscription.asks) == 1
+    assert len(subscription.statuses()) == 2 and len(subscription.requests) == 1
 
 
 def test_answers_about_others_are_none():
     subscription = Subscription("s", source=True, prefix="b")
     subscription.start(0)
     for _ in range(2):
-        (number,) = subscription.asks
+        (number,) = subscription.requests
         subscription.reply(number, batch_reply(b"a", 0, payload(0)), 0)
         subscription.reply(number, end_reply(), 0)
     (status,) = subscription.statuses()

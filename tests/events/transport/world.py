@@ -95,7 +95,7 @@ class World:
         """Let the publisher answer what is asked, up to ``most`` messages. Returns whether anything was said."""
         said = False
         for _ in range(most):
-            ask = self.follower.ask
+            ask = self.follower.request
             if ask is None or self.deaf:
                 return said
             if self.asked != ask.number:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 import threading
 
+from tests.events.transport.blocking import BlockingSubscriber
 from tests.index.fleet import PRESETS
 from tests.index.redis.shape import IDENTITY, NAMESPACE, PRESET, QUICK
 
-from kvyard.events.transport import Subscriber
 from kvyard.index import Source
 from kvyard.index.redis import SharedIndexer
 
@@ -22,7 +22,7 @@ def main() -> None:
     indexer.register(Source(stream=stream, worker=stream, groups=PRESETS[PRESET], clear_scope="all"))
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    with Subscriber(endpoint, replay=replay, limits=QUICK, stream=stream) as subscriber:
+    with BlockingSubscriber(endpoint, replay=replay, limits=QUICK, stream=stream) as subscriber:
         print("ready", flush=True)
         while not ended.is_set():
             update = subscriber.receive(0.02)

@@ -14,10 +14,11 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
 import zmq
+from tests.events.transport.blocking import BlockingSubscriber
 from tests.server.mock.support import LOOPBACK, PATIENCE, Process, Served, eventually
 
 from kvyard.clock import MS
-from kvyard.events.transport import Limits, State, Subscriber
+from kvyard.events.transport import Limits, State
 from kvyard.events.types import Stored
 from kvyard.index import Identity, Indexer, Source
 
@@ -33,7 +34,7 @@ class Listener:
 
     def __init__(self, served: Served) -> None:
         self.indexer = Indexer(Identity(16))
-        self.subscribers: list[Subscriber] = []
+        self.subscribers: list[BlockingSubscriber] = []
         self.hashes: dict[str, set[int]] = {}
         self.origins: set[str] = set()
         for worker in served.get("/admin/workers"):
@@ -42,7 +43,9 @@ class Listener:
                 self.indexer.register(
                     Source(stream=name, worker=worker["name"], rank=stream["rank"], clear_scope="all")
                 )
-                subscriber = Subscriber(stream["endpoint"], replay=stream["replay_endpoint"], stream=name, limits=QUICK)
+                subscriber = BlockingSubscriber(
+                    stream["endpoint"], replay=stream["replay_endpoint"], stream=name, limits=QUICK
+                )
                 self.subscribers.append(subscriber.open())
 
     def read(self) -> None:
@@ -156,7 +159,7 @@ def test_a_worker_that_dies_comes_back_empty() -> None:
 
 def test_workers_that_connect_to_a_router() -> None:
     """One socket that the router has bound; topics tell the workers apart."""
-    router = Subscriber("tcp://*:0", limits=QUICK).open()
+    router = BlockingSubscriber("tcp://*:0", limits=QUICK).open()
     try:
         port = router.endpoint.rpartition(":")[2]
         with Served(

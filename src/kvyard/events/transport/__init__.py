@@ -3,7 +3,6 @@
 Importing this doesn't import ZeroMQ; opening a socket does, and says what to install where it is missing.
 """
 
-from kvyard.events.transport.async_subscriber import AsyncSubscriber
 from kvyard.events.transport.follower import Follower
 from kvyard.events.transport.frames import Frame
 from kvyard.events.transport.publisher import Publisher
@@ -12,7 +11,6 @@ from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, U
 from kvyard.events.transport.subscriber import Subscriber
 
 __all__ = [
-    "AsyncSubscriber",
     "Follower",
     "Frame",
     "Limits",

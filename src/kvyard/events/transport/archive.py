@@ -17,7 +17,7 @@ from kvyard.events.transport.frames import (
     HEAD_WORD,
     SEQUENCE_BYTES,
     SNAPSHOT_WORD,
-    Head,
+    StreamHead,
     batch_reply,
     chained,
     end_reply,
@@ -100,9 +100,9 @@ class Archive:
         """The oldest sequence that can be replayed."""
         return self._ring[0][0] if self._ring else None
 
-    def head(self) -> Head:
+    def head(self) -> StreamHead:
         """Where the stream is now."""
-        return Head(epoch=self.epoch, seq=self.last, digest=self._digest, first=self.first)
+        return StreamHead(epoch=self.epoch, seq=self.last, digest=self._digest, first=self.first)
 
     def answer(self, word: bytes) -> Iterator[list[bytes]]:
         """The messages that answer ``word``, each without the asker's address; the last is always the end marker."""
@@ -136,7 +136,7 @@ class Archive:
         head = msgspec.structs.replace(self.head(), parts=len(parts), blocks=blocks)
         return self._parts(head, parts)
 
-    def _parts(self, head: Head, parts: list[list[Event]]) -> Iterator[list[bytes]]:
+    def _parts(self, head: StreamHead, parts: list[list[Event]]) -> Iterator[list[bytes]]:
         topic, encode = self.topic, self._encoder.encode
         yield head_reply(topic, SNAPSHOT_WORD, head)
         for events in parts:

@@ -40,7 +40,7 @@ class Frame(msgspec.Struct, frozen=True):
         return [self.topic, self.seq.to_bytes(SEQUENCE_BYTES, "big"), self.payload]
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     """What a publisher says of itself, as a msgpack map."""
 
     epoch: int
@@ -56,7 +56,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 0
 
 
-class Kind(IntEnum):
+class ReplyKind(IntEnum):
     """What a message on the replay socket is."""
 
     BATCH = 1
@@ -68,14 +68,14 @@ class Kind(IntEnum):
 class Reply(msgspec.Struct, frozen=True):
     """One answer of a replay socket. ``topic`` is ``None`` where the publisher doesn't send it."""
 
-    kind: Kind
+    kind: ReplyKind
     topic: bytes | None = None
     seq: int = -1
     payload: bytes = b""
-    head: Head | None = None
+    head: StreamHead | None = None
 
 
-_read_head = msgspec.msgpack.Decoder(Head).decode
+_read_head = msgspec.msgpack.Decoder(StreamHead).decode
 _write_head = msgspec.msgpack.Encoder().encode
 
 
@@ -95,16 +95,16 @@ def read_reply(parts: Sequence[bytes]) -> Reply | str:
     topic = parts[1] if len(parts) == 4 else None
     word, payload = parts[-2:]
     if word == END_SEQUENCE:
-        return Reply(Kind.END)
+        return Reply(ReplyKind.END)
     if word == PART_WORD:
-        return Reply(Kind.PART, topic, payload=payload)
+        return Reply(ReplyKind.PART, topic, payload=payload)
     if word in (HEAD_WORD, SNAPSHOT_WORD):
         try:
-            return Reply(Kind.HEAD, topic, head=_read_head(payload))
+            return Reply(ReplyKind.HEAD, topic, head=_read_head(payload))
         except msgspec.MsgspecError as error:
             return f"a head that can't be read: {error}"
     seq = _sequence(word)
-    return Reply(Kind.BATCH, topic, seq, payload) if isinstance(seq, int) else seq
+    return Reply(ReplyKind.BATCH, topic, seq, payload) if isinstance(seq, int) else seq
 
 
 def request(word: bytes | int) -> list[bytes]:
@@ -117,7 +117,7 @@ def batch_reply(topic: bytes | None, seq: int, payload: bytes) -> list[bytes]:
     return _reply(topic, seq.to_bytes(SEQUENCE_BYTES, "big"), payload)
 
 
-def head_reply(topic: bytes | None, word: bytes, head: Head) -> list[bytes]:
+def head_reply(topic: bytes | None, word: bytes, head: StreamHead) -> list[bytes]:
     """The answer to one of our words."""
     return _reply(topic, word, _write_head(head))
 

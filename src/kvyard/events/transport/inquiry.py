@@ -1,25 +1,23 @@
-"""Inquiries: what a follower asks its publisher, one request after the other, and what has been answered so far.
+"""Requests to a publisher, one after the other, and what has been answered so far.
 
-An inquiry has a purpose and a plan, the kinds of request to try in turn. It numbers requests, so that the answers to one
-that was given up can be told from those to the next; it counts attempts and knows when patience ends. Whether an answer
-helps is for the follower to say.
+An inquiry follows a plan, the kinds of request to try in turn. It numbers requests, so that replies to one that was given up
+can be told from those to the next, counts attempts and knows when a request has timed out. Whether an answer helps is decided
+in ``recovery``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import Enum, IntEnum
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
 
 import msgspec
 
-from kvyard.events.transport.frames import HEAD_WORD, SNAPSHOT_WORD, Head, Kind, Reply
+from kvyard.events.transport.frames import HEAD_WORD, SNAPSHOT_WORD, Reply, ReplyKind, StreamHead
 from kvyard.events.transport.position import Position
 from kvyard.events.transport.state import Limits
 
 
-class Step(IntEnum):
-    """A kind of request."""
-
+class RequestKind(IntEnum):
     HEAD = 1
     REPLAY = 2
     SNAPSHOT = 3
@@ -27,31 +25,11 @@ class Step(IntEnum):
     """Replay from the very beginning."""
 
 
-class Purpose(Enum):
-    """What an inquiry is for."""
-
-    PROBE = "probe"
-    """Was anything missed?"""
-    SUSPECT = "suspect"
-    """The sequence went back: a late repetition, or another publisher?"""
-    VERIFY = "verify"
-    """The connection broke: still the same publisher?"""
-    GAP = "gap"
-    LOST = "lost"
-    """Nothing that was applied can be built upon."""
-
-
-UNCONCERNED = (None, Purpose.PROBE)
-"""With these nothing is known to be wrong."""
-IDENTITY = (Purpose.SUSPECT, Purpose.VERIFY)
-"""Until these are settled nothing that arrives can be trusted to belong to what came before."""
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """A request that should be under way. One with another number replaces it; its answers are no longer wanted."""
+class ReplayRequest(msgspec.Struct, frozen=True):
+    """A request that should be under way. One with another number replaces it; replies to the old one are dropped."""
 
     number: int
-    step: Step
+    kind: RequestKind
     word: bytes | int
 
 
@@ -59,53 +37,54 @@ class Inquiry:
     """The requests of one stream. At most one is under way."""
 
     def __init__(self, limits: Limits, numbers: Iterator[int]) -> None:
-        self.ask: Ask | None = None
-        self.purpose: Purpose | None = None
+        self.request: ReplayRequest | None = None
         self.due = 0
         """When the request under way has failed."""
         self.knows_words: bool | None = None
-        """Whether the publisher knows our words; ``None`` until it was asked."""
+        """Whether the publisher knows heads and snapshots; ``None`` until it was asked."""
         self.applied = -1
         """Where the reader was when it asked."""
         self.order = 0
         """How many batches had arrived by then."""
         self.witness: int | None = None
-        """The batch that was asked for only to know the publisher by."""
+        """The batch that was asked for only to identify the publisher."""
         self.confirmed = False
-        """Whether it came and was the one we know."""
+        """Whether it came with the fingerprint that is known."""
         self.batches = 0
         """Replayed so far."""
         self.furthest = -1
-        self.head: Head | None = None
+        self.head: StreamHead | None = None
         self.parts: list[bytes] = []
         self.tries = 0
         self.failures: list[str] = []
         """Why what was tried so far didn't help."""
         self._limits = limits
         self._numbers = numbers
-        self._plan: list[Step] = []
+        self._attempts = 1
+        self._plan: list[RequestKind] = []
 
-    def begin(self, purpose: Purpose, plan: list[Step]) -> None:
-        """Start over, with nothing asked yet."""
-        self.ask, self.purpose, self._plan, self.tries = None, purpose, list(plan), 0
+    def begin(self, plan: Sequence[RequestKind], attempts: int) -> None:
+        """Start over, with nothing asked yet; each kind is tried ``attempts`` times."""
+        self.request, self._plan, self.tries = None, list(plan), 0
+        self._attempts = attempts
         self.failures = []
 
     def send(self, at: Position, order: int, now: int) -> bool:
-        """Make the plan's first request that makes sense. Returns whether there was one; without one, all is over."""
+        """Make the plan's first request that makes sense. Returns whether there was one."""
         plan = self._plan
-        while plan and plan[0] in (Step.HEAD, Step.SNAPSHOT) and self.knows_words is False:
+        while plan and plan[0] in (RequestKind.HEAD, RequestKind.SNAPSHOT) and self.knows_words is False:
             plan.pop(0)
         if not plan:
-            self.ask = None
+            self.request = None
             return False
-        step = plan[0]
-        self.witness = at.witness if step == Step.REPLAY else None
+        kind = plan[0]
+        self.witness = at.witness if kind == RequestKind.REPLAY else None
         word: bytes | int
-        if step == Step.REPLAY:
+        if kind == RequestKind.REPLAY:
             word = at.applied + 1 if self.witness is None else self.witness
         else:
-            word = 0 if step == Step.REBUILD else HEAD_WORD if step == Step.HEAD else SNAPSHOT_WORD
-        self.ask = Ask(next(self._numbers), step, word)
+            word = {RequestKind.HEAD: HEAD_WORD, RequestKind.SNAPSHOT: SNAPSHOT_WORD}.get(kind, 0)
+        self.request = ReplayRequest(next(self._numbers), kind, word)
         self.applied, self.order = at.applied, order
         self.confirmed = False
         self.batches, self.furthest = 0, -1
@@ -114,23 +93,22 @@ class Inquiry:
         return True
 
     def take(self, reply: Reply, now: int) -> None:
-        """Note what an answer to the request under way brings; it has more time now."""
+        """Note what a reply to the request under way brings; the request gets more time."""
         self.due = now + self._limits.reply
-        if reply.kind == Kind.BATCH:
+        if reply.kind == ReplyKind.BATCH:
             self.batches += 1
             self.furthest = max(self.furthest, reply.seq)
-        elif reply.kind == Kind.HEAD:
+        elif reply.kind == ReplyKind.HEAD:
             self.head = reply.head
-        elif reply.kind == Kind.PART and self.head is not None and len(self.parts) < self.head.parts:
+        elif reply.kind == ReplyKind.PART and self.head is not None and len(self.parts) < self.head.parts:
             self.parts.append(reply.payload)
 
     def failed(self, why: str, final: bool = False) -> None:
-        """The request brought nothing. Its kind is done with after some attempts, or at once if that is ``final``."""
+        """The request brought nothing. On to the next kind after some attempts, or at once if that is ``final``."""
         if why not in self.failures:
             self.failures.append(why)
         self.tries += 1
-        attempts = 1 if self.purpose == Purpose.PROBE else self._limits.attempts
-        if final or self.tries >= attempts:
+        if final or self.tries >= self._attempts:
             self.skip()
 
     def skip(self) -> None:
@@ -141,9 +119,8 @@ class Inquiry:
     @property
     def replays(self) -> bool:
         """Whether batches are being asked for."""
-        return self.ask is not None and self.ask.step in (Step.REPLAY, Step.REBUILD)
+        return self.request is not None and self.request.kind in (RequestKind.REPLAY, RequestKind.REBUILD)
 
     def stop(self) -> None:
-        """Ask nothing more."""
-        self.ask = self.purpose = None
+        self.request = None
         self._plan = []

@@ -1,6 +1,6 @@
-"""Where a reader is in a stream: the last batch it applied, what it remembers of those before, and what waits.
+"""Where a reader is in a stream: the last batch it applied, fingerprints of those before, and batches that came too early.
 
-Only bookkeeping. What to do about a hole is the follower's business.
+Only bookkeeping. What to do about a gap is decided in ``recovery``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kvyard.events.transport.state import Origin
 from kvyard.events.wire import Decoded
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that was received and read."""
+class ReceivedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was received and decoded."""
 
     seq: int
     print: int
@@ -35,11 +35,9 @@ class Position:
     def __init__(self, remembered: int) -> None:
         self.applied = -1
         """The last sequence that was applied."""
-        self.whole = False
-        """Whether everything up to there was."""
         self.digest = 0
-        """As the publisher's, where whole."""
-        self.held: dict[int, Arrival] = {}
+        """As the publisher's, where everything up to there was applied."""
+        self.held: dict[int, ReceivedBatch] = {}
         """What came too early, by sequence."""
         self.held_bytes = 0
         self.anchor: int | None = None
@@ -57,12 +55,12 @@ class Position:
 
     @property
     def witness(self) -> int | None:
-        """A batch to know the publisher by: one that has another there is another one. ``None`` where none is remembered."""
+        """A batch that identifies the publisher: another publisher has other bytes there. ``None``: none is remembered."""
         if self.anchor is not None and self.anchor in self._prints:
             return self.anchor
         return self.applied if self.applied in self._prints else None
 
-    def advance(self, batch: Arrival) -> None:
+    def advance(self, batch: ReceivedBatch) -> None:
         """``batch`` was applied; it may be further on than the next one."""
         self.applied = batch.seq
         self.digest = chained(0 if batch.restates else self.digest, batch.print)
@@ -72,37 +70,35 @@ class Position:
         if len(prints) > self._remembered:
             prints.popitem(last=False)
 
-    def move(self, applied: int, digest: int, whole: bool) -> None:
-        """Be elsewhere, after a snapshot or a restart; nothing is remembered of what was before."""
-        self.applied, self.digest, self.whole = applied, digest, whole
+    def move(self, applied: int, digest: int) -> None:
+        """Continue after ``applied``, as after a snapshot or a restart; fingerprints of what was before are dropped."""
+        self.applied, self.digest = applied, digest
         self.anchor = None
         self._prints.clear()
 
-    def hold(self, batch: Arrival) -> None:
-        """Let ``batch`` wait."""
+    def hold(self, batch: ReceivedBatch) -> None:
         self.release(batch.seq)
         self.held[batch.seq] = batch
         self.held_bytes += batch.size
 
-    def release(self, seq: int) -> Arrival | None:
-        """Hand over the batch that waits as ``seq``."""
+    def release(self, seq: int) -> ReceivedBatch | None:
         batch = self.held.pop(seq, None)
         if batch is not None:
             self.held_bytes -= batch.size
         return batch
 
-    def next(self) -> Arrival | None:
-        """Hand over the next batch if it waits and could be read in full."""
+    def next(self) -> ReceivedBatch | None:
+        """Release the next batch if it is held and could be read in full."""
         batch = self.held.get(self.applied + 1)
         return None if batch is None or batch.decoded.lossy else self.release(batch.seq)
 
     def drop_covered(self) -> None:
-        """Throw away what waits and was applied otherwise: it must not be applied again, after what came later."""
+        """Drop held batches that were applied by other ways: they must not be applied again, after what came later."""
         for seq in [seq for seq in self.held if seq <= self.applied]:
             self.release(seq)
 
     def drop_impossible(self, last: int, order: int) -> int:
-        """Throw away what had arrived by ``order`` although the publisher had only got to ``last`` after that; how many.
+        """Drop what had arrived by ``order`` although the publisher had only got to ``last`` after that; returns how many.
 
         Such a batch has a damaged number, or is from before a restart.
         """
@@ -112,12 +108,11 @@ class Position:
         return len(wrong)
 
     def drop_all(self) -> None:
-        """Let nothing wait."""
         self.held.clear()
         self.held_bytes = 0
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` if something waits that should not: for tests."""
-        assert self.held_bytes == sum(batch.size for batch in self.held.values()), "bytes that wait are miscounted"
-        assert all(seq > self.applied for seq in self.held), "something waits that was applied"
-        assert len(self._prints) <= self._remembered, "too much is remembered"
+        """Raise ``AssertionError`` if something is held that should not be: for tests."""
+        assert self.held_bytes == sum(batch.size for batch in self.held.values()), "held bytes are miscounted"
+        assert all(seq > self.applied for seq in self.held), "something is held that was applied"
+        assert len(self._prints) <= self._remembered, "too many fingerprints are remembered"

@@ -19,8 +19,8 @@ from kvyard.events.transport.frames import read_live
 from kvyard.events.transport.ledger import Ledger
 from kvyard.events.transport.outlet import Outlet
 from kvyard.events.transport.relay import Relay
+from kvyard.events.transport.sockets import READ_AT_ONCE
 from kvyard.events.transport.waker import Waker
-from kvyard.events.transport.wiring import READ_AT_ONCE
 from kvyard.events.transport.zeromq import attach, require
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import check
-from kvyard.events.transport.frames import Frame, Kind, read_reply, request
+from kvyard.events.transport.frames import Frame, ReplyKind, read_reply, request
 from kvyard.events.transport.zeromq import attach, require
 
 
@@ -26,9 +26,9 @@ def fetch_replay(endpoint: str, start: int = 0, *, timeout: float = 2.0, context
             reply = read_reply(dealer.recv_multipart())
             if isinstance(reply, str):
                 continue
-            if reply.kind == Kind.END:
+            if reply.kind == ReplyKind.END:
                 return
-            if reply.kind == Kind.BATCH:
+            if reply.kind == ReplyKind.BATCH:
                 yield Frame(reply.topic or b"", reply.seq, reply.payload)
         raise KvyardError(f"nobody answered at {endpoint} within {timeout:g} s: is that the replay endpoint?")
     finally:

@@ -1,27 +1,25 @@
 """The subscriber: a stream's updates in order, with gaps closed behind the scenes or owned up to.
 
-It has no thread: all work is done in ``receive``, by whoever calls it. A caller that stays away for long loses batches to
-the socket's high-water mark, as with any subscriber, and then sees them recovered.
+It has no task of its own: all work is done while ``receive`` is awaited, and cancelling that loses nothing. A caller that
+stays away for long loses batches to the socket's high-water mark, as with any subscriber, and then sees them recovered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
-from kvyard.clock import MS, Clock, WallClock, from_seconds
+from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
+from kvyard.events.transport.sockets import SubscriberSockets
 from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.transport.subscription import Subscription, SubscriptionCounters
-from kvyard.events.transport.waker import Waker
-from kvyard.events.transport.wiring import READ_AT_ONCE, Wiring, note_connection
-from kvyard.events.transport.zeromq import require
 from kvyard.events.wire import Decoder
 
 
 class Subscriber:
-    """One subscription over real sockets. ``open`` and ``close`` it, or use it in a ``with`` block. Used by one thread."""
+    """One subscription on an event loop. Use it in an ``async with`` block and iterate with ``async for``."""
 
     def __init__(
         self,
@@ -42,12 +40,13 @@ class Subscriber:
 
         ``replay`` is where the publisher answers for what was missed; without it a gap makes the stream stale. ``topic`` is
         a prefix. ``rank`` moves both endpoints. ``dialect`` and ``narrow`` are the decoder's. ``stream`` names what comes
-        out, the endpoint unless given. Raises ``KvyardError`` for what can't be an endpoint or a dialect.
+        out, the endpoint unless given. ``context`` is an ordinary one of pyzmq, whose sockets are then awaited. Raises
+        ``KvyardError`` for what can't be an endpoint or a dialect.
         """
-        Decoder(dialect)  # refuses an unknown one here, where somebody can act on it
-        self._wiring = Wiring(endpoint, replay=replay, topic=topic, rank=rank, hwm=hwm)
+        Decoder(dialect)  # refuses an unknown one here, where the caller can act on it
+        self._sockets = SubscriberSockets(endpoint, replay=replay, topic=topic, rank=rank, hwm=hwm)
         self.subscription = Subscription(
-            stream or self._wiring.endpoint,
+            stream or self._sockets.endpoint,
             source=replay is not None,
             prefix=topic,
             limits=limits,
@@ -55,13 +54,12 @@ class Subscriber:
         )
         self._clock = clock or WallClock()
         self._context = context
-        self._waker: Waker | None = None
-        self._stopped = False
+        self._open = self._opened = False
 
     @property
     def endpoint(self) -> str:
         """Where the stream is; with the port that was found for port 0, once open."""
-        return self._wiring.endpoint
+        return self._sockets.endpoint
 
     @property
     def state(self) -> State:
@@ -74,97 +72,56 @@ class Subscriber:
         return self.subscription.counters
 
     def statuses(self) -> list[StreamStatus]:
-        """A look at every stream."""
         return self.subscription.statuses()
 
     def open(self) -> Subscriber:
-        """Subscribe, and begin to ask for what was published before. Raises ``KvyardError`` where that can't be done."""
-        if self._waker is not None or self._stopped:
+        """Subscribe, and begin to ask for what was published before; to be called on the event loop.
+
+        Raises ``KvyardError`` where that can't be done, and the second time.
+        """
+        if self._opened:
             raise KvyardError("a subscriber opens once: make another")
-        zmq = require()
-        self._wiring.open(self._context or zmq.Context.instance())
-        self._waker = Waker()
+        self._sockets.open(self._context)
+        self._open = self._opened = True
         self.subscription.start(self._clock.now())
         return self
 
-    def receive(self, timeout: float | None = None) -> Update | None:
+    async def connected(self, seconds: float) -> bool:
+        """Whether a publisher is there, waiting up to ``seconds`` for it. To be asked before the first ``receive``."""
+        return await self._sockets.connected(seconds)
+
+    async def receive(self, timeout: float | None = None) -> Update | None:
         """The next update, waiting up to ``timeout`` seconds (``None``: for ever); ``None`` where there is none.
 
         Raises ``KvyardError`` where it isn't open.
         """
-        if self._waker is None:
-            raise KvyardError("the subscriber is not open")
-        subscription, clock = self.subscription, self._clock
-        updates = subscription.updates
+        clock, updates = self._clock, self.subscription.updates
         until = None if timeout is None else clock.now() + from_seconds(timeout)
-        while not updates:
-            now = clock.now()
-            subscription.tick(now)
-            self._wiring.adjust(subscription)
-            if updates or self._stopped:
-                break
-            dues = [due for due in (until, subscription.due) if due is not None]
-            self._poll(-(-max(0, min(dues) - now) // MS) if dues else None)
+        while True:
+            if not self._open:
+                raise KvyardError("the subscriber is not open")
+            if updates:
+                return updates.popleft()
+            await self._sockets.exchange(self.subscription, until, clock)
             if not updates and until is not None and clock.now() >= until:
-                break
-        return updates.popleft() if updates else None
+                return None
 
-    def __iter__(self) -> Iterator[Update]:
-        """Updates, until ``stop``."""
-        while not self._stopped:
-            update = self.receive()
+    async def __aiter__(self) -> AsyncIterator[Update]:
+        """Updates, until it is closed."""
+        while self._open:
+            update = await self.receive()
             if update is not None:
                 yield update
 
-    def stop(self) -> None:
-        """End the wait in ``receive`` and the iteration. The one thing that any thread may call."""
-        self._stopped = True
-        if self._waker is not None:
-            self._waker.wake()
-
     def close(self) -> None:
         """Close every socket; closing twice does nothing more."""
-        self._stopped = True
-        self._wiring.close()
-        if self._waker is not None:
-            self._waker.close()
-            self._waker = None
+        self._open = False
+        self._sockets.close()
 
-    def __enter__(self) -> Subscriber:
+    async def __aenter__(self) -> Subscriber:
         return self.open()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
-
-    def _poll(self, ms: int | None) -> None:
-        """Wait for something to arrive and take it in."""
-        zmq = require()
-        wiring, waker = self._wiring, self._waker
-        assert waker is not None
-        poller = zmq.Poller()
-        for socket in (*wiring.watched(), waker.fileno()):
-            poller.register(socket, zmq.POLLIN)
-        ready = dict(poller.poll(ms))
-        if waker.fileno() in ready:
-            waker.rest()
-        now = self._clock.now()
-        # Connections first: whoever is new there may be another publisher.
-        if wiring.monitor in ready:
-            for parts in _read(wiring.monitor):
-                note_connection(parts, self.subscription, now)
-        for number, dealer in list(wiring.dealers.items()):
-            if dealer in ready:
-                for parts in _read(dealer):
-                    self.subscription.reply(number, parts, now)
-        if wiring.sub in ready:
-            for parts in _read(wiring.sub):
-                self.subscription.message(parts, now)
-
-
-def _read(socket: Any) -> Iterator[list[bytes]]:
-    zmq = require()
-    for _ in range(READ_AT_ONCE):
-        try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return

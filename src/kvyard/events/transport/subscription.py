@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard.events.transport.follower import Follower
 from kvyard.events.transport.frames import read_live, read_reply
-from kvyard.events.transport.inquiry import Ask
+from kvyard.events.transport.inquiry import ReplayRequest
 from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.wire import Decoder
 
@@ -95,7 +95,7 @@ class Subscription:
             self.counters.last_malformed = reply
             return
         for follower in self._followers.values():
-            if follower.ask is not None and follower.ask.number == number:
+            if follower.request is not None and follower.request.number == number:
                 follower.reply(number, reply, now)
                 return
 
@@ -124,10 +124,10 @@ class Subscription:
         return min((due for due in dues if due is not None), default=None)
 
     @property
-    def asks(self) -> dict[int, Ask]:
+    def requests(self) -> dict[int, ReplayRequest]:
         """The requests that should be under way, by number."""
-        asks = (follower.ask for follower in self._followers.values())
-        return {ask.number: ask for ask in asks if ask is not None}
+        requests = (follower.request for follower in self._followers.values())
+        return {request.number: request for request in requests if request is not None}
 
     @property
     def state(self) -> State:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from kvyard.clock import MS, SECOND, Clock, WallClock
 from kvyard.errors import KvyardError
 from kvyard.events.recording import Recording
 from kvyard.events.transport import fetch_replay
+from kvyard.events.transport.sockets import SubscriberSockets
 from kvyard.events.transport.state import Limits
-from kvyard.events.transport.wiring import READ_AT_ONCE, Wiring, note_connection
-from kvyard.events.transport.zeromq import require
 from kvyard.server.doctor.case import Case
 
 LIMITS = Limits(reply=SECOND, attempts=2, cooldown=2 * SECOND, probe=SECOND, probe_most=4 * SECOND)
@@ -31,35 +31,31 @@ def watch(
 
     Raises ``KvyardError`` where an endpoint can't be had.
     """
-    zmq = require()
     clock = clock or WallClock()
-    context = zmq.Context.instance()
-    # Everything is subscribed to, whatever the topic: a topic that never matches is a finding.
-    wirings = [Wiring(case.name, replay=case.replay, topic="", rank=0, hwm=0) for case in cases]
-    try:
-        for case, wiring in zip(cases, wirings, strict=True):
-            wiring.open(context)
+
+    async def listen(case: Case) -> None:
+        # Everything is subscribed to, whatever the topic: a topic that never matches is a finding.
+        sockets = SubscriberSockets(case.name, replay=case.replay)
+        sockets.open()
+        try:
             case.start(clock.now())
-        while (now := clock.now()) < until or busy():
-            due = max(until, now + LINGER)
-            poller = zmq.Poller()
-            for case, wiring in zip(cases, wirings, strict=True):
-                case.subscription.tick(now)
-                wiring.adjust(case.subscription)
-                case.settle(now)
-                if case.subscription.due is not None:
-                    due = min(due, case.subscription.due)
-                for socket in wiring.watched():
-                    poller.register(socket, zmq.POLLIN)
-            ready = dict(poller.poll(-(-max(0, min(due - now, LINGER)) // MS)))
-            for case, wiring in zip(cases, wirings, strict=True):
-                _read(case, wiring, ready, clock)
-        for case in cases:
-            case.settle(clock.now())
+            while (now := clock.now()) < until or busy():
+                end = now + LINGER if now >= until else min(until, now + LINGER)
+                await sockets.exchange(case.subscription, end, clock, case.message)
+                case.settle(clock.now())
             case.ended = clock.now()
-    finally:
-        for wiring in wirings:
-            wiring.close()
+        finally:
+            sockets.close()
+
+    async def listen_to_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for case in cases:
+                group.create_task(listen(case))
+
+    try:
+        asyncio.run(listen_to_all())
+    except* KvyardError as problems:
+        raise problems.exceptions[0] from None
 
 
 def ask_for_replay(cases: Sequence[Case], seconds: float = 1.0) -> None:
@@ -88,28 +84,3 @@ def play(case: Case, path: str) -> None:
         # A batch that is missing may only be late: let that time pass.
         case.subscription.tick(case.ended + LIMITS.patience + 1)
         case.settle(case.ended)
-
-
-def _read(case: Case, wiring: Wiring, ready: dict[object, int], clock: Clock) -> None:
-    zmq = require()
-    now = clock.now()
-    if wiring.monitor in ready:
-        for parts in _messages(wiring.monitor, zmq):
-            note_connection(parts, case.subscription, now)
-    for number, dealer in list(wiring.dealers.items()):
-        if dealer in ready:
-            for parts in _messages(dealer, zmq):
-                case.subscription.reply(number, parts, now)
-    if wiring.sub in ready:
-        for parts in _messages(wiring.sub, zmq):
-            case.message(parts, now)
-
-
-def _messages(socket: object, zmq: object) -> list[list[bytes]]:
-    found: list[list[bytes]] = []
-    while len(found) < READ_AT_ONCE:
-        try:
-            found.append(socket.recv_multipart(zmq.NOBLOCK))  # type: ignore[attr-defined]
-        except zmq.Again:  # type: ignore[attr-defined]
-            break
-    return found

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvyard.clock import MS, Clock, pause
-from kvyard.events.transport import AsyncSubscriber, Limits, Origin, State, Update
+from kvyard.events.transport import Limits, Origin, State, Subscriber, Update
 from kvyard.events.types import Cleared, Stored, Tier
 from kvyard.index import Indexer, Source
 from kvyard.index.stream import Stream
@@ -56,7 +56,7 @@ class Listener:
         self._tier = tier
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self.subscriber = AsyncSubscriber(
+        self.subscriber = Subscriber(
             endpoint,
             replay=replay,
             topic=told.topic,
@@ -89,12 +89,7 @@ class Listener:
 
     async def connected(self, seconds: float) -> bool:
         """Whether a publisher is there, waiting up to ``seconds`` for it. To be asked before ``start``."""
-        import zmq
-        import zmq.asyncio
-
-        poller = zmq.asyncio.Poller()
-        poller.register(self.subscriber._wiring.monitor, zmq.POLLIN)
-        return bool(await poller.poll(round(seconds * 1000)))
+        return await self.subscriber.connected(seconds)
 
     async def _run(self) -> None:
         turn = self._clock.now() + TURN

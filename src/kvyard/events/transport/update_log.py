@@ -1,16 +1,16 @@
-"""What a follower says: its state, with a reason where it isn't fresh, and the updates to pass on, in order."""
+"""The update log of a stream: its state, with a reason where it isn't fresh, and the updates for the consumer, in order."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from kvyard.events.transport.position import Arrival, Position
+from kvyard.events.transport.position import Position, ReceivedBatch
 from kvyard.events.transport.state import FollowerCounters, Origin, State, StreamStatus, Update
 from kvyard.events.types import Event
 
 
-class Voice:
-    """The outgoing side of one stream."""
+class UpdateLog:
+    """What one stream hands to its consumer."""
 
     def __init__(self, stream: str, topic: bytes | None, at: Position, updates: deque[Update]) -> None:
         self.stream = stream
@@ -25,21 +25,21 @@ class Voice:
         self.updates = updates
         self._at = at
 
-    def become(self, state: State, reason: str = "") -> None:
-        """Be in ``state``; says so where that is news."""
+    def set_state(self, state: State, reason: str = "") -> None:
+        """Change the state; an update tells the consumer where that is news."""
         changed = state != self.state or (state == State.STALE and reason != self.reason)
         self.state, self.reason = state, reason
         if changed:
-            self.say(Origin.STATE, [])
+            self.add(Origin.STATE, [])
 
-    def say(self, origin: Origin, events: list[Event], seq: int | None = None, reason: str | None = None) -> None:
-        """Pass on what is no published batch: a change of state, or ``events`` that replace all before them."""
+    def add(self, origin: Origin, events: list[Event], reason: str | None = None) -> None:
+        """Add what is no published batch: a change of state, or ``events`` that replace all before them."""
         self.updates.append(
             Update(
                 stream=self.stream,
                 topic=self._topic_text,
                 epoch=self.epoch,
-                seq=self._at.applied if seq is None else seq,
+                seq=self._at.applied,
                 origin=origin,
                 state=self.state,
                 events=events,
@@ -49,8 +49,8 @@ class Voice:
             )
         )
 
-    def pass_on(self, batch: Arrival) -> None:
-        """Pass on a batch; one that speaks for several ranks in as many updates."""
+    def add_batch(self, batch: ReceivedBatch) -> None:
+        """Add a batch; one with events of several ranks becomes as many updates."""
         self.counters.batches += 1
         self.counters.events += len(batch.decoded.events)
         if batch.origin == Origin.REPLAY:
@@ -75,7 +75,6 @@ class Voice:
             )
 
     def status(self) -> StreamStatus:
-        """A look at the stream."""
         return StreamStatus(
             stream=self.stream,
             topic=self._topic_text,

@@ -1,0 +1,663 @@
+"""Recovery: what a stream does about gaps, damage, restarts and silence, as a state machine. ``TABLE``, at the end of this
+file, says for every phase what each signal does and which phases may follow.
+
+- A gap: replay from the last batch that was applied. That batch comes along as a witness: where its bytes differ, another
+  publisher answers, and nothing it says fits what came before.
+- Replay doesn't reach back that far: a snapshot. Neither can be had: stale, until a batch clears everything or one of the
+  two succeeds later.
+- Nothing known yet, or a restart: a snapshot first, since everything is missing; else replay from the very beginning.
+- Silence may hide a loss, so a silent publisher is asked now and then.
+
+It opens no socket and reads no clock. What comes in is told by ``follower``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from kvyard.events.transport.frames import Reply, StreamHead, fingerprint
+from kvyard.events.transport.inquiry import Inquiry, RequestKind
+from kvyard.events.transport.ledger import restates
+from kvyard.events.transport.position import Position, ReceivedBatch
+from kvyard.events.transport.state import Limits, Origin, State
+from kvyard.events.transport.update_log import UpdateLog
+from kvyard.events.types import Cleared
+from kvyard.events.wire import Decoder
+
+
+class Phase(Enum):
+    """What a stream is doing."""
+
+    FOLLOWING = "following"
+    """Everything up to the last batch was applied."""
+    WAITING = "waiting"
+    """A batch is missing and nobody can be asked for it: it may be late."""
+    PROBE = "probe"
+    """Asking whether anything was missed."""
+    SUSPECT = "suspect"
+    """The sequence went back. Asking: a late repetition, or another publisher?"""
+    VERIFY = "verify"
+    """The connection broke. Asking: is it the same publisher?"""
+    GAP = "gap"
+    """Asking for batches that are missing."""
+    LOST = "lost"
+    """Nothing that was applied can be built upon. Asking for everything."""
+    REBUILD = "rebuild"
+    """As LOST, and replay from the beginning has begun to arrive."""
+    STALE = "stale"
+    """As LOST, but there is nothing to ask, or not yet again."""
+
+
+class Signal(Enum):
+    """What can happen to a stream."""
+
+    # a batch came live and is
+    NEXT = "the next one"
+    RESTATES = "one that clears everything"
+    FIRST = "the publisher's first, where nothing is known"
+    EARLY = "beyond a gap, not to be trusted yet, or damaged"
+    BACKWARD = "numbered like an old one, with other content"
+    # batches were applied, and
+    DOUBT = "what was applied isn't what was sent"
+    HOLE = "one is missing"
+    COMPLETE = "none is missing"
+    # the answer to a request has ended
+    HEAD = "head"
+    REPLAY = "replay"
+    SNAPSHOT = "snapshot"
+    # time and connections
+    TIMEOUT = "no answer"
+    EXHAUSTED = "nothing is left to ask"
+    LATE = "the missing batch didn't come by itself"
+    BEHIND = "what the publisher has sent didn't arrive"
+    LOOK = "time to ask"
+    RECONNECTED = "the connection broke and is back"
+
+
+NOT_WHOLE = frozenset((Phase.LOST, Phase.STALE))
+ASKING = frozenset((Phase.PROBE, Phase.SUSPECT, Phase.VERIFY, Phase.GAP, Phase.LOST, Phase.REBUILD))
+UNIDENTIFIED = frozenset((Phase.SUSPECT, Phase.VERIFY))
+"""Until these are over nothing that arrives can be trusted to belong to what came before."""
+
+
+class Recovery:
+    """One stream's phase and all that its actions need. ``handle`` and ``accept`` are the ways in."""
+
+    def __init__(
+        self, at: Position, log: UpdateLog, inquiry: Inquiry, decoder: Decoder, limits: Limits, source: bool
+    ) -> None:
+        """``source`` says whether there is a replay socket to ask."""
+        self.phase = Phase.STALE
+        self.highest = -1
+        """The highest sequence that came live."""
+        self.order = 0
+        """Live batches so far."""
+        self.heard = self.probed = self.quiet = 0
+        """When something last came and was last asked for, and how many probes found nothing since."""
+        self._at = at
+        self._log = log
+        self._inquiry = inquiry
+        self._decoder = decoder
+        self._limits = limits
+        self._source = source
+        self._proven = False
+        """Whether replay ever brought anything: only then an empty answer means something."""
+        self._broken = False
+        """Whether the connection broke since the publisher last proved to be the known one."""
+        self._no_rebuild = False
+        """Whether replay from the beginning can't succeed: it lacks the beginning, or has what can't be read."""
+        self._doubt = ""
+        """Why what was just applied may be wrong."""
+        self._checkpoint: StreamHead | None = None
+        """Where the publisher was when last asked, until we get there."""
+        self._target = -1
+        """What a gap must reach to be closed, besides what is held."""
+        self._due = 0
+        """When WAITING, STALE or the checkpoint is over."""
+
+    def handle(self, signal: Signal, now: int, batch: ReceivedBatch | None = None, why: str = "") -> None:
+        """Do what ``TABLE`` says; nothing where it has no entry."""
+        row = TABLE.get((signal, self.phase))
+        if row is not None:
+            row.action(self, now, batch, why)
+
+    def accept(self, batch: ReceivedBatch, now: int) -> None:
+        """A live batch that is no repetition: apply it, or hold it until what is missing before it has come."""
+        at, signal = self._at, Signal.EARLY
+        if not batch.decoded.lossy:
+            if self.whole and self.phase not in UNIDENTIFIED and batch.seq == at.applied + 1:
+                signal = Signal.NEXT
+            elif batch.restates:
+                signal = Signal.RESTATES
+            elif batch.seq == 0 and at.applied < 0 and not self.whole and not (self._broken and self._source):
+                signal = Signal.FIRST
+        self.handle(signal, now, batch)
+
+    def read(self, seq: int, mark: int, payload: bytes, origin: Origin) -> ReceivedBatch:
+        decoded = self._decoder.decode(payload)
+        return ReceivedBatch(
+            seq=seq,
+            print=mark,
+            decoded=decoded,
+            origin=origin,
+            order=self.order,
+            size=len(payload),
+            restates=restates(decoded.events),
+        )
+
+    def resume(self, now: int) -> None:
+        """Everything up to the position was applied by another reader: go on from there."""
+        self._enter(Phase.FOLLOWING)
+        self._log.set_state(State.FRESH)
+        self.handle(Signal.LOOK, now)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything up to the last applied batch was applied."""
+        return self.phase not in NOT_WHOLE
+
+    @property
+    def due(self) -> int | None:
+        """When ``tick`` should be called, ``None`` where nothing is to be waited for."""
+        if self.phase in ASKING:
+            return self._inquiry.due
+        if self.phase == Phase.WAITING:
+            return self._due
+        if not self._source:
+            return None
+        if self.phase == Phase.STALE:
+            return self._due
+        limits, dues = self._limits, []
+        if limits.probe:
+            idle = min(limits.probe << min(self.quiet, 32), limits.probe_most)
+            dues.append(max(self.heard, self.probed) + idle)
+            if self._inquiry.knows_words:
+                dues.append(self.probed + limits.probe_most)
+        if self._checkpoint is not None:
+            dues.append(self._due)
+        return min(dues, default=None)
+
+    def tick(self, now: int) -> None:
+        """Do what has become due."""
+        due = self.due
+        if due is None or now < due:
+            return
+        if self.phase in ASKING:
+            self.handle(Signal.TIMEOUT, now)
+        elif self.phase == Phase.WAITING:
+            self.handle(Signal.LATE, now)
+        elif self.phase == Phase.FOLLOWING and self._checkpoint is not None and now >= self._due:
+            self.handle(Signal.BEHIND, now)
+        else:
+            self.handle(Signal.LOOK, now)
+
+    # -- actions on batches -----------------------------------------------------------------------------------------
+
+    def _next(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        assert batch is not None
+        self._apply(batch)
+        self._settle(now)
+
+    def _heal(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        """It clears everything: what was missed before it no longer matters."""
+        self._log.counters.healed += self._at.applied >= 0
+        self._go_on_from(now, batch, why)
+
+    def _go_on_from(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        assert batch is not None
+        at = self._at
+        if self.whole and self.phase not in (Phase.WAITING, Phase.GAP):
+            self._count_gap(batch.seq)
+        at.digest = 0
+        self._start_over(batch)
+        self._enter(Phase.FOLLOWING)
+        if self._broken and self._source:
+            # It may have been on its way since before the connection broke.
+            at.anchor = batch.seq
+            at.drop_covered()
+            self._verify(now)
+        else:
+            self._settle(now)
+
+    def _hold(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        assert batch is not None
+        room = self._has_room(batch.size)
+        self._at.hold(batch)
+        if room:
+            self.handle(Signal.HOLE, now)
+        else:
+            self._log.counters.overflows += 1
+            self._give_up("too much arrived while something was missing", now)
+
+    def _pass_on_stale(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        assert batch is not None
+        reason = f"batches before {batch.seq} were missed" if self._at.applied < 0 else self._log.reason
+        self._log.set_state(State.STALE, reason)
+        self._apply(batch)
+
+    def _suspect(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        if not self._source:
+            self._assume_restart(now, batch, why)
+            return
+        self._log.set_state(State.CATCHING_UP, why)
+        self._begin(Phase.SUSPECT, [RequestKind.HEAD, RequestKind.REPLAY], now)
+
+    def _assume_restart(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        assert batch is not None
+        self._restart(why)
+        if self._source:
+            self._lose(why, now)
+        self.accept(batch, now)
+
+    def _note_break(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        """Identify the publisher before anything more of it is believed, with the request that is under way."""
+        self._broken = True
+
+    # -- actions once batches were applied --------------------------------------------------------------------------
+
+    def _lose_to_doubt(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        self._lose(self._doubt, now)
+
+    def _gap(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        at = self._at
+        self._count_gap(min(at.held, default=self._target + 1))
+        self._log.set_state(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
+        if not self._source:
+            self._enter(Phase.WAITING)
+            self._due = now + self._limits.patience
+            return
+        plan = [RequestKind.REPLAY, RequestKind.SNAPSHOT]
+        if self._inquiry.knows_words and at.witness is None:
+            # Right after a snapshot no batch is remembered that could identify the publisher.
+            plan.reverse()
+        self._begin(Phase.GAP, plan, now)
+
+    def _close_gap(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        if self._at.applied >= self._target:
+            self._finish()
+
+    def _complete(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        self._finish()
+
+    # -- actions on answers -----------------------------------------------------------------------------------------
+
+    def replayed(self, reply: Reply, now: int) -> None:
+        """One batch of a replay; the request's end is a signal."""
+        at, inquiry, seq, mark = self._at, self._inquiry, reply.seq, fingerprint(reply.payload)
+        self._proven = True
+        if self.whole and seq <= at.applied:
+            known = at.print_of(seq)
+            if known is not None and known != mark:
+                self._replace("another publisher answers than the one before", now)
+            elif seq == inquiry.witness:
+                inquiry.confirmed = True
+            return
+        if self.whole and self._unproven:
+            return  # it may be another publisher's
+        batch = self.read(seq, mark, reply.payload, Origin.REPLAY)
+        if not self.whole:
+            if seq and not batch.restates:
+                return
+            at.move(seq - 1, 0)
+            self.phase, self._broken = Phase.REBUILD, False
+            self._log.add(Origin.REPLAY, [Cleared()])
+        if seq == at.applied + 1:
+            self._apply(batch)
+            self._settle(now)
+        elif batch.restates and not batch.decoded.lossy:
+            self._log.counters.healed += 1
+            self._start_over(batch)
+            self._settle(now)
+        elif self._has_room(len(reply.payload)):
+            # A reply went missing. This one may be of use after the next request.
+            self._log.set_state(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
+            at.hold(msgspec.structs.replace(batch, order=self.order + 1))
+
+    def _head_ended(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        inquiry, log, at = self._inquiry, self._log, self._at
+        head = inquiry.head
+        inquiry.knows_words = head is not None
+        inquiry.skip()
+        if head is None:
+            self._send(now)
+            return
+        known, log.publisher_epoch = log.publisher_epoch, head.epoch
+        if (known is not None and known != head.epoch) or head.seq < inquiry.applied:
+            self._replace("the publisher was restarted", now)
+            return
+        if head.seq > at.applied:
+            # What is on its way may still arrive by itself.
+            self._checkpoint, self._due = head, now + 2 * self._limits.patience
+        elif head.seq == at.applied:
+            self._compare_digest(head)
+        if known is None and at.witness is not None and not self._doubt:
+            self._send(now)
+            return
+        at.anchor, self._broken = None, False
+        self._finish()
+        self._settle(now)
+
+    def _replay_ended(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        at, inquiry = self._at, self._inquiry
+        nothing = not inquiry.batches
+        if self.whole and self._unproven and not nothing:
+            why = f"replay no longer has batch {at.applied if inquiry.witness is None else inquiry.witness}"
+            why = f"the publisher may be another: {why}"
+            if self.phase == Phase.SUSPECT:
+                self._restart(why)
+            self._lose(why, now)
+            return
+        broken, self._broken, at.anchor = self._broken, False, None
+        if nothing and not self._proven and not broken and (at.applied >= 0 or at.held):
+            # Either it keeps nothing to replay, or what came live was from one before it: that can't be told apart.
+            self._no_rebuild = True
+            if self.whole and not at.held:
+                self._lose("the publisher has nothing to replay", now)
+            else:
+                self._failed("it has nothing to replay", now, final=True)
+            return
+        if nothing and at.applied >= 0 and (inquiry.witness is not None or not self.whole):
+            # A new publisher that has sent nothing yet.
+            self._restart(f"the publisher doesn't know of batch {at.applied}")
+            self._finish()
+            return
+        self._log.counters.impossible += at.drop_impossible(inquiry.furthest, inquiry.order)
+        if not self.whole:
+            if not nothing or at.held:
+                self._no_rebuild = True
+                self._failed("replay doesn't reach back far enough", now, final=True)
+                return
+            at.move(-1, 0)  # nothing was published yet
+            self.phase = Phase.REBUILD
+        self._settle(now)
+        if inquiry.request is None or not self.whole:
+            return
+        if self._doubt:
+            self._lose(self._doubt, now)
+        elif not at.held and at.applied >= self._target:
+            self._finish()
+        elif at.applied > inquiry.applied:
+            inquiry.tries = 0
+            self._send(now)
+        else:
+            # What replay leaves out twice it doesn't have, and then it hasn't the beginning either.
+            self._no_rebuild |= inquiry.tries > 0
+            self._failed("replay doesn't reach back far enough", now, final=inquiry.tries > 0)
+
+    def _snapshot_ended(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        at, inquiry, log = self._at, self._inquiry, self._log
+        head = inquiry.head
+        inquiry.knows_words = head is not None
+        if head is None:
+            self._failed("it has no snapshots", now, final=True)
+            return
+        decoded = [self._decoder.decode(part) for part in inquiry.parts]
+        if len(decoded) != head.parts or any(part.lossy for part in decoded):
+            self._failed("the snapshot was damaged", now)
+            return
+        log.counters.snapshots += 1
+        known, log.publisher_epoch = log.publisher_epoch, head.epoch
+        log.counters.impossible += at.drop_impossible(head.seq, inquiry.order)
+        covered = self.whole and known == head.epoch and head.seq <= at.applied
+        self._enter(Phase.FOLLOWING)
+        if covered:
+            self._settle(now)  # what was missing came by itself meanwhile
+            return
+        if known is not None and known != head.epoch:
+            log.counters.restarts += 1
+            log.epoch += 1
+            self.highest = -1
+            self._no_rebuild = False
+        self._checkpoint, self._broken = None, False
+        at.move(head.seq, head.digest)
+        log.rank = decoded[0].rank if decoded else None
+        log.add(Origin.SNAPSHOT, [event for part in decoded for event in part.events])
+        self._settle(now)
+
+    # -- actions on time and connections ----------------------------------------------------------------------------
+
+    def _timed_out(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        self._log.counters.timeouts += 1
+        self._failed("the publisher doesn't answer", now)
+
+    def _end_probe(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        self._enter(Phase.FOLLOWING)
+
+    def _end_suspicion(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        self._replace(self._why_exhausted(), now)
+
+    def _end_inquiry(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        self._give_up(self._why_exhausted(), now)
+
+    def _stop_waiting(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        self._give_up(f"batch {self._at.applied + 1} is missing and there is nobody to ask for it", now)
+
+    def _fetch_to_checkpoint(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        assert self._checkpoint is not None
+        self._target, self._checkpoint = self._checkpoint.seq, None
+        self._gap(now, batch, why)
+
+    def _probe(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        if not self._source:
+            return
+        self._log.counters.probes += 1
+        self.probed = now
+        self.quiet += 1
+        self._inquiry.knows_words = self._inquiry.knows_words or None  # a "no" may have been a lost "yes"
+        self._begin(Phase.PROBE, [RequestKind.HEAD, RequestKind.REPLAY], now)
+
+    def _retry(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        if self._source:
+            self._inquiry.knows_words = self._inquiry.knows_words or None  # as above
+            self._lose(why or self._log.reason, now)
+
+    def _reconnected(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+        """The publisher that is there now may be another one."""
+        at = self._at
+        self._inquiry.knows_words = None
+        self._no_rebuild = False
+        self._broken = True
+        if at.anchor is None and at.applied >= 0:
+            at.anchor = at.applied
+        if not self._source:
+            # It can't be asked who it is: numbers that were passed already are another publisher's from now on.
+            self.highest = max(self.highest, at.applied)
+        elif at.anchor is not None and self.phase in (Phase.FOLLOWING, Phase.PROBE):
+            self._verify(now)
+            return
+        self.handle(Signal.LOOK, now)
+
+    # -- what actions are made of -----------------------------------------------------------------------------------
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        if phase not in ASKING:
+            self._inquiry.stop()
+
+    def _apply(self, batch: ReceivedBatch) -> None:
+        """Pass ``batch`` on as the next one."""
+        at = self._at
+        at.release(batch.seq)
+        at.advance(batch)
+        self._log.add_batch(batch)
+        if batch.decoded.lossy:
+            self._no_rebuild |= batch.origin == Origin.REPLAY  # a live one may have been damaged on its way
+            self._doubt = f"batch {batch.seq} can't be read in full"
+        checkpoint = self._checkpoint
+        if checkpoint is not None and at.applied >= checkpoint.seq:
+            self._checkpoint = None
+            if at.applied == checkpoint.seq:
+                self._compare_digest(checkpoint)
+
+    def _start_over(self, batch: ReceivedBatch) -> None:
+        """Apply a batch that clears everything. Where others before it are missing, those may have been about any tier."""
+        at = self._at
+        if at.applied >= 0 and not (self.whole and batch.seq == at.applied + 1):
+            self._log.add(batch.origin, [Cleared()])
+        self._apply(batch)
+
+    def _settle(self, now: int) -> None:
+        """Apply held batches that are next now, and signal where that leaves the stream."""
+        at = self._at
+        while (batch := at.next()) is not None:
+            self._apply(batch)
+        at.drop_covered()
+        self.handle(Signal.DOUBT if self._doubt else Signal.HOLE if at.held else Signal.COMPLETE, now)
+
+    def _has_room(self, size: int) -> bool:
+        limits = self._limits
+        return len(self._at.held) < limits.held_batches and self._at.held_bytes + size <= limits.held_bytes
+
+    def _compare_digest(self, head: StreamHead) -> None:
+        if self.whole and head.digest != self._at.digest:
+            self._log.counters.mismatches += 1
+            self._doubt = f"what was received up to batch {head.seq} is not what was sent"
+
+    @property
+    def _unproven(self) -> bool:
+        """Whether the publisher has yet to show that it is the one whose batches were applied."""
+        doubtful = self._broken or self.phase in UNIDENTIFIED
+        return doubtful and not self._inquiry.confirmed and self._at.applied >= 0
+
+    def _count_gap(self, first: int) -> None:
+        self._log.counters.gaps += 1
+        self._log.counters.missed += max(0, first - self._at.applied - 1)
+
+    def _verify(self, now: int) -> None:
+        self._log.set_state(State.CATCHING_UP, "the connection broke")
+        self._begin(Phase.VERIFY, [RequestKind.HEAD, RequestKind.REPLAY], now)
+
+    def _lose(self, why: str, now: int) -> None:
+        """What was applied can't be built upon."""
+        self._doubt = ""
+        self._checkpoint = None
+        plan = self._ways_back()
+        if not plan:
+            self._give_up(why, now)
+            return
+        self._log.set_state(State.CATCHING_UP, why)
+        self._begin(Phase.LOST, plan, now)
+
+    def _ways_back(self) -> list[RequestKind]:
+        """What is worth asking for when everything is lost."""
+        if not self._source:
+            return []
+        ways = [] if self._inquiry.knows_words is False else [RequestKind.SNAPSHOT]
+        return ways if self._no_rebuild else [*ways, RequestKind.REBUILD]
+
+    def _restart(self, why: str) -> None:
+        """The publisher is a new one: what the old one held is gone."""
+        log = self._log
+        log.counters.restarts += 1
+        log.epoch += 1
+        log.publisher_epoch = self._inquiry.knows_words = self._checkpoint = None
+        self.highest = self._target = -1
+        self._doubt = ""
+        self._no_rebuild = self._broken = False
+        self._at.drop_all()
+        self._at.move(-1, 0)
+        self._enter(Phase.STALE)
+        log.add(Origin.RESET, [Cleared()], reason=why)
+
+    def _replace(self, why: str, now: int) -> None:
+        self._restart(why)
+        self._lose(why, now)
+
+    def _give_up(self, why: str, now: int) -> None:
+        at = self._at
+        self._log.counters.gave_up += 1
+        self._enter(Phase.STALE)
+        self._due = now + self._limits.cooldown
+        self._log.set_state(State.STALE, why)
+        for seq in sorted(at.held):
+            self._apply(at.held[seq])
+        self._doubt = ""
+
+    def _finish(self) -> None:
+        """Nothing is missing."""
+        self._enter(Phase.FOLLOWING)
+        self._target = -1
+        self._log.set_state(State.FRESH)
+
+    def _begin(self, phase: Phase, plan: list[RequestKind], now: int) -> None:
+        self._enter(phase)
+        self._inquiry.begin(plan, attempts=1 if phase == Phase.PROBE else self._limits.attempts)
+        self._send(now)
+
+    def _send(self, now: int) -> None:
+        """Make the next request of the plan."""
+        if not self._inquiry.send(self._at, self.order, now):
+            self.handle(Signal.EXHAUSTED, now)
+        elif self._inquiry.replays:
+            self._log.counters.replays += 1
+
+    def _failed(self, why: str, now: int, final: bool = False) -> None:
+        """The request brought nothing: retry, or on to the next kind."""
+        self._inquiry.failed(why, final)
+        self._send(now)
+
+    def _why_exhausted(self) -> str:
+        failures = self._inquiry.failures
+        return ": ".join([self._log.reason.partition(": ")[0], *([", ".join(failures)] if failures else [])])
+
+
+Action: TypeAlias = Callable[[Recovery, int, ReceivedBatch | None, str], None]
+
+
+class Transition(NamedTuple):
+    action: Action
+    leads_to: frozenset[Phase]
+    """The phases that may follow, by this action and the signals that it gives."""
+
+
+def _table() -> dict[tuple[Signal, Phase], Transition]:
+    s, do = Signal, Recovery
+    following, waiting, probe, suspect, verify, gap, lost, rebuild, stale = Phase
+    whole = (following, waiting, probe, suspect, verify, gap, rebuild)
+    asking = (probe, suspect, verify, gap, lost, rebuild)
+    anything = tuple(Phase)
+    # Phases that a gap leads to: asking for it, or waiting without anybody to ask; stale where requests are used up.
+    gapped = (gap, waiting, lost, stale)
+    rows: list[tuple[Signal, tuple[Phase, ...], Action, tuple[Phase, ...]]] = [
+        # signal, in these phases, does this, and leads to one of these
+        (s.NEXT, (following, probe, gap), do._next, (following, probe, *gapped)),
+        (s.NEXT, (waiting,), do._next, (following, waiting, stale)),
+        (s.NEXT, (rebuild,), do._next, (rebuild,)),
+        (s.RESTATES, anything, do._heal, (following, verify, *gapped)),
+        (s.FIRST, (lost, stale), do._go_on_from, (following, verify, *gapped)),
+        (s.EARLY, (following, probe), do._hold, gapped),
+        (s.EARLY, (waiting, suspect, verify, gap, lost, rebuild), do._hold, anything),
+        (s.EARLY, (stale,), do._pass_on_stale, (stale,)),
+        (s.BACKWARD, (following, probe, verify), do._suspect, anything),
+        (s.BACKWARD, (waiting, stale), do._assume_restart, anything),
+        (s.BACKWARD, (suspect, gap, rebuild), do._note_break, (suspect, gap, rebuild)),
+        (s.DOUBT, (following, waiting, probe, suspect, verify, gap), do._lose_to_doubt, (lost, stale)),
+        (s.HOLE, (following, probe), do._gap, gapped),
+        (s.COMPLETE, (following, waiting), do._complete, (following,)),
+        (s.COMPLETE, (gap,), do._close_gap, (following, gap)),
+        (s.HEAD, asking, do._head_ended, anything),
+        (s.REPLAY, asking, do._replay_ended, anything),
+        (s.SNAPSHOT, asking, do._snapshot_ended, anything),
+        (s.TIMEOUT, (probe,), do._timed_out, (probe, following)),
+        (s.TIMEOUT, (suspect,), do._timed_out, (suspect, lost, stale)),
+        (s.TIMEOUT, (verify, gap, lost, rebuild), do._timed_out, (verify, gap, lost, rebuild, stale)),
+        (s.EXHAUSTED, (probe,), do._end_probe, (following,)),
+        (s.EXHAUSTED, (suspect,), do._end_suspicion, (lost, stale)),
+        (s.EXHAUSTED, (verify, gap, lost, rebuild), do._end_inquiry, (stale,)),
+        (s.LATE, (waiting,), do._stop_waiting, (stale,)),
+        (s.BEHIND, (following,), do._fetch_to_checkpoint, gapped),
+        (s.LOOK, (following,), do._probe, (probe, following)),
+        (s.LOOK, (stale,), do._retry, (lost, stale)),
+        (s.RECONNECTED, whole, do._reconnected, whole),
+        (s.RECONNECTED, (lost, stale), do._reconnected, (lost, stale)),
+    ]
+    return {
+        (signal, phase): Transition(action, frozenset(to)) for signal, phases, action, to in rows for phase in phases
+    }
+
+
+TABLE = _table()
