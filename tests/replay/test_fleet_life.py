@@ -25,7 +25,8 @@ def run(workers: list[dict[str, object]], trace: object = None, **settings: obje
 def spread(rows: int = 60, every: float = 0.05) -> list[TraceRequest]:
     lengths = {"input_length": 400, "output_length": 100, "id_block_size": 100}
     return [
-        request(str(number), number * every, ids=list(range(number, number + 4)), **lengths) for number in range(rows)
+        request(str(number), number * every, ids=list(range(4 * number, 4 * number + 4)), **lengths)
+        for number in range(rows)
     ]
 
 

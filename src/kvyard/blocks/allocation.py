@@ -35,7 +35,6 @@ class Allocator:
         caching: bool,
         max_model_len: int,
         watermark_blocks: int,
-        has_priorities: bool,
         has_clock: bool,
     ) -> None:
         self.coordinator = coordinator
@@ -51,7 +50,8 @@ class Allocator:
         self._plain = self._stepper.plain
         self._bounded = coordinator.estimates or any(group.cap is not None for group in self.groups)
         self._chain_size = coordinator.geometry.hash_block_size
-        self._has_priorities = has_priorities
+        self.keeps_by_priority = self.pool.order.reads_priorities
+        """Whether the eviction order of any tier makes something of a request's ``retention``; lower tiers set it too."""
         self._has_clock = has_clock
         self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in self.groups)
         self._no_hits = [NO_HIT] * len(self.groups)
@@ -209,7 +209,7 @@ class Allocator:
         return hits
 
     def _check_wishes(self, request: Request) -> None:
-        if not self._has_priorities:
+        if not self.keeps_by_priority:
             raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
         if any(wish.duration is not None for wish in request.retention) and not self._has_clock:
             raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")

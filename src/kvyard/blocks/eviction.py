@@ -20,6 +20,9 @@ from kvyard.blocks.spec import ConfigError
 class EvictionOrder(Protocol):
     """What the pool asks of an order. All verbs but iteration take constant (or logarithmic) time."""
 
+    reads_priorities: bool
+    """Whether it goes by the retention priorities of extents, and by the time at which those expire."""
+
     def push(self, extent: Extent) -> None:
         """The last holder let go of ``extent``: it becomes a candidate, after its equals."""
 
@@ -43,9 +46,10 @@ class EvictionOrder(Protocol):
 class Line:
     """A doubly linked line of extents: the one building block of the orders below."""
 
-    __slots__ = ("_first", "_last")
+    __slots__ = ("_first", "_last", "reads_priorities")
 
     def __init__(self) -> None:
+        self.reads_priorities = False
         # Two sentinels, so that no verb has an edge case.
         self._first = Extent([], 0, 0)
         self._last = Extent([], 0, 0)
@@ -105,6 +109,7 @@ class PriorityOrder:
     """
 
     def __init__(self, now: Callable[[], int]) -> None:
+        self.reads_priorities = True
         self._now = now
         self._lines: dict[int, Line] = {}
         self._deadlines: list[tuple[int, int, Extent]] = []

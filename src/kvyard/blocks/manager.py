@@ -74,7 +74,6 @@ class BlockManager(Allocator):
             caching=caching,
             max_model_len=max_model_len,
             watermark_blocks=int(watermark * num_blocks),
-            has_priorities=eviction != "lru",
             has_clock=now is not None,
         )
         self.begin_step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
+from kvyard.clock import VirtualClock
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.core import EngineCore, EventBatcher
 from kvyard.engine.policies.registry import SCHEDULERS
@@ -37,6 +38,7 @@ def make_core(
     if events:
         batcher = Batcher([spec.meta for spec in specs], stream=name, with_tokens=with_tokens)
     speculative = config.speculative
+    clock = VirtualClock()
     manager = BlockManager(
         config.num_gpu_blocks + 1,
         specs,
@@ -48,6 +50,7 @@ def make_core(
         use_eagle=speculative is not None and speculative.eagle,
         eviction=config.eviction,
         sink=batcher,
+        now=clock.now,
     )
     offload: Offload | None = None
     if config.tiers is not None:
@@ -60,5 +63,13 @@ def make_core(
     scheduler = SCHEDULERS[config.backend](manager, config, offload=offload, watcher=watcher)
     timing = make_timing(config.timing, config.capacity_tokens)
     return EngineCore(
-        scheduler, timing, batcher=batcher, watcher=watcher, offload=offload, plans=plans, bulk=bulk, name=name
+        scheduler,
+        timing,
+        batcher=batcher,
+        watcher=watcher,
+        offload=offload,
+        clock=clock if manager.keeps_by_priority else None,
+        plans=plans,
+        bulk=bulk,
+        name=name,
     )

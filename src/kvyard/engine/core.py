@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from kvyard.clock import VirtualClock
 from kvyard.engine.batch import Batch
 from kvyard.engine.growth import Growth
 from kvyard.engine.horizon import static_passes
@@ -53,12 +54,14 @@ class EngineCore:
         batcher: EventBatcher | None = None,
         watcher: Watcher = NOBODY,
         offload: Offload | None = None,
+        clock: VirtualClock | None = None,
         plans: bool = True,
         bulk: bool = False,
         name: str = "",
     ) -> None:
-        """``batcher`` is the sink of every tier's map, where events are wanted. ``bulk`` lets the events of several passes
-        come out together where nobody can have looked in between, which is faster.
+        """``batcher`` is the sink of every tier's map, where events are wanted. ``clock`` is told the time, where an eviction
+        order goes by it. ``bulk`` lets the events of several passes come out together where nobody can have looked in
+        between, which is faster.
         """
         self.name = name
         self.scheduler = scheduler
@@ -66,6 +69,7 @@ class EngineCore:
         self.batcher = batcher
         self.watcher = watcher
         self.offload = offload
+        self._clock = clock
         self.busy_ns = 0
         """How long passes took that are over, in all."""
         self.passes = 0
@@ -107,6 +111,8 @@ class EngineCore:
             job.state is State.LOADING or job is next(iter(self.scheduler.waiting)) or not self.scheduler.waiting.strict
         ):
             self.cut(now)  # it may have been in the way of others
+        if self._clock is not None:
+            self._clock.sleep_until(now)
         self.scheduler.drop(job, now)
 
     def next_decision(self) -> int | None:
@@ -177,6 +183,8 @@ class EngineCore:
         """What runs from ``now`` on, if anything does."""
         scheduler = self.scheduler
         loads = scheduler.loads
+        if self._clock is not None:
+            self._clock.sleep_until(now)
         if loads is not None:
             loads.land(now)
         batch = scheduler.form(now)
@@ -260,6 +268,8 @@ class EngineCore:
         at = done
         while True:
             if at:
+                if self._clock is not None:
+                    self._clock.sleep_until(ends[at - 1])
                 self._touch(first + at)
             if at < count - 1 or count < len(ends):
                 self._announce(ends[at])
@@ -313,6 +323,8 @@ class EngineCore:
         assert batch is not None
         self._ends = []
         self._batch = None
+        if self._clock is not None:
+            self._clock.sleep_until(end)
         self.scheduler.complete(batch, end)
         for job in self._cancelled:
             self.scheduler.drop(job, end)

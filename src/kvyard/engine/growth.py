@@ -33,7 +33,13 @@ class Growth:
     def fits(manager: BlockManager) -> bool:
         """Whether this can stand in for one pass after the other."""
         groups = manager.groups
-        return len(groups) == 1 and groups[0].spec.is_full and manager.caching and not groups[0].restless
+        return (
+            len(groups) == 1
+            and groups[0].spec.is_full
+            and manager.caching
+            and not groups[0].restless
+            and not manager.keeps_by_priority  # a priority may expire between two passes
+        )
 
     def covers(self, scheduler: Scheduler) -> bool:
         """Whether the decoding jobs can take their blocks of the next pass at once: none of them can fail, and none comes

@@ -266,7 +266,13 @@ class Fleet:
             chain = TraceChain((), 1, 0, size, self._own)
             chain.grow(row.input_length)
         return Job(
-            row.id, chain, max(1, row.output_length), arrival=record.arrival, priority=row.priority, sample=sample
+            row.id,
+            chain,
+            max(1, row.output_length),
+            arrival=record.arrival,
+            priority=row.priority,
+            retention=row.retention,
+            sample=sample,
         )
 
     def _started(self, job: Job, now: int) -> None:

@@ -60,6 +60,8 @@ class Worker:
     def submit(self, job: Job, now: int, rank: int) -> None:
         """Hand ``job`` over to a rank."""
         self.jobs[job.id] = (job, rank)
+        if job.retention and not self.cores[rank].scheduler.manager.keeps_by_priority:
+            job.retention = ()  # the trace says what is worth keeping; this engine evicts by other rules
         engine = self.engine
         if isinstance(engine, Ranks):
             engine.submit(job, now, rank)

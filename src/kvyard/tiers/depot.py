@@ -125,6 +125,7 @@ class Depot:
         if now < self._now:
             return False
         self._now = now
+        self.store.clock.sleep_until(now)
         landed = self.link.advance(now)
         for transfer in landed:
             copy = self.under_way.pop(transfer)

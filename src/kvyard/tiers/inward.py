@@ -224,6 +224,8 @@ class Inward:
             return False
         track.keep += kept
         far = [storage.hold(piece.group, piece.chain.keys, piece.start, piece.stop) for piece in pieces]
+        for target, source in zip(near, far):
+            host.inherit(target, source, 1)
         copy = Copy(Kind.FETCH, site.name, site.inbox, pieces, near, far)
         # A shared host has it for everybody from the instant it lands, a private one when its worker hears of it.
         copy.arrive = self.fetched if site.host.shared else None

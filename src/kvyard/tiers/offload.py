@@ -75,6 +75,8 @@ class Offload:
             depots |= timeline.join(name, layout, config, self._private)
         host, storage = depots[Tier.G2], depots.get(Tier.G3)
         self._depots = [host] if storage is None else [host, storage]
+        if any(depot.store.pool.order.reads_priorities for depot in self._depots):
+            manager.keeps_by_priority = True
         self.site = Site(name, config, layout, host, storage)
         policy = POLICIES[config.policy](config, host.store.num_pages, layout.num_groups)
         self._out = Outward(self.site, policy)
@@ -98,6 +100,8 @@ class Offload:
         They are cached, have ``num_computed_tokens`` set and hold their blocks; in order of completion, to be put at the
         front of the queue so that nobody evicts what was just loaded.
         """
+        for depot in self._private:
+            depot.store.clock.sleep_until(now)
         if self.timeline is not None:
             self.timeline.advance(now)
             self._deliver()

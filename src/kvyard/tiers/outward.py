@@ -133,6 +133,10 @@ class Outward:
         site = self.site
         copies: list[Copy] = []
         at = 0
+        store = site.depot_of(kind).store
+        chunk = site.layout.chunk if kind is Kind.STORE else 1
+        for source, target in zip((source for sources in near for source in sources), far):
+            store.inherit(target, source, chunk)
         for batch, sources in zip(batches, near):
             copy = Copy(kind, site.name, site.inbox, batch, sources, far[at : at + len(batch)])
             copy.returns = returns

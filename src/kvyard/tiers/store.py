@@ -5,7 +5,7 @@ blocks; a chunk is named by the hash of its last block, so the chains here are t
 entry is *pending* from the moment a transfer towards it is planned until it lands: nobody finds it, but nobody stores or
 fetches it again either. Then it is *resident*, is announced, and may be evicted whenever no transfer reads it.
 
-All work is per run. A store knows no links, no requests and no time.
+All work is per run. A store knows no links, no requests, and only the time it is told.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kvyard.blocks.pool import Pool
 from kvyard.blocks.rules import Spans
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
+from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Keys, Run
 from kvyard.tiers.pending import Pending
@@ -37,7 +38,9 @@ class TierStore:
             raise ConfigError(f"a {tier.name} store needs room for at least one page, got {num_pages}")
         self.tier = tier
         self.num_pages = num_pages
-        self.pool = Pool(num_pages + 1, num_groups, eviction=eviction, sink=sink, tier=tier)
+        self.clock = VirtualClock()
+        """Told the time by whoever lets it pass, for eviction orders that go by it."""
+        self.pool = Pool(num_pages + 1, num_groups, eviction=eviction, sink=sink, tier=tier, now=self.clock.now)
         self.pending = [Pending() for _ in range(num_groups)]
         """What is on its way in, findable by nobody but this store."""
         self.reserved: dict[Table, Piece] = {}
@@ -141,6 +144,20 @@ class TierStore:
             self.reserved[held] = piece
             tables.append(held)
         return tables
+
+    def inherit(self, held: Table, sources: Table, chunk: int) -> None:
+        """Keep what will come into ``held`` as long as ``sources`` are kept, from which it is copied: the same priorities.
+
+        A page here is ``chunk`` of theirs.
+        """
+        if not self.pool.order.reads_priorities:
+            return
+        [rest] = held.settle()
+        for source in sources.settle():
+            stop = min(-(-source.stop // chunk), rest.stop)
+            if stop > rest.start:
+                part = rest if stop == rest.stop else self.pool.split(rest, stop - rest.start)
+                part.priority, part.expires = source.priority, source.expires
 
     def land(self, piece: Piece, held: Table, keep: bool = False) -> None:
         """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``."""

@@ -54,7 +54,8 @@ def test_a_kind_from_an_installed_package_is_replayed_with(tmp_path):
     (tmp_path / "half.toml").write_text('timing = "half:40,10"\n')
     (tmp_path / "trace.jsonl").write_text(
         "".join(
-            json.dumps({"timestamp": at, "input_length": 600, "output_length": 5, "hash_ids": [at, at + 1]}) + "\n"
+            json.dumps({"timestamp": at, "input_length": 600, "output_length": 5, "hash_ids": [2 * at, 2 * at + 1]})
+            + "\n"
             for at in range(4)
         )
     )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvyard.blocks import Retention
+
 
 class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     """One request.
@@ -44,3 +46,5 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     model: str | None = None
     root: str | None = None
     """Of a sub-agent: the session at the top of those that called it. None where ``session`` is that itself."""
+    retention: tuple[Retention, ...] = ()
+    """Which of its tokens are worth keeping longer than others, for engines that evict by priority."""

@@ -12,6 +12,7 @@ from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
+from kvyard.blocks import Retention
 from kvyard.clock.units import MS, SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.identity import prefix_ids
@@ -85,10 +86,19 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
                     row[field] = value
                     if field in ("lora", "salt"):
                         notes[f"{field} is read by kvyard only"] = None
+            if one.retention:
+                row["retention"] = [_kept(wish) for wish in one.retention]
+                notes["retention is read by kvyard only"] = None
             file.write(msgspec.json.encode(row) + b"\n")
     if size and size != MOONCAKE_BLOCK:
         notes[f"an id stands for {size} tokens: read it with --block-size {size}"] = None
     return Written(rows, list(notes))
+
+
+def _kept(wish: Retention) -> dict[str, int | float]:
+    duration = None if wish.duration is None else _milliseconds(wish.duration)
+    found = {"start": wish.start, "stop": wish.stop, "priority": wish.priority, "duration": duration}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -> Written:

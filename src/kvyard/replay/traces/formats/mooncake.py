@@ -3,7 +3,8 @@
 ``timestamp`` and ``delay`` are milliseconds, ``hash_ids`` cumulative and for 512 tokens each. Rows that share a ``session_id``
 are turns of a closed loop: one starts when the one before it ended, plus its ``delay``, or plus the difference of their
 timestamps where it has none, which is how Dynamo takes them. ``wait_for`` names further requests to wait for. ``block_size``,
-which ``kvyard gateway --record`` writes, says how many tokens an id stands for where that isn't 512.
+which ``kvyard gateway --record`` writes, says how many tokens an id stands for where that isn't 512. ``retention`` is a
+priority from 0 to 100 for the whole request, or a list of ``{"start", "stop", "priority", "duration"}`` in tokens and ms.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from kvyard.blocks import Retention
+from kvyard.blocks.spec import ConfigError
 from kvyard.clock.units import MS
 from kvyard.replay.traces.errors import BadRow
 from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns, span
@@ -40,6 +43,16 @@ class _Row(msgspec.Struct, gc=False):
     model: str | None = None
     root_session_id: str | None = None
     block_size: int | None = None
+    retention: int | list[_Kept] = []
+
+
+class _Kept(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """Tokens ``start`` to ``stop`` (the end without one) are worth ``priority``, for ``duration`` milliseconds after use."""
+
+    priority: int
+    start: int = 0
+    stop: int | None = None
+    duration: int | float | None = None
 
 
 class _Sessions:
@@ -115,9 +128,27 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             found.salt,
             found.model,
             found.root_session_id,
+            _retention(found.retention) if found.retention != [] else (),
         )
 
     return reading.rows(row)
+
+
+def _retention(given: int | list[_Kept]) -> tuple[Retention, ...]:
+    if isinstance(given, int):
+        given = [_Kept(priority=given)]
+    try:
+        return tuple(
+            Retention(
+                one.start,
+                one.stop,
+                one.priority,
+                None if one.duration is None else span(one.duration, MS, "duration"),
+            )
+            for one in given
+        )
+    except ConfigError as wrong:
+        raise BadRow(f"retention: {wrong}") from None
 
 
 def _delay(row: _Row, time: int | None, session: str | None, sessions: _Sessions) -> int | None:
