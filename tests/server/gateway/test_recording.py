@@ -22,9 +22,9 @@ from kvyard.errors import KvyardError
 from kvyard.index import Identity
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.info import describe
-from kvyard.server.gateway import recording
-from kvyard.server.gateway.recorded_ids import PrefixIds
-from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.gateway.recording import recorder
+from kvyard.server.gateway.recording.prefix_ids import PrefixIds
+from kvyard.server.gateway.recording.recorder import TrafficRecorder
 
 SIZE = 16
 IDENTITY = Identity(SIZE)
@@ -243,7 +243,7 @@ def test_a_request_that_never_ends_holds_up_no_more_than_it_may(
 ) -> None:
     path = tmp_path / "t.jsonl"
     desk = Desk(path)
-    monkeypatch.setattr(recording, "HELD_BYTES", 20 * (recording.ROW + 8 * 2))
+    monkeypatch.setattr(recorder, "HELD_BYTES", 20 * (recorder.ROW + 8 * 2))
     desk.arrive("stuck", text(1, 20))
     for number in range(50):
         desk.arrive(number, text(2, 20))
@@ -344,7 +344,7 @@ VICTIM = """
 import sys
 from pathlib import Path
 from kvyard.clock import WallClock
-from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.gateway.recording.recorder import TrafficRecorder
 
 recorder = TrafficRecorder(sys.argv[1], block_size=16, clock=WallClock())
 for number in range(10**9):

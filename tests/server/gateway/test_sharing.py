@@ -24,8 +24,7 @@ from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
 from kvyard.index import Holder
 from kvyard.router import Router, RouterConfig, RouteRequest
-from kvyard.server.gateway import sharing, sharing_peers
-from kvyard.server.gateway.sharing import LoadSharing
+from kvyard.server.gateway.sharing import LoadSharing, load_sharing, peers
 
 pytestmark = pytest.mark.redis
 PATIENCE = 40.0
@@ -342,8 +341,8 @@ def test_a_server_that_isnt_there_yet_is_waited_for_and_a_wrong_one_is_refused(o
 def test_much_at_once_goes_in_portions_and_a_backlog_is_bounded(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "PORTION", 1000)
-    monkeypatch.setattr(sharing, "HEARD", 4)
+    monkeypatch.setattr(load_sharing, "PORTION", 1000)
+    monkeypatch.setattr(load_sharing, "HEARD", 4)
 
     async def story() -> None:
         space = fresh()
@@ -357,7 +356,7 @@ def test_much_at_once_goes_in_portions_and_a_backlog_is_bounded(
                 one.end(f"r{number}")
             await until(lambda: two.load("a") == (0, 0, 0))
             assert one.sharing.counters.sent == two.sharing.counters.received == 600
-        monkeypatch.setattr(sharing, "BACKLOG", 2000)
+        monkeypatch.setattr(load_sharing, "BACKLOG", 2000)
         three, four = Gateway(redis, space, "three"), Gateway(redis, space, "four")
         await beats(three, four, times=2)
         for number in range(300):
@@ -371,7 +370,7 @@ def test_much_at_once_goes_in_portions_and_a_backlog_is_bounded(
 
 
 def test_what_cant_be_read_or_is_too_much_is_counted(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing_peers, "MOST", 3)
+    monkeypatch.setattr(peers, "MOST", 3)
 
     async def story() -> None:
         space = fresh()

@@ -21,11 +21,10 @@ from typing import Any
 
 import msgspec
 
-from kvyard.clock import SECOND, Clock, WallClock, pause
+from kvyard.clock import SECOND, US, Clock, WallClock
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.recorded_file import LineFile
-from kvyard.server.gateway.recorded_ids import PrefixIds
-from kvyard.server.gateway.recorded_turns import Turns, milliseconds
+from kvyard.server.gateway.recording.line_file import LineFile
+from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +34,8 @@ HELD_BYTES = 64 << 20
 """What rows that wait for their turn may take."""
 ROW = 400
 """Bytes that a waiting row takes besides its ids, about."""
+SESSIONS = 1 << 16
+"""How many are remembered."""
 
 
 class RecorderCounters(msgspec.Struct):
@@ -51,36 +52,58 @@ class RecorderCounters(msgspec.Struct):
     """Of the file system; the first ends the recording."""
 
 
-class _Arrived:
+class _Row(msgspec.Struct, gc=False):
     """A request whose row isn't written yet."""
 
-    __slots__ = ("at", "block_size", "ended", "id", "ids", "model", "num_tokens", "output", "priority", "session")
-
-    def __init__(
-        self,
-        id_: object,
-        at: int,
-        ids: array[int],
-        num_tokens: int,
-        block_size: int,
-        session: str | None,
-        model: str | None,
-        priority: int,
-    ) -> None:
-        self.id = id_
-        self.block_size = block_size
-        self.at = at
-        self.ids = ids
-        self.num_tokens = num_tokens
-        self.session = session
-        self.model = model
-        self.priority = priority
-        self.ended = -1
-        self.output = 0
+    id: object
+    at: int
+    ids: array[int]
+    num_tokens: int
+    block_size: int
+    session: str | None
+    model: str | None
+    priority: int
+    ended: int = -1
+    output: int = 0
 
     @property
     def size(self) -> int:
+        """Bytes of memory, about."""
         return ROW + 8 * len(self.ids)
+
+
+class _Sessions:
+    """The sessions of one file: which turn a request is, and how long after the last one it came. Names are made here."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[str, int]] = {}
+        """Per session its name in the file, and when its last turn ended; in order of use."""
+        self._named = 0
+
+    def turn(self, session: str, arrived: int, ended: int) -> dict[str, Any]:
+        """The fields of a row."""
+        known = self._last.pop(session, None)
+        if known is None:
+            self._named += 1
+            self._last[session] = (f"s{self._named}", ended)
+            if len(self._last) > SESSIONS:
+                del self._last[next(iter(self._last))]
+            return {"session_id": f"s{self._named}"}
+        name, before = known
+        self._last[session] = (name, max(before, ended))
+        if arrived < before:
+            return {}  # beside the last turn rather than after it: it keeps its time and doesn't wait
+        return {"session_id": name, "delay": _milliseconds(arrived - before)}
+
+    def forget(self) -> None:
+        """Begin a new file, which must not refer to turns in another one. Names aren't used again."""
+        self._last.clear()
+
+
+def _milliseconds(ns: int) -> int | float:
+    """To the microsecond: finer than any clock here, and short."""
+    us = ns // US
+    return us // 1000 if us % 1000 == 0 else us / 1000
 
 
 class TrafficRecorder:
@@ -120,11 +143,11 @@ class TrafficRecorder:
         self._before = 0
         """Bytes in full files."""
         self._first: int | None = None
-        self._open: dict[object, _Arrived] = {}
-        self._waiting: deque[_Arrived] = deque()
+        self._open: dict[object, _Row] = {}
+        self._waiting: deque[_Row] = deque()
         """In order of arrival; the first is open."""
         self._held = 0
-        self._turns = Turns()
+        self._sessions = _Sessions()
 
     @property
     def waiting(self) -> int:
@@ -169,7 +192,7 @@ class TrafficRecorder:
             return
         size = self.block_size or key_tokens
         ids = self._ids(keys, num_tokens, size, key_tokens, tail, model)
-        entry = _Arrived(id_, self._clock.now(), ids, num_tokens, size, session, model, priority)
+        entry = _Row(id_, self._clock.now(), ids, num_tokens, size, session, model, priority)
         self._open[id_] = entry
         self._waiting.append(entry)
         self._held += entry.size
@@ -192,12 +215,6 @@ class TrafficRecorder:
     def flush(self) -> None:
         """Let what was recorded survive this process, but for rows that wait for their turn."""
         self._guarded(self._file.flush)
-
-    async def run(self) -> None:
-        """Flush each second, until cancelled."""
-        while True:
-            await pause(1.0)
-            self.flush()
 
     def close(self) -> None:
         """Write all rows of requests that have ended, and end the file. Open ones are left out."""
@@ -245,11 +262,11 @@ class TrafficRecorder:
             elif not self.stopped:
                 self._guarded(self._write, entry)
 
-    def _write(self, entry: _Arrived) -> None:
+    def _write(self, entry: _Row) -> None:
         if self._first is None:
             self._first = entry.at
         row: dict[str, Any] = {
-            "timestamp": milliseconds(entry.at - self._first),
+            "timestamp": _milliseconds(entry.at - self._first),
             "input_length": entry.num_tokens,
             "output_length": entry.output,
             "hash_ids": entry.ids.tolist(),
@@ -257,7 +274,7 @@ class TrafficRecorder:
         if entry.block_size != USUAL_BLOCK:
             row["block_size"] = entry.block_size
         if entry.session is not None:
-            row |= self._turns.take(entry.session, entry.at, entry.ended)
+            row |= self._sessions.turn(entry.session, entry.at, entry.ended)
         if entry.model is not None:
             row["model"] = entry.model
         if entry.priority:
@@ -285,7 +302,7 @@ class TrafficRecorder:
         self._file.flush()
         self._before += self._file.bytes
         self._file.rotate()
-        self._turns.forget()
+        self._sessions.forget()
 
     def _stop(self, why: str) -> None:
         self.stopped = why

@@ -22,15 +22,13 @@ import threading
 from collections import deque
 from typing import Any
 
-from kvyard.clock import Clock, WallClock, from_seconds, pause
+from kvyard.clock import MS, Clock, WallClock, from_seconds, pause
 from kvyard.errors import KvyardError
 from kvyard.index import Holder
 from kvyard.index.redis.server import Server, Unavailable
 from kvyard.router.request import RouteRequest
-from kvyard.server.gateway.sharing_peers import Books, Peers, SharingCounters, Told, encode, packed, size_of
-from kvyard.server.gateway.sharing_script import BEAT
-
-__all__ = ["Books", "LoadSharing", "SharingCounters"]
+from kvyard.server.gateway.sharing.peers import Books, Peers, SharingCounters, Told, encode, packed, size_of
+from kvyard.server.gateway.sharing.script import BEAT
 
 log = logging.getLogger(__name__)
 
@@ -211,23 +209,21 @@ class LoadSharing:
 
     def _exchange(self, changes: list[tuple[int, Told | bool]]) -> list[Any]:
         """One round trip, and three when connecting. In a thread; raises ``Unavailable``."""
+        server = self._server
         with self._lock:
-            return self._exchanged(self._server, changes)
-
-    def _exchanged(self, server: Server, changes: list[tuple[int, Told | bool]]) -> list[Any]:
-        if not server.connected:
-            server.connect()
-            server.commands([("SCRIPT", "LOAD", BEAT.source)])
-            self._number = ""
-        payload = encode(changes) if changes and self._number else b""
-        lease = self._lease // 1_000_000
-        reply = server.call(
-            BEAT, [self._key], [self.gateway, self._number, self._identity, lease, self._last, HEARD, payload]
-        )
-        if reply[0] == b"identity":
-            other = reply[1].decode(errors="replace")
-            raise server.fail(f"gateways there name blocks otherwise ({other}, not {self._identity})", "identity")
-        return reply
+            if not server.connected:
+                server.connect()
+                server.commands([("SCRIPT", "LOAD", BEAT.source)])
+                self._number = ""
+            payload = encode(changes) if changes and self._number else b""
+            lease = self._lease // MS
+            reply = server.call(
+                BEAT, [self._key], [self.gateway, self._number, self._identity, lease, self._last, HEARD, payload]
+            )
+            if reply[0] == b"identity":
+                other = reply[1].decode(errors="replace")
+                raise server.fail(f"gateways there name blocks otherwise ({other}, not {self._identity})", "identity")
+            return reply
 
     def _leave(self) -> None:
         """Say goodbye. In a thread, after a beat that may still be under way."""

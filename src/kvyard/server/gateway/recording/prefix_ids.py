@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 
-class _Stretch:
+class _IdRange:
     """Names in a row, after those of its parent."""
 
     __slots__ = ("children", "first", "names", "parent", "seen")
 
-    def __init__(self, names: array[int], first: int, parent: _Stretch | None, seen: int) -> None:
+    def __init__(self, names: array[int], first: int, parent: _IdRange | None, seen: int) -> None:
         self.names = names
         self.first = first
         """The id of the first name; the others' follow it."""
         self.parent = parent
-        self.children: dict[int, _Stretch] = {}
+        self.children: dict[int, _IdRange] = {}
         """By their first name."""
         self.seen = seen
         """The number of the last prompt that was here."""
@@ -47,8 +47,8 @@ class PrefixIds:
         self._next = 0
         self._prompts = 0
         self._nodes = 0
-        self._roots: dict[str | None, _Stretch] = {}
-        self._ends: deque[tuple[int, _Stretch]] = deque()
+        self._roots: dict[str | None, _IdRange] = {}
+        self._ends: deque[tuple[int, _IdRange]] = deque()
         """Where prompts ended, and their numbers, in order; those that were there again since have a later entry."""
         self._secret = secrets.token_bytes(32)
 
@@ -67,7 +67,7 @@ class PrefixIds:
         ids = array("Q")
         root = self._roots.get(space)
         if root is None:
-            root = self._roots[space] = _Stretch(array("Q"), 0, None, 0)
+            root = self._roots[space] = _IdRange(array("Q"), 0, None, 0)
         self._prompts += 1
         node, at, end = root, 0, len(wanted)
         while at < end:
@@ -112,18 +112,18 @@ class PrefixIds:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _grow(self, parent: _Stretch, names: array[int]) -> _Stretch:
-        node = parent.children[names[0]] = _Stretch(names, self._next, parent, self._prompts)
+    def _grow(self, parent: _IdRange, names: array[int]) -> _IdRange:
+        node = parent.children[names[0]] = _IdRange(names, self._next, parent, self._prompts)
         self._next += len(names)
         self._size += len(names)
         self._nodes += 1
         return node
 
-    def _split(self, node: _Stretch, at: int) -> _Stretch:
+    def _split(self, node: _IdRange, at: int) -> _IdRange:
         """The first ``at`` names as a stretch of their own. The rest stays who it was, so that ends still lead to it."""
         parent = node.parent
         assert parent is not None
-        upper = parent.children[node.names[0]] = _Stretch(node.names[:at], node.first, parent, node.seen)
+        upper = parent.children[node.names[0]] = _IdRange(node.names[:at], node.first, parent, node.seen)
         node.names = node.names[at:]
         node.first += at
         node.parent = upper
@@ -139,7 +139,7 @@ class PrefixIds:
         if len(ends) > 1024 + 2 * self._nodes:
             self._ends = deque(entry for entry in ends if entry[1].seen == entry[0] and not entry[1].children)
 
-    def _prune(self, number: int, node: _Stretch) -> None:
+    def _prune(self, number: int, node: _IdRange) -> None:
         """Take off an end, and what is an end then, up to where later prompts were."""
         while node.parent is not None and node.seen <= number and not node.children:
             parent = node.parent

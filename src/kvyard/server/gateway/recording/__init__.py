@@ -1,0 +1,5 @@
+"""Live traffic as a trace: ``recorder`` has the rows, ``prefix_ids`` makes their block ids, ``line_file`` writes them."""
+
+from kvyard.server.gateway.recording.recorder import TrafficRecorder
+
+__all__ = ["TrafficRecorder"]
