@@ -10,7 +10,7 @@ from tests.index.naive import NaiveIndex
 from tests.index.support import Bench, hashes_of, nameless, removed, stored
 
 from kvyard.events.types import Cleared, Removed, Stored, Tier
-from kvyard.index import DedupFilter, Holder, Indexer, Source
+from kvyard.index import DedupFilter, Holder, Indexer, Place, Places, Source
 from kvyard.index.dedup import FORWARDED, OUTSTANDING, OVERFLOWS, SUPPRESSED
 
 TEXT = list(range(100, 116))
@@ -291,3 +291,33 @@ def test_clears_do_not_reach_other_holders() -> None:
 def test_an_indexer_starts_empty() -> None:
     assert Indexer().matches([1, 2]) == {}
     assert Holder("a", 1) != Holder("a", 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Place(Holder("a"), Tier.G2, 0),
+        Place(Holder("a"), Tier.G1, 1),
+        Place(Holder("a", 1), Tier.G1, 0),
+        Place(Holder("b"), Tier.G1, 0),
+        Place(Holder("a"), Tier.G1, None),
+        Place(Holder("a", 0, True), Tier.G1, 0),
+    ],
+)
+def test_tier_group_rank_and_holder_independence(other: Place) -> None:
+    """TierIndependence, GroupIndependence, DataParallelRankIndependence, ClearIsolatesPods, and GroupIdxOrNoGroup."""
+    places, filter_ = Places(), DedupFilter()
+    mine, theirs = places.number(Place(Holder("a"), Tier.G1, 0)), places.number(other)
+    filter_.repeated(mine, [1])
+    assert filter_.removed(theirs, [1]) == [1]
+    filter_.clear(theirs)
+    assert filter_.removed(mine, [1]) == []
+    assert filter_.removed(mine, [1]) == [1]
+
+
+def test_aggregates_across_sources() -> None:
+    """The filter counts by place, whoever announces: the second removal goes on."""
+    filter_ = DedupFilter()
+    filter_.repeated(0, [1])  # the row is the first source's, this the second's
+    assert filter_.removed(0, [1]) == []
+    assert filter_.removed(0, [1]) == [1]

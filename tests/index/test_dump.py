@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -161,3 +162,20 @@ def test_another_naming_is_refused() -> None:
         load(Indexer(Identity(8)), dump(bench.indexer), ["a"])
     with pytest.raises(KvyardError, match="same kvyard"):
         load(Indexer(Identity(4)), msgspec.structs.replace(dump(bench.indexer), format=99), ["a"])
+
+
+def test_dumps_of_the_first_format_can_still_be_read() -> None:
+    """Written by kvyard at 284e7a9, before parts made their own snapshots."""
+    text = list(range(1000, 1064))
+    told = msgspec.msgpack.decode(
+        (Path(__file__).parent / "data" / "dump_format_1.msgpack").read_bytes(), type=IndexDump
+    )
+    bench = Bench(block_size=8, workers=())
+    for worker in "ab":
+        bench.indexer.register(Source(stream=worker, worker=worker))
+    assert [one.stream for one in load(bench.indexer, told, ["a", "b"])] == ["a", "b"]
+    assert (bench.blocks(text), bench.blocks(text, "b")) == (2, 8)
+    for events, blocks in (([stored(text, 4, 6, 10)], 2), ([removed(text, 4, 2, 4)], 2), ([removed(text, 4, 2, 4)], 1)):
+        bench.say(*events)
+        assert bench.blocks(text) == blocks
+    agree(bench.indexer, copy_of(bench.indexer), [text])

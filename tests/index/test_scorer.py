@@ -234,3 +234,21 @@ def test_workers_come_and_go_without_leaving_anything() -> None:
         assert Holder(name) not in bench.indexer.score(TEXT).workers
     assert len(bench.indexer.places) == 3
     assert bench.blocks(TEXT, "stays") == 10
+
+
+def test_d7_a_tier_without_a_weight_earns_nothing() -> None:
+    bench = Bench(weights={Tier.G1: 1.0, Tier.G2: 0.5})
+    bench.say(stored(TEXT, 4, 0, 2), stored(TEXT, 4, 2, 3, tier=Tier.G2), stored(TEXT, 4, 3, 5, tier=Tier.G3))
+    match = bench.indexer.score(TEXT).workers[Holder("a")]
+    assert (match.blocks, match.score) == (3, 2.5)
+    assert "G3, which earns nothing" in bench.indexer.explain(TEXT, Holder("a")).groups[0].why
+
+
+def test_d16_asking_leaves_no_row_that_could_expire() -> None:
+    """Rows come and go by events only: two requests with one prefix share nothing that the first to end could take away."""
+    bench = Bench()
+    bench.say(stored(TEXT, 4, 0, 2))
+    before = bench.indexer.backend.usage()
+    answers = [bench.indexer.score([*TEXT, 1], now=now).workers[Holder("a")] for now in (0, 10**9, 10**15)]
+    assert [answer.tokens for answer in answers] == [8, 8, 8] and answers[-1].age == 10**15
+    assert bench.indexer.backend.usage() == before

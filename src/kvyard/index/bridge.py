@@ -1,9 +1,9 @@
 """The bridge: from one stream's opaque hashes to request keys, with explicit positions.
 
-A Stored event that brings tokens says which text its hashes name. From it a *piece* is made: where the text starts, the
+A Stored event that brings tokens says which text its hashes name. From it a *span* is made: where the text starts, the
 engine's block size, and the request keys that end inside it. Nothing is inferred from the lengths of lists. So engine
 blocks may be larger or smaller than ours, and an event may end in the middle of one of ours: its last tokens wait in the
-piece for whatever continues it.
+span for whatever continues it.
 
 A bridge belongs to one stream. The same number in another stream may be another text: models, adapters and seeds differ. It
 knows which text a hash names, and not who holds it.
@@ -12,17 +12,20 @@ knows which text a hash names, and not who holds it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
 
 from kvyard.events.types import Stored
 from kvyard.hashing import Key
-from kvyard.index.identity import Identity, Mark, marks_of_event
+from kvyard.index.identity import Identity, IdentityError, Mark, marks_of_event
 
 _BITS = 20
 _OFFSET = (1 << _BITS) - 1
 
 
-class Piece:
+class TextSpan:
     """The text of one announcement, block by block. Positions are tokens from the start of the prompt."""
 
     __slots__ = (
@@ -40,7 +43,7 @@ class Piece:
         "tail_marks",
     )
 
-    def __init__(self, begin: int, size: int, hashes: list[Key], parent: Piece | None) -> None:
+    def __init__(self, begin: int, size: int, hashes: list[Key], parent: TextSpan | None) -> None:
         self.number = 0
         self.begin = begin
         self.size = size
@@ -57,8 +60,8 @@ class Piece:
         """Tokens after our last full block."""
         self.tail_marks: list[Mark] = []
         self.beyond: dict[int, list[tuple[int, int]]] = {}
-        """Our blocks that start in here and end in a piece that branches off: by number, their keys, and up to where they
-        are made of this piece."""
+        """Our blocks that start in here and end in a span that branches off: by number, their keys, and up to where they
+        are made of this span."""
         self.alive = 0
         """How many hashes lead here."""
 
@@ -67,16 +70,40 @@ class Piece:
         return self.begin + self.size * len(self.hashes)
 
 
-class _Front(Piece):
-    """The first blocks of a piece, as a parent of what branches off there."""
+class _SpanStart(TextSpan):
+    """The first blocks of a span, as the parent of what branches off there."""
 
     __slots__ = ()
 
-    def __init__(self, whole: Piece, count: int) -> None:
+    def __init__(self, whole: TextSpan, count: int) -> None:
         super().__init__(whole.begin, whole.size, whole.hashes[:count], whole.parent)
         self.number = whole.number
         self.first = whole.first
         self.beyond = whole.beyond
+
+
+class SpanSnapshot(msgspec.Struct, array_like=True):
+    """A ``TextSpan``. ``parent`` and ``whole`` are positions in the list of spans, -1 for none."""
+
+    parent: int
+    whole: int
+    """The span that this is the start of; ``hashes``, ``keys`` and ``beyond`` are the whole's then, and left out."""
+    begin: int
+    size: int
+    hashes: list[int | bytes]
+    count: int
+    """Of hashes."""
+    first: int
+    keys: bytes
+    last: int | None
+    tail: list[int]
+    marks: list[tuple[int, tuple[Any, ...]]]
+    beyond: list[tuple[int, list[tuple[int, int]]]]
+    known: bool
+    """Whether hashes lead here."""
+    gone: list[int]
+    """Those that no longer do, by position."""
+    text: tuple[list[int], list[tuple[int, tuple[Any, ...]]]] | None
 
 
 class Bridge:
@@ -87,9 +114,9 @@ class Bridge:
         self.identity = identity
         self.remembered = remembered
         self._known: dict[Key, int] = {}
-        self._pieces: dict[int, Piece] = {}
+        self._spans: dict[int, TextSpan] = {}
         self._texts: dict[int, tuple[Sequence[int], list[Mark]]] = {}
-        """Tokens of pieces that don't end, or whose blocks don't, where ours do: to branch off in the middle of one."""
+        """Tokens of spans that don't end, or whose blocks don't, where ours do: to branch off in the middle of one."""
         self._next = 0
         self._idle: dict[Key, None] = {}
         """Hashes that nobody holds, first forgotten first."""
@@ -105,30 +132,33 @@ class Bridge:
         """Hashes that are known although nobody holds them."""
         return len(self._idle)
 
-    def find(self, key: Key) -> tuple[Piece, int] | None:
-        """The piece that ``key`` is in and its position there, if it is known."""
+    def find(self, key: Key) -> tuple[TextSpan, int] | None:
+        """The span that ``key`` is in and its position there, if it is known."""
         loc = self._known.get(key)
-        return None if loc is None else (self._pieces[loc >> _BITS], loc & _OFFSET)
+        return None if loc is None else (self._spans[loc >> _BITS], loc & _OFFSET)
 
-    def announce(self, event: Stored, hashes: list[Key]) -> Piece | None:
-        """Learn what a dense store (tokens for every hash) says of ``hashes`` not known so far; the new piece, if any.
+    def announce(self, event: Stored, hashes: list[Key]) -> TextSpan | None:
+        """Learn what a dense store (tokens for every hash) says of ``hashes`` not known so far; the new span, if any.
 
-        The caller has made sure that the parent is known or ``None``. Raises ``IdentityError`` where the text can't be named.
+        The caller has made sure that the parent is known or ``None``. Raises ``IdentityError``, changing nothing, where the
+        text can't be named.
         """
         known, size = self._known, event.block_size
+        if len(set(hashes)) < len(hashes):
+            raise IdentityError("a store lists a hash twice, so that it names two texts")
         skip = 0
         while skip < len(hashes) and hashes[skip] in known:
             skip += 1
         if skip == len(hashes):
             return None
         before = hashes[skip - 1] if skip else event.parent
-        parent: Piece | None = None
+        parent: TextSpan | None = None
         begin = 0
         if before is not None:
             whole, at = self.find(before)  # type: ignore[misc]
-            parent = whole if at + 1 == len(whole.hashes) else self._front(whole, at + 1)
+            parent = whole if at + 1 == len(whole.hashes) else self._start_of(whole, at + 1)
             begin = parent.end
-        piece = Piece(begin, size, hashes[skip:] if skip else hashes, parent)
+        span = TextSpan(begin, size, hashes[skip:] if skip else hashes, parent)
         assert event.tokens is not None
         marks = (
             []
@@ -136,14 +166,14 @@ class Bridge:
             else marks_of_event(event, begin - skip * size)
         )
         tokens = event.tokens[skip * size :] if skip else event.tokens
-        self._name(piece, tokens, [mark for mark in marks if mark[0] >= begin])
-        self._enter(piece)
-        return piece
+        self._name(span, tokens, [mark for mark in marks if mark[0] >= begin])
+        self._enter(span)
+        return span
 
-    def _front(self, whole: Piece, count: int) -> Piece:
+    def _start_of(self, whole: TextSpan, count: int) -> TextSpan:
         """The first ``count`` blocks of ``whole`` as a parent."""
         size = self.identity.block_size
-        front = _Front(whole, count)
+        front = _SpanStart(whole, count)
         ours = front.end // size - whole.first
         front.keys = whole.keys[:ours]
         front.last = front.keys[-1] if front.keys else (whole.parent.last if whole.parent is not None else None)
@@ -155,47 +185,50 @@ class Bridge:
             front.tail_marks = [mark for mark in marks if front.end - rest <= mark[0] < front.end]
         return front
 
-    def _name(self, piece: Piece, tokens: Sequence[int], marks: list[Mark]) -> None:
-        """Work out the request keys that end in ``piece``."""
-        parent, size = piece.parent, self.identity.block_size
+    def _name(self, span: TextSpan, tokens: Sequence[int], marks: list[Mark]) -> None:
+        """Work out the request keys that end in ``span``."""
+        parent, size = span.parent, self.identity.block_size
         last = parent.last if parent is not None else None
         if parent is not None and parent.tail:
             tokens = [*parent.tail, *tokens]
             marks = [*parent.tail_marks, *marks]
-        piece.first = piece.begin // size
-        start = piece.first * size
+        span.first = span.begin // size
+        start = span.first * size
         keys = self.identity.chain(last, start, tokens, marks)
-        piece.keys = array("Q", keys)
-        piece.last = keys[-1] if keys else last
+        span.keys = array("Q", keys)
+        span.last = keys[-1] if keys else last
         rest = len(tokens) % size
         if rest:
-            piece.tail = tokens[len(tokens) - rest :]
-            piece.tail_marks = [mark for mark in marks if mark[0] >= piece.end - rest]
-        if rest or piece.size % size or piece.begin % size:
+            span.tail = tokens[len(tokens) - rest :]
+            span.tail_marks = [mark for mark in marks if mark[0] >= span.end - rest]
+        if rest or span.size % size or span.begin % size:
             self._texts[self._next] = (array("I", tokens) if _small(tokens) else list(tokens), marks)
 
-    def _enter(self, piece: Piece) -> None:
-        piece.number, self._next = self._next, self._next + 1
-        base = piece.number << _BITS
+    def _enter(self, span: TextSpan, gone: Collection[int] = ()) -> None:
+        """Let the hashes of ``span``, but for the positions ``gone``, lead there."""
+        span.number, self._next = self._next, self._next + 1
+        base = span.number << _BITS
         known, idle = self._known, self._idle
-        for at, key in enumerate(piece.hashes):
+        for at, key in enumerate(span.hashes):
+            if at in gone:
+                continue
             old = known.get(key)
             if old is not None:
                 self._release(old)
             elif idle:
                 idle.pop(key, None)
             known[key] = base + at
-        piece.alive = len(set(piece.hashes)) if len(piece.hashes) > 1 else 1
-        self._pieces[piece.number] = piece
+        span.alive = len(span.hashes) - len(gone)
+        self._spans[span.number] = span
 
     # -- positions --------------------------------------------------------------------------------------------------
 
-    def keys_between(self, piece: Piece, start: int, stop: int) -> list[int]:
-        """The keys of our blocks ``start`` to ``stop`` on the way to ``piece``, the last of which ends in it."""
-        if start >= piece.first:
-            return piece.keys[start - piece.first : stop - piece.first].tolist()
+    def keys_between(self, span: TextSpan, start: int, stop: int) -> list[int]:
+        """The keys of our blocks ``start`` to ``stop`` on the way to ``span``, the last of which ends in it."""
+        if start >= span.first:
+            return span.keys[start - span.first : stop - span.first].tolist()
         parts: list[Sequence[int]] = []
-        at: Piece | None = piece
+        at: TextSpan | None = span
         while at is not None and stop > start:
             if stop > at.first:
                 low = max(start, at.first)
@@ -204,21 +237,21 @@ class Bridge:
             at = at.parent
         return [key for part in reversed(parts) for key in part]
 
-    def keys_at(self, piece: Piece, block: int, end: int) -> list[int]:
-        """The keys, on every way known, of our block number ``block`` that the text of ``piece`` up to ``end`` is part of."""
-        keys = [key for key, upto in piece.beyond.get(block, ()) if end <= upto]
-        if (block + 1) * self.identity.block_size <= piece.end:
-            keys += self.keys_between(piece, block, block + 1)
+    def keys_at(self, span: TextSpan, block: int, end: int) -> list[int]:
+        """The keys, on every way known, of our block number ``block`` that the text of ``span`` up to ``end`` is part of."""
+        keys = [key for key, upto in span.beyond.get(block, ()) if end <= upto]
+        if (block + 1) * self.identity.block_size <= span.end:
+            keys += self.keys_between(span, block, block + 1)
         return keys
 
-    def straddled(self, piece: Piece) -> Iterator[Piece]:
-        """The pieces that our first block in ``piece`` reaches back into; they learn its key."""
-        block = piece.first
-        at = piece.parent
+    def straddled(self, span: TextSpan) -> Iterator[TextSpan]:
+        """The spans that our first block in ``span`` reaches back into; they learn its key."""
+        block = span.first
+        at = span.parent
         while at is not None and at.end > block * self.identity.block_size:
             ways = at.beyond.setdefault(block, [])
-            if (piece.keys[0], at.end) not in ways:
-                ways.append((piece.keys[0], at.end))
+            if (span.keys[0], at.end) not in ways:
+                ways.append((span.keys[0], at.end))
                 yield at
             at = at.parent
 
@@ -248,16 +281,83 @@ class Bridge:
     def clear(self) -> None:
         """Forget everything: the engine is another one, and its hashes may be too."""
         self._known.clear()
-        self._pieces.clear()
+        self._spans.clear()
         self._texts.clear()
         self._idle.clear()
 
+    # -- snapshots --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[list[SpanSnapshot], list[Key]]:
+        """Every span that is needed, each after those that it refers to, and the idle hashes."""
+        order: dict[int, int] = {}
+        out: list[SpanSnapshot] = []
+        for begin in self._spans.values():
+            stack = [begin]
+            while stack:
+                span = stack[-1]
+                whole = self._spans.get(span.number) if isinstance(span, _SpanStart) else None
+                first = [other for other in (span.parent, whole) if other is not None and id(other) not in order]
+                if first and id(span) not in order:
+                    stack += first
+                    continue
+                stack.pop()
+                if id(span) not in order:
+                    parent = -1 if span.parent is None else order[id(span.parent)]
+                    order[id(span)] = len(out)
+                    out.append(self._snapshot_of(span, parent, -1 if whole is None else order[id(whole)]))
+        return out, list(self._idle)
+
+    def _snapshot_of(self, span: TextSpan, parent: int, whole: int) -> SpanSnapshot:
+        known = self._spans.get(span.number) is span
+        base = span.number << _BITS
+        text = self._texts.get(span.number) if known else None
+        return SpanSnapshot(
+            parent=parent,
+            whole=whole,
+            begin=span.begin,
+            size=span.size,
+            hashes=[] if whole >= 0 else list(span.hashes),
+            count=len(span.hashes),
+            first=span.first,
+            keys=b"" if whole >= 0 else span.keys.tobytes(),
+            last=span.last,
+            tail=list(span.tail),
+            marks=list(span.tail_marks),
+            beyond=[] if whole >= 0 else list(span.beyond.items()),
+            known=known,
+            gone=[at for at, key in enumerate(span.hashes) if self._known.get(key) != base + at] if known else [],
+            text=None if text is None else (list(text[0]), list(text[1])),
+        )
+
+    def restore(self, spans: Iterable[SpanSnapshot], idle: Iterable[Key]) -> None:
+        """Know what another bridge knew when it made a snapshot. To be called before anything else."""
+        made: list[TextSpan] = []
+        for one in spans:
+            parent = made[one.parent] if one.parent >= 0 else None
+            if one.whole >= 0:
+                whole = made[one.whole]
+                span: TextSpan = _SpanStart(whole, one.count)
+                span.parent = parent
+                span.keys = whole.keys[: span.end // self.identity.block_size - whole.first]
+            else:
+                span = TextSpan(one.begin, one.size, list(one.hashes), parent)
+                span.first = one.first
+                span.keys = array("Q", one.keys)
+                span.beyond = {block: list(ways) for block, ways in one.beyond}
+            span.last, span.tail, span.tail_marks = one.last, one.tail, list(one.marks)
+            made.append(span)
+            if one.known:
+                if one.text is not None:
+                    self._texts[self._next] = (one.text[0], list(one.text[1]))
+                self._enter(span, set(one.gone))
+        self._idle = dict.fromkeys(idle)
+
     def _release(self, loc: int) -> None:
         number = loc >> _BITS
-        piece = self._pieces[number]
-        piece.alive -= 1
-        if not piece.alive:
-            del self._pieces[number]
+        span = self._spans[number]
+        span.alive -= 1
+        if not span.alive:
+            del self._spans[number]
             self._texts.pop(number, None)
 
 

@@ -19,7 +19,7 @@ never of a copy that isn't there, and is counted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -115,6 +115,16 @@ class DedupFilter:
     def clear(self, place: int) -> None:
         """Forget a place's counts; whoever calls this clears its rows too."""
         self._size -= len(self._beyond.pop(place, ()))
+
+    def snapshot(self, place: int) -> list[tuple[Key, int]]:
+        """A place's counts above one, as ``count`` gives them."""
+        return list(self._beyond.get(place, {}).items())
+
+    def restore(self, place: int, counts: Iterable[tuple[Key, int]]) -> None:
+        """Count what a snapshot says, up to the cap."""
+        for key, count in counts:
+            for _ in range(count):
+                self.repeated(place, [key])
 
     def export(self) -> dict[str, int]:
         """Every metric by name."""

@@ -8,20 +8,20 @@ hashes without text for somebody of the same stream to say what they name. A rem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
 from kvyard.hashing import HashingError, Key, wire_hash
 from kvyard.index.backend import Backend
-from kvyard.index.bridge import Bridge, Piece
+from kvyard.index.bridge import Bridge, SpanSnapshot, TextSpan
 from kvyard.index.catalog import Catalog
 from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity, IdentityError
-from kvyard.index.parts import Parts
+from kvyard.index.parts import CoveredBlocks, HeldParts, Parts
 from kvyard.index.places import Holder, Place, Places
-from kvyard.index.waiting import Waiting
+from kvyard.index.waiting import Nameless, Orphaned, Waiting
 
 
 class FeedCounters(msgspec.Struct):
@@ -43,6 +43,22 @@ class FeedCounters(msgspec.Struct):
     partial: int = 0
     """Entries that end inside one of their group's blocks; they serve only their engine."""
     last_refusal: str = ""
+
+
+class FeedSnapshot(msgspec.Struct, array_like=True):
+    """A ``Feed``. Its places are numbered by their position in ``places``."""
+
+    holder: Holder
+    ranks: list[int | None]
+    """Of the updates that go to it."""
+    places: list[tuple[int, int | None]]
+    """Tier and group, as events name them."""
+    spans: list[SpanSnapshot]
+    idle: list[int | bytes]
+    held: list[HeldParts]
+    cover: list[CoveredBlocks]
+    orphans: list[Orphaned]
+    nameless: list[Nameless]
 
 
 class Feed:
@@ -134,32 +150,32 @@ class Feed:
             self.waiting.add_orphan(place, event)
             return
         try:
-            piece = bridge.announce(event, hashes)
+            span = bridge.announce(event, hashes)
         except (IdentityError, HashingError) as error:
             self._refuse(str(error), len(hashes))
             return
-        whole = piece is not None and piece.hashes is hashes and self._store_piece(place, event, piece)
+        whole = span is not None and span.hashes is hashes and self._store_span(place, event, span)
         if not whole:
             self._store_by_hash(place, event, hashes)
-        if piece is not None:
-            if piece.begin % self._size and len(piece.keys):
-                self._parts.straddle(piece)
-            self._resume(piece)
+        if span is not None:
+            if span.begin % self._size and len(span.keys):
+                self._parts.straddle(span)
+            self._resume(span)
 
-    def _store_piece(self, place: int, event: Stored, piece: Piece) -> bool:
-        """Store a new piece as a whole, where its blocks end where ours do."""
+    def _store_span(self, place: int, event: Stored, span: TextSpan) -> bool:
+        """Store a new span as a whole, where its blocks end where ours do."""
         size = self._size
         spec = self._catalog.spec(self.holder, self._catalog.group(self.holder, event.group))
         if (
-            piece.size % size
-            or piece.begin % size
-            or (spec is not None and (spec.is_state or spec.block_size != piece.size))
+            span.size % size
+            or span.begin % size
+            or (spec is not None and (spec.is_state or spec.block_size != span.size))
         ):
             return False
-        parent = piece.parent.last if piece.parent is not None else None
-        keys: list[int] = piece.keys.tolist()
+        parent = span.parent.last if span.parent is not None else None
+        keys: list[int] = span.keys.tolist()
         self._dedup.repeated(place, self._backend.store(place, keys, parent))
-        self.counters.stored += len(piece.hashes)
+        self.counters.stored += len(span.hashes)
         return True
 
     def _store_by_hash(self, place: int, event: Stored, hashes: Sequence[Key]) -> None:
@@ -189,12 +205,12 @@ class Feed:
                 self._dedup.repeated(place, repeated)
             self.counters.stored += len(keys)
 
-    def _resume(self, piece: Piece) -> None:
-        """Apply what waited for ``piece``."""
-        for place, known in self.waiting.named(piece.hashes):
+    def _resume(self, span: TextSpan) -> None:
+        """Apply what waited for ``span``."""
+        for place, known in self.waiting.named(span.hashes):
             for keys, parent in self._runs(place, known, storing=True):
                 self._dedup.repeated(place, self._backend.store(place, keys, parent))
-        for event, gone in self.waiting.parented(piece.hashes):
+        for event, gone in self.waiting.parented(span.hashes):
             self._store(event)
             if gone:
                 self._remove(Removed(hashes=gone, group=event.group, tier=event.tier))
@@ -239,14 +255,14 @@ class Feed:
         spec = self._catalog.spec(self.holder, self._places[place].group)
         size = self._size
         runs: list[tuple[list[int], int | None]] = []
-        last_piece: Piece | None = None
+        last_span: TextSpan | None = None
         last_end = -1
         for key in hashes:
             found = self.bridge.find(key)
             assert found is not None
-            piece, at = found
-            end = piece.begin + (at + 1) * piece.size
-            width = piece.size if spec is None else spec.block_size
+            span, at = found
+            end = span.begin + (at + 1) * span.size
+            width = span.size if spec is None else spec.block_size
             if end % width:
                 self.counters.partial += 1
                 continue
@@ -260,14 +276,14 @@ class Feed:
                     continue
                 width = size
             if end % size or width % size:
-                self._parts.change(place, key, piece, end, width, storing)
+                self._parts.change(place, key, span, end, width, storing)
                 continue
-            keys = self.bridge.keys_between(piece, (end - width) // size, end // size)
-            if piece is last_piece and end - width == last_end:
+            keys = self.bridge.keys_between(span, (end - width) // size, end // size)
+            if span is last_span and end - width == last_end:
                 runs[-1][0].extend(keys)
             else:
                 runs.append((keys, None))
-            last_piece, last_end = piece, end
+            last_span, last_end = span, end
         return runs
 
     def _held(self, key: Key) -> bool:
@@ -275,16 +291,16 @@ class Feed:
         found = self.bridge.find(key)
         if found is None:
             return False
-        piece, at = found
-        end = piece.begin + (at + 1) * piece.size
-        if end % self._size or piece.size % self._size:
-            return self._parts.holds(key) or self._ends_a_held_block(piece, end)
-        return self._ends_a_held_block(piece, end)
+        span, at = found
+        end = span.begin + (at + 1) * span.size
+        if end % self._size or span.size % self._size:
+            return self._parts.holds(key) or self._ends_a_held_block(span, end)
+        return self._ends_a_held_block(span, end)
 
-    def _ends_a_held_block(self, piece: Piece, end: int) -> bool:
+    def _ends_a_held_block(self, span: TextSpan, end: int) -> bool:
         if end % self._size:
             return False
-        last = self.bridge.keys_between(piece, end // self._size - 1, end // self._size)
+        last = self.bridge.keys_between(span, end // self._size - 1, end // self._size)
         return bool(last) and any(self._backend.holds(number, last[0]) for number in self._numbers.values())
 
     def _place(self, tier: Tier, group: int | None) -> int:
@@ -299,6 +315,32 @@ class Feed:
     def _refuse(self, why: str, blocks: int) -> None:
         self.counters.refused += blocks
         self.counters.last_refusal = why
+
+    # -- snapshots --------------------------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> Mapping[tuple[int, int | None], int]:
+        """The numbers of its places, by tier and group as events name them."""
+        return self._numbers
+
+    def snapshot(self, ranks: Sequence[int | None]) -> FeedSnapshot:
+        """All that it knows but rows and counts, which are the index's."""
+        at = {number: position for position, number in enumerate(self._numbers.values())}
+        return FeedSnapshot(
+            self.holder,
+            list(ranks),
+            list(self._numbers),
+            *self.bridge.snapshot(),
+            *self._parts.snapshot(at),
+            *self.waiting.snapshot(at),
+        )
+
+    def restore(self, snapshot: FeedSnapshot) -> None:
+        """Know what another feed of this holder knew. To be called before anything else; rows and counts are the caller's."""
+        numbers = [self._place(Tier(tier), group) for tier, group in snapshot.places]
+        self.bridge.restore(snapshot.spans, snapshot.idle)
+        self._parts.restore(numbers, snapshot.held, snapshot.cover)
+        self.waiting.restore(numbers, snapshot.orphans, snapshot.nameless)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless what is kept in parts agrees with itself."""

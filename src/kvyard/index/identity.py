@@ -47,6 +47,16 @@ class Identity:
         if not direct and not isinstance(self.algorithm.root, int):
             raise KvyardError(f"request keys are integers: {self.algorithm.name} makes none (use xxh3, or direct mode)")
 
+    @property
+    def names(self) -> list[str]:
+        """What decides about request keys: two indexes that differ in it name blocks differently."""
+        return [
+            self.algorithm.name,
+            self.algorithm.seed,
+            str(self.block_size),
+            "direct" if self.direct else "bridged",
+        ]
+
     def keys(self, tokens: Sequence[int], namespace: Namespace = PLAIN) -> list[int]:
         """The request keys of every full block of a prompt. Raises ``IdentityError`` for an adapter in direct mode."""
         if self.direct:

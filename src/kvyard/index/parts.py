@@ -6,10 +6,18 @@ are, so they are written down; only streams with such blocks pay for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
 from kvyard.hashing import Key
 from kvyard.index.backend import Backend
-from kvyard.index.bridge import Bridge, Piece
+from kvyard.index.bridge import Bridge, TextSpan
 from kvyard.index.dedup import DedupFilter
+
+HeldParts: TypeAlias = tuple[int, list[tuple[Key, int, int]]]
+"""For a snapshot: a place, and its engine blocks with their width and count."""
+CoveredBlocks: TypeAlias = tuple[int, list[tuple[int, list[tuple[Key, int, int]]]]]
+"""For a snapshot: a place, and its blocks of ours, each with the engine blocks that cover it, from and to where."""
 
 
 class Parts:
@@ -30,8 +38,8 @@ class Parts:
         """Whether any place holds the engine block ``key``."""
         return any(key in held for held in self._held.values())
 
-    def change(self, place: int, key: Key, piece: Piece, end: int, width: int, storing: bool) -> None:
-        """The engine block ``key``, the ``width`` tokens of ``piece`` before ``end``, was announced or taken back."""
+    def change(self, place: int, key: Key, span: TextSpan, end: int, width: int, storing: bool) -> None:
+        """The engine block ``key``, the ``width`` tokens of ``span`` before ``end``, was announced or taken back."""
         held = self._held.setdefault(place, {})
         count = held[key][1] if key in held else 0
         if storing:
@@ -48,33 +56,52 @@ class Parts:
             del held[key]
         start = end - width
         for block in range(start // self._size, -(-end // self._size)):
-            for ours in self._bridge.keys_at(piece, block, end):
-                self._cover_by(place, ours, key, self._overlap(block, start, end), storing, piece, block)
+            for ours in self._bridge.keys_at(span, block, end):
+                self._cover_by(place, ours, key, self._overlap(block, start, end), storing, span, block)
 
-    def straddle(self, piece: Piece) -> None:
-        """``piece`` completed a block of ours that began before it: what is held of that counts from now on."""
-        block, ours = piece.first, piece.keys[0]
-        for before in self._bridge.straddled(piece):
+    def straddle(self, span: TextSpan) -> None:
+        """``span`` completed a block of ours that began before it: what is held of that counts from now on."""
+        block, ours = span.first, span.keys[0]
+        for before in self._bridge.straddled(span):
             for at, key in enumerate(before.hashes):
                 end = before.begin + (at + 1) * before.size
                 for place, held in self._held.items():
                     if key in held and end > block * self._size:
                         part = self._overlap(block, end - held[key][0], end)
-                        self._cover_by(place, ours, key, part, True, piece, block)
+                        self._cover_by(place, ours, key, part, True, span, block)
 
     def clear(self, place: int) -> None:
         """``place`` holds nothing; its rows are the caller's to clear."""
         self._held.pop(place, None)
         self._cover.pop(place, None)
 
+    def snapshot(self, at: Mapping[int, int]) -> tuple[list[HeldParts], list[CoveredBlocks]]:
+        """What is held and covered, by place, as ``at`` numbers them."""
+        held = [
+            (at[place], [(key, width, count) for key, (width, count) in keys.items()])
+            for place, keys in self._held.items()
+        ]
+        cover = [
+            (at[place], [(ours, [(key, *part) for key, part in parts.items()]) for ours, parts in blocks.items()])
+            for place, blocks in self._cover.items()
+        ]
+        return held, cover
+
+    def restore(self, numbers: Sequence[int], held: Iterable[HeldParts], cover: Iterable[CoveredBlocks]) -> None:
+        """Hold what a snapshot says, whose places have these ``numbers`` here."""
+        for at, keys in held:
+            self._held[numbers[at]] = {key: (width, count) for key, width, count in keys}
+        for at, blocks in cover:
+            self._cover[numbers[at]] = {ours: {key: (low, high) for key, low, high in parts} for ours, parts in blocks}
+
     def _overlap(self, block: int, start: int, end: int) -> tuple[int, int]:
         size = self._size
         return max(start - block * size, 0), min(end - block * size, size)
 
     def _cover_by(
-        self, place: int, ours: int, key: Key, part: tuple[int, int], storing: bool, piece: Piece, block: int
+        self, place: int, ours: int, key: Key, part: tuple[int, int], storing: bool, span: TextSpan, block: int
     ) -> None:
-        """``key`` covers ``part`` of our block, number ``block`` on a way through ``piece``, or no longer does."""
+        """``key`` covers ``part`` of our block, number ``block`` on a way through ``span``, or no longer does."""
         cover = self._cover.setdefault(place, {})
         parts = cover.setdefault(ours, {})
         was = self._whole(parts)
@@ -86,7 +113,7 @@ class Parts:
         if not parts:
             del cover[ours]
         if now and not was:
-            before = self._bridge.keys_between(piece, block - 1, block) if block else []
+            before = self._bridge.keys_between(span, block - 1, block) if block else []
             self._dedup.repeated(place, self._backend.store(place, [ours], before[0] if before else None))
         elif was and not now:
             self._backend.remove(place, self._dedup.removed(place, [ours]))  # type: ignore[arg-type]

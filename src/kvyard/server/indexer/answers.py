@@ -122,8 +122,6 @@ def workers(model: Model) -> list[WorkerInfo]:
 
 def rows(model: Model) -> ModelRows:
     """What everybody holds, readable."""
-    from kvyard.index.dump import names_of
-
     indexer = model.indexer
     places: list[PlaceRows] = []
     for holder in list(indexer.places.holders()):
@@ -141,4 +139,4 @@ def rows(model: Model) -> ModelRows:
                         runs=runs,
                     )
                 )
-    return ModelRows(block_size=indexer.identity.block_size, names=names_of(indexer.identity), places=places)
+    return ModelRows(block_size=indexer.identity.block_size, names=indexer.identity.names, places=places)

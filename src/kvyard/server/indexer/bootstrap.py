@@ -15,7 +15,7 @@ import msgspec
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
-from kvyard.index.dump import IndexDump, dump, load
+from kvyard.index.dump import IndexDump, StreamDump, dump, load
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.registration import stream_name
@@ -139,21 +139,24 @@ def _take_over(service: Service, told: ModelDump) -> list[str]:
     if mine is None:
         return []
     now = service.clock.now()
+    unclear = {one.stream for one in told.index.streams if (_position(told, one) or (None,))[0] != one.seq}
     # Only what the peer's sockets are sure of; the same stream elsewhere may be another one.
     same = {
         name
         for name, listener in mine.listeners.items()
-        if told.positions.get(name) and any(_same(listener.told, one) for one in told.registrations)
+        if name not in unclear and any(_same(listener.told, one) for one in told.registrations)
     }
     taken = load(mine.indexer, told.index, same, now)
     for one in taken:
-        listener = mine.listeners[one.stream]
-        position = told.positions[one.stream].get(one.topic.encode())
-        if position is not None and position[0] == one.seq:
-            listener.subscriber.subscription.resume(one.topic.encode(), position, now)
-        else:
-            mine.indexer.lose(one.stream, "the peer's position is unclear")
+        position = _position(told, one)
+        assert position is not None
+        mine.listeners[one.stream].subscriber.subscription.resume(one.topic.encode(), position, now)
     return [one.stream for one in taken]
+
+
+def _position(told: ModelDump, one: StreamDump) -> tuple[int, int, int | None] | None:
+    """Where the peer's socket was in a stream."""
+    return told.positions.get(one.stream, {}).get(one.topic.encode())
 
 
 def _same(mine: Register, theirs: Register) -> bool:

@@ -1,0 +1,58 @@
+"""Request keys: what sets prompts apart does on both sides, and what is the same meets."""
+
+from __future__ import annotations
+
+import pytest
+from tests.index.support import Bench
+
+from kvyard.events.types import Stored
+from kvyard.hashing import Media, Namespace
+
+TEXT = list(range(1000, 1128))
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_d12_identity_is_adapter_salt_and_media(size: int) -> None:
+    """Engine blocks of 4 against ours of any size: what sets prompts apart does, and what is the same meets."""
+    text = TEXT[:32]
+    media = Namespace(media=(Media("cat", 6, 10),))
+    spaces = [
+        Namespace(),
+        Namespace(lora_name="poet", lora_path="/p"),
+        Namespace(salt="tenant"),
+        Namespace(lora_name="poet", lora_path="/p", salt="tenant"),
+        media,
+        Namespace(media=(Media("dog", 6, 10),)),
+        Namespace(media=(Media("cat", 7, 9),)),
+    ]
+    for number, space in enumerate(spaces):
+        bench = Bench(block_size=size)
+        bench.say(
+            Stored(
+                hashes=[number * 100 + at for at in range(8)],
+                parent=None,
+                tokens=text,
+                block_size=4,
+                lora_name=space.lora_name,
+                salt=space.salt,
+                extra_keys=None if space.plain else space.wire_extras(0, 8, 4),
+            )
+        )
+        for other in spaces:
+            found = bench.blocks(text, namespace=other)
+            if other == space:
+                assert found == 32 // size
+            else:
+                common = 4 // size if {space, other} <= {spaces[0], *spaces[4:]} else 0
+                assert found == common, (space, other)
+
+
+def test_d12_what_cannot_be_placed_is_refused() -> None:
+    bench = Bench()
+    bench.say(
+        Stored(hashes=[1], parent=None, tokens=[1, 2, 3, 4], block_size=4, extra_keys=[("who", "knows")]),
+        Stored(hashes=[2], parent=1, tokens=[5, 6, 7, 8], block_size=4),
+    )
+    assert bench.blocks([1, 2, 3, 4]) == 0
+    ((_, feed),) = bench.indexer.feeds()
+    assert feed.counters.refused == 1 and "can't be placed" in feed.counters.last_refusal
