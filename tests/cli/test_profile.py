@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +65,6 @@ def test_show_a_file_as_json(capsys, tmp_path):
 
 
 def test_plots_are_one_page_with_every_measured_point(tmp_path):
-    pytest.importorskip("plotly", reason="needs plotly: pip install kvyard[report]")
     path = tmp_path / "plots.html"
     assert run("show", "h200-llama3-8b", str(DATA), "--html", str(path)) == 0
     page = path.read_text()
@@ -77,14 +74,6 @@ def test_plots_are_one_page_with_every_measured_point(tmp_path):
     assert "context 65536" in page
     assert run("show", "h200-llama3-8b", "--html", str(path)) == 0
     assert "past 8192, measured" not in path.read_text()
-
-
-def test_plotly_is_loaded_for_plots_only():
-    code = (
-        "from kvyard.cli.app import main\ntry: main(['profile', 'show', 'h200-llama3-8b'])\nexcept SystemExit: pass\n"
-    )
-    code += "import sys; assert 'plotly' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
 def test_list(capsys):

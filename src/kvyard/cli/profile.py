@@ -77,7 +77,7 @@ def show(
     chosen = _find(profile)
     measured = None if data is None else read_measurements(data)
     if html is not None:
-        from kvyard.engine.timing.plot import page
+        from kvyard.replay.report.profile_page import page
 
         try:
             html.write_text(page(chosen, measured), encoding="utf-8")

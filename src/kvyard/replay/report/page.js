@@ -142,12 +142,14 @@
     const low = spec.yScale === "log" ? (positive.length ? Math.min(...positive) * 0.8 : 1) : 0;
     const high = spec.yMax || Math.max(...ys, low) * (spec.yScale === "log" ? 1.25 : 1.06) || 1;
     const f = frame(box, spec, spec.xMin ?? Math.min(...xs), Math.max(...xs), low, high, spec.height || 250);
-    const art = spec.series.map((s) => `<path class="series" d="${pathOf(xsOf(s), s.y, f.sx, f.sy)}" fill="none" stroke="var(--${s.color})" stroke-width="1.75" stroke-linejoin="round"/>`).join("");
-    // Dots where something was measured, for lines of few points.
-    const dots = spec.dots ? spec.series.flatMap((s) => xsOf(s).map((x, i) => (s.y[i] === null ? "" : `<circle class="dot" cx="${near(f.sx(x))}" cy="${near(f.sy(s.y[i]))}" r="3.5" fill="var(--${s.color})"/>`))).join("") : "";
+    const lines = spec.series.filter((s) => s.only !== "dots");
+    const art = lines.map((s) => `<path class="series" d="${pathOf(xsOf(s), s.y, f.sx, f.sy)}" fill="none" stroke="var(--${s.color})" stroke-width="1.75" stroke-linejoin="round" stroke-dasharray="${s.dash || "none"}"/>`).join("");
+    // Dots where something was measured: for lines of few points, and for points that no line joins.
+    const dotted = spec.series.filter((s) => spec.dots || s.dots || s.only === "dots");
+    const dots = dotted.flatMap((s) => xsOf(s).map((x, i) => (s.y[i] === null ? "" : `<circle class="dot" cx="${near(f.sx(x))}" cy="${near(f.sy(s.y[i]))}" r="3.5" fill="var(--${s.color})"/>`))).join("");
     const svg = finish(box, spec, f, art + dots);
     onHover(svg, f, (at) => {
-      const shared = xsOf(spec.series.reduce((a, b) => (xsOf(a).length >= xsOf(b).length ? a : b)));
+      const shared = xsOf((lines.some((s) => xsOf(s).length > 2) ? lines : spec.series).reduce((a, b) => (xsOf(a).length >= xsOf(b).length ? a : b)));
       const x = shared[nearest(shared, f.sx, at)];
       const rows = spec.series.map((s) => [s.color, s.name, show(s.y[nearest(xsOf(s), f.sx, f.sx(x))], spec.yFormat)]);
       return { x: near(f.sx(x)), html: tipTable(`${show(x, spec.xTip)} ${spec.xUnit || ""}`, rows) };
@@ -210,7 +212,7 @@
       while (i < counts.length - 1 && f.sx(ends[i + 1]) < at) i++;
       const below = counts.slice(0, i + 1).reduce((a, b) => a + b, 0) + spec.zeros;
       const middle = near((f.sx(ends[i]) + f.sx(ends[i + 1])) / 2);
-      return { x: middle, html: tipTable(`${show(ends[i], "ms")} to ${show(ends[i + 1], "ms")}`, [[spec.color, spec.yTitle, show(counts[i])], ["", "up to here", show(below / total, "percent")]]) };
+      return { x: middle, html: tipTable(`${show(ends[i], spec.xTip ?? "ms")} to ${show(ends[i + 1], spec.xTip ?? "ms")}`, [[spec.color, spec.yTitle, show(counts[i])], ["", "up to here", show(below / total, "percent")]]) };
     });
   };
 
@@ -309,7 +311,7 @@
   const draw = () => boxes.forEach((box) => { const spec = specs[box.dataset.figure]; kinds[spec.kind](box, spec); box.dataset.drawn = "yes"; });
   boxes.forEach((box) => {
     const spec = specs[box.dataset.figure];
-    if (spec.series) legend(box, spec.series, spec.kind === "lines");
+    if (spec.series) legend(box, spec.series.filter((s) => s.only !== "dots"), spec.kind === "lines");
     if (spec.legend) legend(box, spec.legend, false);
   });
   draw();

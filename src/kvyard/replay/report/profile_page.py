@@ -1,0 +1,106 @@
+"""Charts of a timing profile against measured passes, as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from kvyard.engine.timing.measurements import Measurements
+from kvyard.engine.timing.profile import Profile
+from kvyard.engine.timing.profile_form import pass_ms
+from kvyard.replay.report.figures import RUN_COLORS, Figure, rounded
+from kvyard.replay.report.html import Page, grid, head
+
+PAST = (0, 2048, 8192, 32768)
+CONTEXT = (256, 1024, 4096, 16384, 65536)
+POINTS = 60
+"""Of a line."""
+
+Points = Mapping[int, Sequence[tuple[int, float]]]
+
+
+def page(profile: Profile, data: Measurements | None) -> str:
+    """The page's text."""
+    prefill: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    decode: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    rows = data.rows if data is not None else ()
+    for row in rows:
+        if row.kind == "prefill":
+            prefill[row.prefills[0][1]].append((row.prefills[0][0], row.ms))
+        elif row.kind == "decode":
+            decode[row.ctx].append((row.batch, row.ms))
+    of = profile.coefficients
+    made = Page(f"{profile.name} · kvyard")
+    made.add(head(profile.name, ", ".join(filter(None, (profile.source, profile.device)))))
+    text = "a line for what the profile says, dots for what was measured" if rows else "what the profile says"
+    charts = [
+        made.figure(
+            "Prefill",
+            f"a pass by new tokens, for each number of past ones: {text}",
+            _lines(
+                "past", "new tokens", prefill, PAST, (16, 32768), lambda new, past: pass_ms(of, [(new, past)], 0, 0)
+            ),
+        ),
+        made.figure(
+            "Decode",
+            f"a step by batch, for each length of context: {text}",
+            _lines("context", "batch", decode, CONTEXT, (1, 512), lambda n, ctx: pass_ms(of, (), n, n * ctx)),
+        ),
+    ]
+    if rows:
+        passes = [(row.ms, pass_ms(of, *row.shape)) for row in rows]
+        charts.append(made.figure("Measured and estimated", "all passes, on the line where equal", _agreement(passes)))
+    made.add(grid("one", *charts))
+    return made.text()
+
+
+def _lines(
+    what: str,
+    along: str,
+    measured: Points,
+    default: Sequence[int],
+    span: tuple[int, int],
+    ms: Callable[[int, int], float],
+) -> Figure:
+    """A line of estimates for each value of ``what``, and a dot for each measured point."""
+    first, last = span
+    xs = sorted({round(first * (last / first) ** (i / (POINTS - 1))) for i in range(POINTS)})
+    series: list[Figure] = []
+    for index, value in enumerate(sorted(measured) or default):
+        color, name = RUN_COLORS[index % len(RUN_COLORS)], f"{what} {value}"
+        series.append({"name": name, "x": xs, "y": rounded([ms(x, value) for x in xs]), "color": color})
+        if measured.get(value):
+            at, took = zip(*measured[value])
+            series.append({"name": f"{name}, measured", "x": at, "y": took, "color": color, "only": "dots"})
+    return {
+        "kind": "lines",
+        "label": f"ms by {along}",
+        "series": series,
+        "xScale": "log",
+        "yScale": "log",
+        "xTitle": f"{along} (log)",
+        "xUnit": along,
+        "yTitle": "ms (log)",
+        "yFormat": "ms",
+        "height": 420,
+    }
+
+
+def _agreement(passes: Sequence[tuple[float, float]]) -> Figure:
+    measured, estimated = zip(*passes)
+    ends = [min(measured), max(measured)]
+    return {
+        "kind": "lines",
+        "label": "measured and estimated",
+        "series": [
+            {"name": "equal", "x": ends, "y": ends, "color": "grey2"},
+            {"name": "passes", "x": measured, "y": rounded(estimated), "color": "blue", "only": "dots"},
+        ],
+        "xScale": "log",
+        "yScale": "log",
+        "xTitle": "measured ms (log)",
+        "yTitle": "estimated ms (log)",
+        "xTip": "ms",
+        "yFormat": "ms",
+        "height": 420,
+    }
