@@ -21,8 +21,8 @@ MODULES = {
     "request rules state_group step table",
     "engine": "batch bursts cohort core drafts growth horizon job loads queue scheduler stuck policies/sglang policies/trtllm",
     "hashing": "chain run trace_chain",
-    "index": "chains",
-    "replay": "arrivals fleet gaps recorder shared tap timeline worker",
+    "index": "chains runs",
+    "replay": "arrivals fleet gaps recorder shared timeline worker",
     "router": "active cost inputs memory overlaps record router tree",
     "tiers": "ahead depot inward offload outward path pending piece prefix site store",
 }

@@ -35,17 +35,22 @@ LEARNABLE = [name for name in PRESETS if not {"draft", "chunked", "aligned"} & s
 class Engine:
     """A manager that runs whole requests, with a batcher on its sink."""
 
-    def __init__(self, name: str, groups: Sequence[GroupSpec], blocks: int = 40, seed: int = 0) -> None:
+    def __init__(
+        self, name: str, groups: Sequence[GroupSpec], blocks: int = 40, seed: int = 0, batcher: Any = None
+    ) -> None:
         self.name = name
         self.rng = random.Random(seed)
-        self.batcher = Batcher([spec.meta for spec in groups], stream=name, rank=0)
+        self.batcher = batcher or Batcher([spec.meta for spec in groups], stream=name, rank=0)
         self.manager = BlockManager(blocks, groups, sink=self.batcher, max_model_len=512)
         self.running: list[Request] = []
         self.count = 0
 
     def request(self, tokens: Sequence[int]) -> Request:
         self.count += 1
-        return Request(f"{self.name}-{self.count}", TokenChain(tokens, self.manager.geometry.hash_block_size, ENGINE))
+        return Request(f"{self.name}-{self.count}", self.chain(tokens))
+
+    def chain(self, tokens: Sequence[int]) -> TokenChain:
+        return TokenChain(tokens, self.manager.geometry.hash_block_size, ENGINE)
 
     def step(self, prompts: Sequence[Sequence[int]]) -> EventBatch | None:
         """Some scheduling: admit, run on, finish, now and then reset."""

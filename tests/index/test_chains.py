@@ -49,9 +49,11 @@ def test_same_answers(chains, steps):
         chain = chains[which]
         start, stop = min(one, two), max(one, two)
         if deed == "store":
-            ours.store_run(place, chain, start, stop)
-            if start < stop:
+            held = ours.store_run(place, chain, start, stop)
+            repeated = [key for low, high in held for key in chain.hashes(low, high)]
+            assert repeated == list(
                 other.store(place, chain.hashes(start, stop), chain.keys[start - 1] if start else None)
+            )
         elif deed == "remove":
             ours.remove_run(place, chain, start, stop)
             if start < stop:

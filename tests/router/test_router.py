@@ -7,8 +7,8 @@ from tests.router.support import SECOND, SIZE, Fleet, chain, index_for
 
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
-from kvyard.index import Holder, Source
-from kvyard.router import Router, RouterConfig, RouteRequest, parse_router_config
+from kvyard.index import Holder, Identity, Source
+from kvyard.router import Reach, Router, RouterConfig, RouteRequest, parse_router_config
 
 
 class TestWorkers:
@@ -206,3 +206,20 @@ def test_a_prompt_without_a_full_block() -> None:
     assert (decision.blocks, decision.cost) == (0, 3 / SIZE)
     assert fleet.router.finished(decision.id, 0)
     assert fleet.router.load(Holder("a")).prefill_tokens == 0
+
+
+def test_an_index_elsewhere_is_given_by_its_identity_and_what_it_says() -> None:
+    router = Router(RouterConfig(), ["a", "b", "c"], Identity(16))
+    request = RouteRequest("r", [1, 2, 3], 49)
+    assert router.preview(request, 0).overlap == 0
+    told = {Holder("b"): Reach((2, 3, 3)), Holder("elsewhere"): Reach((9, 9, 9))}
+    decision = router.route(request, 0, known=told)
+    assert (decision.worker, decision.tiers) == (Holder("b"), (2, 1, 0))
+    # What an uncertain stream said earns less, and what was sent since is credited on top.
+    told = {Holder("a"): Reach((2, 2, 2), 0.5), Holder("c"): Reach((1, 1, 1))}
+    figures = {
+        one.worker.name: one for one in router.preview(RouteRequest("s", [1, 2, 3], 49), 1, known=told).candidates
+    }
+    assert (figures["a"].device, figures["b"].device, figures["c"].device) == (2, 3, 1)
+    assert figures["b"].predicted == 3
+    assert figures["a"].cost == figures["c"].cost

@@ -38,7 +38,26 @@ class Usage(msgspec.Struct, kw_only=True):
     """Forgotten to stay within the budget, over all time."""
 
 
-class Backend(Protocol):
+class RowSource(Protocol):
+    """What a scorer reads: rows of prompts."""
+
+    def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
+        """The rows of a prompt. Ends at the first key that nobody holds; with ``through_holes`` at the last one somebody does.
+
+        Changes nothing but recency.
+        """
+        ...
+
+    def usage(self) -> Usage:
+        """What is kept."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless the backend agrees with itself. For tests and audits."""
+        ...
+
+
+class Backend(RowSource, Protocol):
     """Rows by request key. Not for several threads at once, unless an implementation says otherwise."""
 
     def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
@@ -57,27 +76,12 @@ class Backend(Protocol):
         """``place`` holds nothing any more. Returns how many keys it held. Costs by what it held, not by the index's size."""
         ...
 
-    def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
-        """The rows of a prompt. Ends at the first key that nobody holds; with ``through_holes`` at the last one somebody does.
-
-        Changes nothing but recency.
-        """
-        ...
-
     def holds(self, place: int, key: int) -> bool:
         """Whether ``place`` holds ``key``. Not recency, not counted: for whoever has to know before a change."""
         ...
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
         """Everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by what it yields."""
-        ...
-
-    def usage(self) -> Usage:
-        """What is kept."""
-        ...
-
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError``, saying what is wrong, unless the backend agrees with itself. For tests and audits."""
         ...
 
 

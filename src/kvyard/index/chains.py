@@ -1,27 +1,29 @@
-"""An index of whole chains, for whoever has them: a simulation, where caches and prompts live in one process.
+"""An index of whole chains, for a simulation, where caches and prompts live in one process.
 
 ``MemoryIndex`` is told keys and must remember each of them. Here a store says which blocks of which chain, so that the chain's
 own keys do the remembering: a stretch of it is one node, found by its first key and told apart by its last, and rows are kept
 by runs. Cost goes by the number of stretches and rows, not by blocks, and the block size hardly matters.
 
-It answers ``lookup`` as every backend does. It is no ``Backend``: it can't be told keys out of nowhere.
+It answers ``lookup`` as every backend does, and so is a ``RowSource``. It is no ``Backend``: that is told keys, which mean
+nothing here without their chain.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Protocol
 
-from kvyard.hashing import Chain, Key
+from kvyard.hashing import Chain, Key, TokenChain
+from kvyard.hashing.keys import Keys
 from kvyard.index.backend import Rows, Usage, joined
 
 
-class Keys(Protocol):
-    """A prompt's chained keys: a list, or a chain's own, which are worked out when asked for."""
+class WholeChain(TokenChain):
+    """Real tokens, kept for as long as anything of them is cached: ``ChainIndex`` needs a chain's beginning."""
 
-    def __len__(self) -> int: ...
+    __slots__ = ()
 
-    def __getitem__(self, index: int, /) -> Key: ...
+    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
+        return self
 
 
 class _Stretch:
@@ -39,8 +41,8 @@ class _Stretch:
         self.stops = [stop]
         self.masks = [0]
 
-    def paint(self, low: int, high: int, bit: int, on: bool) -> None:
-        """Set or unset ``bit`` for blocks ``low`` to ``high``."""
+    def paint(self, low: int, high: int, bit: int, on: bool) -> list[tuple[int, int]] | None:
+        """Set or unset ``bit`` for blocks ``low`` to ``high``. Returns where it was set before, if it is to be and was."""
         stops, masks = self.stops, self.masks
         run = first = bisect_right(stops, low)
         start = stops[run - 1] if run else self.start
@@ -49,11 +51,16 @@ class _Stretch:
         if start < low:
             new_stops.append(low)
             new_masks.append(masks[run])
+        held: list[tuple[int, int]] | None = None
         at = low
         while at < high:
             stop, old = stops[run], masks[run]
             mask = old | bit if on else old & ~bit
-            at = stop if stop < high else high
+            begin, at = at, stop if stop < high else high
+            if on and mask == old:
+                if held is None:
+                    held = []
+                held.append((begin, at))
             if new_masks and new_masks[-1] == mask:
                 new_stops[-1] = at
             else:
@@ -73,6 +80,7 @@ class _Stretch:
             run += 1
         stops[first:run] = new_stops
         masks[first:run] = new_masks
+        return held
 
     def lengthen(self, stop: int) -> None:
         """Go on to ``stop``; nobody holds what is added."""
@@ -93,10 +101,11 @@ class ChainIndex:
 
     # -- changes ----------------------------------------------------------------------------------------------------
 
-    def store_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
-        """``place`` now holds blocks ``start`` to ``stop`` of ``chain``."""
+    def store_run(self, place: int, chain: Chain, start: int, stop: int) -> list[tuple[int, int]]:
+        """``place`` now holds blocks ``start`` to ``stop`` of ``chain``. Returns those that it held before, as intervals."""
+        repeated: list[tuple[int, int]] = []
         if start >= stop:
-            return
+            return repeated
         bit = 1 << place
         keys = chain.keys
         find = self._stretches.get
@@ -114,21 +123,24 @@ class ChainIndex:
                 self._split(found, at)
                 end = at
             if end > start:
-                found.paint(start if start > found.start else found.start, end, bit, True)
+                held = found.paint(start if start > found.start else found.start, end, bit, True)
+                if held is not None:
+                    repeated += held
             at = end
             if at < found.stop:
                 break
         if at >= stop:
-            return
+            return repeated
         if last is not None and last.stop == at and not last.children and last.chain is chain:
             last.lengthen(stop)
             last.paint(at if at > start else start, stop, bit, True)
-            return
+            return repeated
         new = _Stretch(chain, at, stop, last)
         new.paint(at if at > start else start, stop, bit, True)
         if last is not None:
             last.children += 1
         self._stretches[keys[at]] = new
+        return repeated
 
     def remove_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
         """``place`` no longer holds blocks ``start`` to ``stop`` of ``chain``; what it didn't hold is no error."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvyard.hashing import Key
+from kvyard.hashing import Chain, Key
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,30 @@ class DedupFilter:
         if suppressed:
             log.debug("place %d: %d removed, %d forwarded, %d suppressed", place, len(keys), len(forward), suppressed)
         return forward
+
+    def removed_spans(self, place: int, chain: Chain, start: int, stop: int) -> list[tuple[int, int]]:
+        """``removed`` for blocks ``start`` to ``stop`` of a chain: the blocks to pass on, as intervals.
+
+        Hashes are looked at only where something of the place was repeated: elsewhere the cost doesn't depend on the length.
+        """
+        if place not in self._beyond:
+            self.counters.forwarded += stop - start
+            return [(start, stop)]
+        keys = chain.hashes(start, stop)
+        left = self.removed(place, keys)
+        if len(left) == len(keys):
+            return [(start, stop)]
+        spans: list[tuple[int, int]] = []
+        forward = iter(left)
+        key = next(forward, None)
+        for at, one in enumerate(keys, start):
+            if one == key:
+                if spans and spans[-1][1] == at:
+                    spans[-1] = (spans[-1][0], at + 1)
+                else:
+                    spans.append((at, at + 1))
+                key = next(forward, None)
+        return spans
 
     def clear(self, place: int) -> None:
         """Forget a place's counts; whoever calls this clears its rows too."""

@@ -15,7 +15,7 @@ import msgspec
 
 from kvyard.events.transport import State
 from kvyard.events.types import Tier
-from kvyard.index.backend import Backend, Rows
+from kvyard.index.backend import Rows, RowSource
 from kvyard.index.catalog import Catalog
 from kvyard.index.match import DEFAULT_WEIGHTS, Scores, TierMatch, WorkerMatch
 from kvyard.index.places import Holder, Places
@@ -43,7 +43,7 @@ class Scorer:
         self,
         places: Places,
         catalog: Catalog,
-        backend: Backend,
+        backend: RowSource,
         block_size: int,
         weights: Mapping[Tier, float] | None = None,
     ) -> None:

@@ -18,30 +18,21 @@ from msgspec.structs import replace
 
 from kvyard.engine.build import make_core
 from kvyard.engine.job import Job
-from kvyard.events.types import EventBatch, Tier
-from kvyard.hashing import PLAIN, Chain, Namespace, TokenChain, TraceChain, algorithm
-from kvyard.index import Holder, Identity, Indexer, Place, Source
-from kvyard.index.chains import ChainIndex
+from kvyard.events.types import Tier
+from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
+from kvyard.index import Holder
+from kvyard.index.chains import WholeChain
+from kvyard.index.runs import RunFeed, RunIndexer
 from kvyard.replay.arrivals import Arrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder, Seen
 from kvyard.replay.shared import SharedTiers
-from kvyard.replay.tap import Tap
 from kvyard.replay.timeline import Timeline
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import Worker
 from kvyard.router import Router, RouteRequest
 from kvyard.router.policies import make_policy
-
-
-class WholeChain(TokenChain):
-    """Real tokens, kept for as long as anything of them is cached: the index of chains needs their beginnings."""
-
-    __slots__ = ()
-
-    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
-        return self
 
 
 class Fleet:
@@ -65,15 +56,11 @@ class Fleet:
         self._homeless: list[TraceRequest] = []
         """Requests that came when no worker took any."""
         policy = make_policy(config.router)
-        self._reads_events = policy.needs_index
         self._reads_keys = policy.needs_keys
-        self._index = ChainIndex()
-        self.indexer: Indexer | None = None
-        if self._reads_events:
-            self.indexer = Indexer(Identity(self._block_size, direct=True), self._index)  # type: ignore[arg-type]
+        self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if policy.needs_index else None
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
         self._life: list[tuple[int, int, str, Worker]] = []
-        self._shared = SharedTiers(config, self.indexer, self._index)
+        self._shared = SharedTiers(config, self.indexer)
         for kind in config.workers:
             for _ in range(kind.count):
                 self._make(kind)
@@ -199,8 +186,7 @@ class Fleet:
 
     def _arrive(self, now: int, touched: list[int]) -> None:
         assert self._arrivals is not None
-        if self._reads_events:
-            self._look(now)
+        self._look(now)
         while True:
             batch = self._arrivals.take(now)
             if not batch:
@@ -209,13 +195,13 @@ class Fleet:
                 self._accept(row, now, touched)
 
     def _look(self, now: int) -> None:
-        """Let the router's index see everything that is visible by ``now``."""
+        """Let the router's index, if it has one, see everything that is visible by ``now``."""
+        if self.indexer is None:
+            return
         for worker in self.workers:
             if worker.alive:
                 worker.engine.advance(now)
-                for tap in worker.taps:
-                    tap.flush(now)
-        self._shared.flush(now)
+        self.indexer.flush(now)
 
     def _accept(self, row: TraceRequest, now: int, touched: list[int]) -> None:
         record = Record(id=row.id, session=row.session, arrival=now, input=row.input_length, wanted=row.output_length)
@@ -312,17 +298,16 @@ class Fleet:
                 first_token=self._started,
                 ended=partial(self._done, worker),
             )
-            tap = self._listen(kind, holder)
             core = make_core(
                 kind.engine,
                 name=str(holder),
                 watcher=recorder,
-                batcher=tap,
+                batcher=self._feed(kind, holder),
                 plans=self.config.plans,
                 bulk=self.config.event_lag == 0,
                 timeline=self._shared.timeline(kind.engine),
             )
-            worker.add(core, recorder, tap)
+            worker.add(core, recorder)
         self.workers.append(worker)
         worker.alive = kind.start == 0
         for when, deed in ((kind.start, "start"), (kind.drain, "drain"), (kind.fail, "fail")):
@@ -330,29 +315,17 @@ class Fleet:
                 self._life.append((when, worker.number, deed, worker))
         self._life.sort(key=lambda entry: entry[:2])
 
-    def _listen(self, kind: WorkerConfig, holder: Holder) -> Tap | None:
-        """Have the index listen to a rank's caches, if the router reads it."""
-        indexer = self.indexer
-        if indexer is None:
+    def _feed(self, kind: WorkerConfig, holder: Holder) -> RunFeed | None:
+        """The way of a rank's own caches into the index, if the router reads one. What is shared is the pool's."""
+        if self.indexer is None:
             return None
-        stream = str(holder)
-        specs = kind.engine.specs
-        indexer.register(Source(stream=stream, worker=holder.name, rank=holder.rank, groups=specs, clear_scope="all"))
-        # In step from the start: nothing gets lost on this way.
-        indexer.apply_batch(EventBatch(stream=stream, seq=0, events=[]))
         below = kind.engine.tiers
         tiers = [Tier.G1]
         if below is not None and below.host.scope == "private":
             tiers.append(Tier.G2)
         if below is not None and below.storage is not None and below.storage.scope == "private":
             tiers.append(Tier.G3)
-        places = {
-            (group, tier): indexer.places.number(Place(holder, tier, group))
-            for group in range(len(specs))
-            for tier in tiers
-        }
-        chunked = tiers[1:] if below is not None and below.blocks_per_chunk > 1 else []
-        return Tap(self._index, places, self._block_size, self.config.event_lag, chunked)
+        return self.indexer.attach(holder, kind.engine.specs, tiers)
 
     def _live(self, now: int) -> None:
         """A worker starts, stops taking requests, or fails."""
@@ -377,9 +350,7 @@ class Fleet:
         for holder in holders:
             self.router.remove_worker(holder)
             if self.indexer is not None:
-                self.indexer.unregister(str(holder))
-        for tap in worker.taps:
-            tap.close()
+                self.indexer.detach(holder)
         for core in worker.cores:
             if core.offload is not None:
                 core.offload.close(now)
@@ -391,8 +362,7 @@ class Fleet:
 
     def _house(self, now: int, touched: list[int]) -> None:
         """Route those who wait for a worker, once all is known that happens to workers at this instant."""
-        if self._reads_events:
-            self._look(now)
+        self._look(now)
         homeless, self._homeless = self._homeless, []
         for row in homeless:
             self._dispatch(row, self.records[row.id], now, touched)

@@ -6,41 +6,30 @@ from collections.abc import Collection, Iterable
 
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.together import begin_together
-from kvyard.events.types import EventBatch, Tier
-from kvyard.index import Holder, Indexer, Place, Source
-from kvyard.index.chains import ChainIndex
+from kvyard.events.types import LOWER_TIERS
+from kvyard.index import Holder
+from kvyard.index.runs import RunFeed, RunIndexer
 from kvyard.replay.config import ReplayConfig
-from kvyard.replay.tap import Tap
 from kvyard.replay.worker import Worker
 from kvyard.tiers.timeline import Timeline
 
-POOL = "shared"
-"""The name under which shared tiers are announced."""
+POOL = Holder("shared", 0, True)
+"""Who holds what is in shared tiers."""
 
 
 class SharedTiers:
     """The fleet's time line, if any of its tiers is shared."""
 
-    def __init__(self, config: ReplayConfig, indexer: Indexer | None, index: ChainIndex) -> None:
+    def __init__(self, config: ReplayConfig, indexer: RunIndexer | None) -> None:
         engines = [kind.engine for kind in config.workers if kind.engine.tiers is not None and kind.engine.tiers.shared]
         self.active = bool(engines)
         self._indexer = indexer
-        self._tap: Tap | None = None
+        self._feed: RunFeed | None = None
         if not engines:
             return
         if indexer is not None:
-            specs = engines[0].specs
-            indexer.register(Source(stream=POOL, pool=POOL, groups=specs, clear_scope="all"))
-            indexer.apply_batch(EventBatch(stream=POOL, seq=0, events=[]))
-            places = {
-                (group, tier): indexer.places.number(Place(Holder(POOL, 0, True), tier, group))
-                for group in range(len(specs))
-                for tier in (Tier.G2, Tier.G3)
-            }
-            below = engines[0].tiers
-            chunked = (Tier.G2, Tier.G3) if below is not None and below.blocks_per_chunk > 1 else ()
-            self._tap = Tap(index, places, min(spec.block_size for spec in specs), config.event_lag, chunked)
-        self._timeline = Timeline(self._tap)
+            self._feed = indexer.attach(POOL, engines[0].specs, LOWER_TIERS)
+        self._timeline = Timeline(self._feed)
 
     def timeline(self, engine: EngineConfig) -> Timeline | None:
         """The time line for an engine that shares tiers, ``None`` for one that doesn't."""
@@ -49,7 +38,7 @@ class SharedTiers:
     def credit(self, members: Iterable[Holder]) -> None:
         """Let the index credit what is shared to each of ``members``."""
         if self.active and self._indexer is not None:
-            self._indexer.share(POOL, members)
+            self._indexer.share(POOL.name, members)
 
     def due(self) -> int | None:
         """When something lands next in a tier of anybody who shares one."""
@@ -72,10 +61,5 @@ class SharedTiers:
 
     def settle(self, now: int) -> None:
         """What has changed by ``now`` can be seen from now on."""
-        if self._tap is not None:
-            self._tap.end_iteration(now)
-
-    def flush(self, now: int) -> None:
-        """Put what is visible into the index."""
-        if self._tap is not None:
-            self._tap.flush(now)
+        if self._feed is not None:
+            self._feed.end_iteration(now)

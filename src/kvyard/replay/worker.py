@@ -13,7 +13,6 @@ from kvyard.engine.ranks import Ranks
 
 if TYPE_CHECKING:
     from kvyard.replay.recorder import Recorder
-    from kvyard.replay.tap import Tap
 
 
 class Worker:
@@ -30,7 +29,6 @@ class Worker:
         "name",
         "number",
         "recorders",
-        "taps",
     )
 
     def __init__(self, number: int, name: str, block_size: int) -> None:
@@ -40,7 +38,6 @@ class Worker:
         """Tokens per block of its requests' chains."""
         self.cores: list[EngineCore] = []
         self.recorders: list[Recorder] = []
-        self.taps: list[Tap] = []
         self.jobs: dict[str, tuple[Job, int]] = {}
         """Jobs that are here and not through, with their ranks."""
         self.due: int | None = None
@@ -49,12 +46,10 @@ class Worker:
         self.draining = False
         """It takes no new requests, for ever."""
 
-    def add(self, core: EngineCore, recorder: Recorder, tap: Tap | None) -> None:
-        """One more rank, with whoever watches it."""
+    def add(self, core: EngineCore, recorder: Recorder) -> None:
+        """One more rank, and the recorder that watches it."""
         self.cores.append(core)
         self.recorders.append(recorder)
-        if tap is not None:
-            self.taps.append(tap)
         self.engine: EngineCore | Ranks = core if len(self.cores) == 1 else Ranks(self.cores)
 
     def submit(self, job: Job, now: int, rank: int) -> None:

@@ -4,8 +4,9 @@
 """
 
 from kvyard.router.config import RouterConfig, parse_router_config
-from kvyard.router.inputs import Choice, Overlaps, RoutingInput
+from kvyard.router.inputs import Choice, Overlaps, Reach, RoutingInput
 from kvyard.router.load import Load
+from kvyard.router.overlaps import PrefixIndex
 from kvyard.router.policies import POLICIES, Policy
 from kvyard.router.request import Candidate, Decision, RouteRequest
 from kvyard.router.router import Router
@@ -18,6 +19,8 @@ __all__ = [
     "Load",
     "Overlaps",
     "Policy",
+    "PrefixIndex",
+    "Reach",
     "RouteRequest",
     "Router",
     "RouterConfig",

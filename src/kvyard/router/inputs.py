@@ -43,6 +43,14 @@ class Overlaps:
         return self.device[slot] - self.known[slot] if self.known is not None else 0
 
 
+class Reach(NamedTuple):
+    """One worker, as an index elsewhere sees it."""
+
+    tiers: tuple[int, ...]
+    """Blocks of the longest usable prefix from each of ``Tier`` and all closer ones; tiers that are left out add nothing."""
+    confidence: float = 1.0
+
+
 class RoutingInput:
     """One decision's inputs."""
 

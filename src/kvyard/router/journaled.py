@@ -7,9 +7,10 @@ from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.events.transport import Update
-from kvyard.index import Holder, Indexer, Source
+from kvyard.index import Holder, Identity, Indexer, Source
 from kvyard.router.config import RouterConfig
 from kvyard.router.journal import Journal
+from kvyard.router.overlaps import Known, PrefixIndex
 from kvyard.router.request import Decision, RouteRequest
 from kvyard.router.router import Router
 
@@ -21,14 +22,14 @@ class JournaledRouter(Router):
         self,
         config: RouterConfig,
         workers: Iterable[Holder | str],
-        indexer: Indexer | None = None,
+        index: PrefixIndex | Identity | None = None,
         seed: int = 0,
         *,
         journal: Journal,
     ) -> None:
         """As ``Router``."""
         self.journal = journal
-        super().__init__(config, (), indexer, seed)
+        super().__init__(config, (), index, seed)
         journal.began(config, seed, self.block_size)
         for worker in workers:
             self.add_worker(worker)
@@ -52,19 +53,27 @@ class JournaledRouter(Router):
         return lost
 
     def route(
-        self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), detail: bool = False
+        self,
+        request: RouteRequest,
+        now: int,
+        *,
+        exclude: Collection[Holder] = (),
+        detail: bool = False,
+        known: Known | None = None,
     ) -> Decision:
         try:
-            decision = super().route(request, now, exclude=exclude, detail=detail)
+            decision = super().route(request, now, exclude=exclude, detail=detail, known=known)
         except KvyardError as error:
             self.journal.refused(request, str(error), now, exclude)
             raise
         self.journal.routed(request, decision, now, exclude)
         return decision
 
-    def preview(self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = ()) -> Decision:
+    def preview(
+        self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
+    ) -> Decision:
         self.journal.previewed(request, now, exclude)
-        return super().preview(request, now, exclude=exclude)
+        return super().preview(request, now, exclude=exclude, known=known)
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
         super().book(request, worker, now, new_tokens)

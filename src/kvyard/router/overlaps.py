@@ -6,33 +6,56 @@ for engines that announce nothing, from memory alone. A prediction ends when the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
 
-from kvyard.index import Holder, Indexer, Roster
-from kvyard.router.inputs import Overlaps
+from kvyard.events.types import Tier
+from kvyard.index import Holder, Identity, Roster
+from kvyard.router.inputs import Overlaps, Reach
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.request import RouteRequest
 from kvyard.router.tree import Path
+
+
+class PrefixIndex(Protocol):
+    """All that a router asks of an index in its own process: ``kvyard.index.Indexer``, or ``RunIndexer`` in a replay."""
+
+    @property
+    def identity(self) -> Identity:
+        """How it names blocks, and their size."""
+
+    def roster(self, workers: Sequence[Holder]) -> Roster:
+        """Workers by slot, to ask ``reaches`` about."""
+
+    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
+        """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
+
+
+Known: TypeAlias = Mapping[Holder, Reach]
+"""What an index elsewhere says of one prompt, by worker. Those it doesn't name have nothing."""
+_NOTHING = Reach((0,))
 
 
 class OverlapView:
     """Overlaps by slot."""
 
     def __init__(
-        self, block_size: int, indexer: Indexer | None, memory: RoutedMemory | None, predicted: RoutedMemory | None
+        self, block_size: int, indexer: PrefixIndex | None, memory: RoutedMemory | None, predicted: RoutedMemory | None
     ) -> None:
-        """``memory`` is looked at instead of the index, ``predicted`` besides it."""
+        """``memory`` is looked at instead of an index, ``predicted`` besides it."""
         self.memory = memory
         self.predicted = predicted if memory is None else None
         self._size = block_size
         self._indexer = indexer
         self._roster: Roster | None = None
+        self._workers: Sequence[Holder | None] = ()
         self._count = 0
         self._path: Path = ([], 0)
         """The way of the prompt that was looked at last, in whichever memory there is."""
 
     def changed(self, workers: Sequence[Holder | None]) -> None:
         """These are the workers from now on, by slot."""
+        self._workers = tuple(workers)
         self._count = len(workers)
         if self._indexer is not None:
             # A free slot is kept by a name that no worker can have, so that numbers stay what they are.
@@ -44,21 +67,25 @@ class OverlapView:
             if memory is not None:
                 memory.remove(slot)
 
-    def look(self, request: RouteRequest, now: int) -> Overlaps | None:
-        """What each worker has of a prompt; ``None`` where nobody has anything."""
+    def look(self, request: RouteRequest, now: int, told: Known | None = None) -> Overlaps | None:
+        """What each worker has of a prompt; ``None`` where none has anything. ``told`` counts instead of the index."""
         if self.memory is not None:
             return self._remembered(self.memory, request, now)
-        if self._roster is None:
-            return None
-        assert self._indexer is not None
-        levels = self._indexer.reaches(self._roster, request.keys, request.num_tokens)
-        known = self._by_tier(self._roster, levels) if levels else None
+        known: Overlaps | None = None
+        alignments: list[int] | None = None
+        if told is not None:
+            known = self._told(told)
+        elif self._indexer is not None and self._roster is not None:
+            roster = self._roster
+            levels = self._indexer.reaches(roster, request.keys, request.num_tokens)
+            known = self._by_tier(roster.tiers, levels, roster.confidence) if levels else None
+            alignments = roster.alignments
         memory = self.predicted
         if memory is None:
             return known
         memory.expire(now)
         self._path = memory.find(request.keys)
-        return self._with_predictions(self._roster, request, known, memory) if self._path[0] else known
+        return self._with_predictions(alignments, request, known, memory) if self._path[0] else known
 
     def sent(self, slot: int, keys: Sequence[int], now: int) -> None:
         """The prompt that was looked at last went to ``slot``."""
@@ -90,21 +117,33 @@ class OverlapView:
         most = max(0, request.num_tokens - 1) // self._size  # engines always compute the last token
         return Overlaps([[depth if depth < most else most for depth in depths]])
 
-    def _by_tier(self, roster: Roster, levels: list[list[int]]) -> Overlaps:
+    def _told(self, told: Known) -> Overlaps | None:
+        if not told:
+            return None
+        rows = [told.get(worker, _NOTHING) if worker is not None else _NOTHING for worker in self._workers]
+        depth = max(len(row.tiers) for row in rows)
+        levels = [[row.tiers[min(level, len(row.tiers) - 1)] for row in rows] for level in range(depth)]
+        sure = [row.confidence for row in rows]
+        return self._by_tier(list(Tier)[:depth], levels, sure if min(sure, default=1.0) < 1 else None)
+
+    def _by_tier(self, tiers: list[Tier], levels: list[list[int]], confidence: list[float] | None) -> Overlaps:
         """Reaches as what each tier adds to the closer ones."""
         before: list[int] | None = None
-        tiers: list[list[int]] = []
-        for tier, reach in zip(roster.tiers, levels, strict=True):
-            while len(tiers) < tier - 1:
-                tiers.append([0] * self._count)  # a tier that no worker has
-            tiers.append(reach if before is None else [more - less for more, less in zip(reach, before, strict=True)])
+        parts: list[list[int]] = []
+        for tier, reach in zip(tiers, levels, strict=True):
+            while len(parts) < tier - 1:
+                parts.append([0] * self._count)  # a tier that no worker has
+            parts.append(reach if before is None else [more - less for more, less in zip(reach, before, strict=True)])
             before = reach
-        return Overlaps(tiers, None, roster.confidence)
+        return Overlaps(parts, None, confidence)
 
     def _with_predictions(
-        self, roster: Roster, request: RouteRequest, known: Overlaps | None, memory: RoutedMemory
+        self, alignments: list[int] | None, request: RouteRequest, known: Overlaps | None, memory: RoutedMemory
     ) -> Overlaps | None:
-        """Overlaps with what was routed since; what the index knows by now is struck off."""
+        """Overlaps with what was routed since; what the index knows by now is struck off.
+
+        ``alignments`` are the roster's; without one a prefix may end with any block.
+        """
         size = self._size
         depths = memory.tree.depths(self._path, self._count)
         assert depths is not None
@@ -116,7 +155,7 @@ class OverlapView:
         for slot, depth in enumerate(depths):
             if depth > device[slot]:
                 # What a hybrid model could use of it depends on what else its groups keep: only events tell.
-                alignment = roster.alignments[slot]
+                alignment = alignments[slot] if alignments is not None else size
                 usable = min(depth * size, most) // alignment * alignment // size if alignment else 0
                 if usable > device[slot]:
                     ahead.append((slot, usable))

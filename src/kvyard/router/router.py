@@ -14,14 +14,14 @@ from mypy_extensions import mypyc_attr
 
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
-from kvyard.index import Holder, Indexer
+from kvyard.index import Holder, Identity
 from kvyard.router.active import Loads
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
 from kvyard.router.load import Load
 from kvyard.router.memory import RoutedMemory
-from kvyard.router.overlaps import OverlapView
+from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.policies import load_of, make_policy
 from kvyard.router.record import decision
 from kvyard.router.request import Decision, RouteRequest
@@ -36,26 +36,32 @@ class Router:
         self,
         config: RouterConfig,
         workers: Iterable[Holder | str],
-        indexer: Indexer | None = None,
+        index: PrefixIndex | Identity | None = None,
         seed: int = 0,
     ) -> None:
-        """A worker is a rank; a bare name is its rank 0. With an ``indexer``, decisions of every policy say what the workers
-        had of the prompt. Raises ``KvyardError`` for a policy that needs an index and has none, and for block sizes that
-        differ.
+        """A worker is a rank; a bare name is its rank 0. With an ``index``, decisions of every policy say what the workers
+        had of the prompt; of an index elsewhere give the ``Identity``, and to ``route`` what it says. Raises ``KvyardError``
+        for a policy that needs an index and has none, and for block sizes that differ.
         """
         self.config = config
         self.policy = make_policy(config)
-        self.indexer = indexer
-        if indexer is None and self.policy.needs_index:
+        indexer: PrefixIndex | None = None
+        self.identity: Identity | None = None
+        """How prompts' keys are made; ``None`` without an index."""
+        if isinstance(index, Identity):
+            self.identity = index
+        elif index is not None:
+            indexer, self.identity = index, index.identity
+        if self.identity is None and self.policy.needs_index:
             name = config.fallback if config.policy == "affinity" else config.policy
             raise KvyardError(f"the policy {name} routes by an index: give one, or choose approx")
-        self.block_size = _block_size(config, indexer, self.policy.memory is not None)
+        self.block_size = _block_size(config, self.identity, self.policy.memory is not None)
         self.loads = Loads(self.block_size)
         self.forgotten = 0
         """Requests given up because nobody reported their end."""
         self._rng = Random(seed)
         self._forget_after = from_seconds(config.forget_after_s)
-        predicts = indexer is not None and config.predicted_ttl_s > 0 and self.policy.needs_index
+        predicts = self.identity is not None and config.predicted_ttl_s > 0 and self.policy.needs_index
         predicted = RoutedMemory(from_seconds(config.predicted_ttl_s), config.remembered_blocks) if predicts else None
         self.overlaps = OverlapView(self.block_size, indexer, self.policy.memory, predicted)
         self._workers: list[Holder | None] = []
@@ -117,11 +123,17 @@ class Router:
     # -- decisions --------------------------------------------------------------------------------------------------
 
     def route(
-        self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), detail: bool = False
+        self,
+        request: RouteRequest,
+        now: int,
+        *,
+        exclude: Collection[Holder] = (),
+        detail: bool = False,
+        known: Known | None = None,
     ) -> Decision:
         """Choose a worker and book the request there. ``exclude`` are workers not to choose this time; with ``detail`` the
-        decision has everyone's figures. Raises ``KvyardError`` where nobody may be chosen, or the id is under way already;
-        nothing is changed then.
+        decision has everyone's figures; ``known`` is what an index elsewhere says of the prompt. Raises ``KvyardError`` where
+        nobody may be chosen, or the id is under way already; nothing is changed then.
         """
         loads = self.loads
         self._refuse_twice(request)
@@ -136,7 +148,7 @@ class Router:
         blocks = len(keys)
         found = loads.tree.find(keys)
         shared = loads.tree.depths(found, len(self._workers))
-        overlaps = self.overlaps.look(request, now)
+        overlaps = self.overlaps.look(request, now, known)
         at = RoutingInput(request, blocks, now, slots, loads, shared, overlaps, self._rng)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, overlaps)
@@ -146,7 +158,9 @@ class Router:
         self.policy.routed(at, choice)
         return record
 
-    def preview(self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = ()) -> Decision:
+    def preview(
+        self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
+    ) -> Decision:
         """What ``route`` would decide, with everyone's figures, without booking anything or using up any chance."""
         shut = {self._slots.get(holder) for holder in exclude}
         slots = [slot for slot in self._open if slot not in shut]
@@ -154,7 +168,7 @@ class Router:
             raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
         loads, keys = self.loads, request.keys
         shared = loads.tree.depths(loads.tree.find(keys), len(self._workers))
-        overlaps = self.overlaps.look(request, now)
+        overlaps = self.overlaps.look(request, now, known)
         rng = Random()
         rng.setstate(self._rng.getstate())
         at = RoutingInput(request, len(keys), now, slots, loads, shared, overlaps, rng)
@@ -271,10 +285,10 @@ class Router:
         self.overlaps.changed(self._workers)
 
 
-def _block_size(config: RouterConfig, indexer: Indexer | None, remembers: bool) -> int:
+def _block_size(config: RouterConfig, identity: Identity | None, remembers: bool) -> int:
     ours = config.block_size
-    if indexer is not None:
-        theirs = indexer.identity.block_size
+    if identity is not None:
+        theirs = identity.block_size
         if ours is not None and ours != theirs:
             raise KvyardError(f"the router's block_size {ours} isn't the index's {theirs}: leave it out")
         return theirs

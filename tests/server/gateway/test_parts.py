@@ -12,7 +12,6 @@ import pytest
 from kvyard import openai
 from kvyard.clock import VirtualClock
 from kvyard.errors import KvyardError
-from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity, Indexer
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.server.gateway import asking
@@ -22,7 +21,6 @@ from kvyard.server.gateway.headers import decision_header, downstream, upstream
 from kvyard.server.gateway.health import Health
 from kvyard.server.gateway.pool import Exhausted, Place, Pool
 from kvyard.server.gateway.prompting import Prompting
-from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.usage import Usage, usage
 from kvyard.server.http import Refusal
 
@@ -274,20 +272,6 @@ def test_a_decision_in_a_line() -> None:
     decision = router.route(RouteRequest("a", [1, 2], 40), 0)
     assert decision_header(decision, 1) == "worker=w@0; policy=round-robin; why=turn; hit=0/2; best=0; cost=0.000"
     assert decision_header(decision, 2).endswith("; tries=2")
-
-
-def test_a_remote_index_in_a_routers_words() -> None:
-    remote = RemoteIndex(None, "http://x", None, "m", Identity(16), 1.0, VirtualClock())
-    workers = [Holder("a"), Holder("b", 1), Holder("c")]
-    roster = remote.roster(workers)
-    assert remote.reaches(roster, [1, 2, 3], 48) == []
-    remote.found = {Holder("b", 1): ([2, 3, 3, 4], 1.0), Holder("x"): ([9, 9, 9, 9], 1.0)}
-    assert remote.reaches(roster, [1, 2, 3], 48) == [[0, 2, 0], [0, 3, 0], [0, 3, 0], [0, 4, 0]]
-    assert roster.confidence is None
-    remote.found = {Holder("a"): ([1, 1, 1, 1], 0.5)}
-    remote.reaches(roster, [1], 16)
-    assert roster.confidence == [0.5, 1.0, 1.0]
-    assert Namespace(lora_name=None).plain
 
 
 def test_a_preview_changes_nothing() -> None:

@@ -5,11 +5,11 @@ the tokens of a prompt.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvyard.index import Indexer
+from kvyard.index import Identity, Indexer
 from kvyard.openai import TokenIds
 from kvyard.router import Router
 from kvyard.router.journal import Journal, JournalFile
@@ -85,14 +85,15 @@ class PoolMaker:
                 config.index_seconds,
                 gateway.clock,
             )
-            indexer = cast(Indexer, remote)
+            index: Indexer | Identity = identity
         else:
             self._journal = journal
-            indexer = self.index.keep(model, LOCAL, block_size).indexer
+            index = self.index.keep(model, LOCAL, block_size).indexer
+            identity = index.identity
         router = (
-            Router(config.router, (), indexer, config.seed)
+            Router(config.router, (), index, config.seed)
             if journal is None
-            else JournaledRouter(config.router, (), indexer, config.seed, journal=journal)
+            else JournaledRouter(config.router, (), index, config.seed, journal=journal)
         )
         pool = Pool(
             model,
@@ -107,7 +108,7 @@ class PoolMaker:
         if config.share is not None:
             from kvyard.server.gateway.sharing import LoadSharing
 
-            names = indexer.identity.algorithm
+            names = identity.algorithm
             pool.sharing = LoadSharing(
                 config.share,
                 router,

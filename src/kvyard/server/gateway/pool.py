@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,7 @@ from kvyard.clock import Clock
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import Decision, Router, RouteRequest
+from kvyard.router.overlaps import Known
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
@@ -36,7 +37,7 @@ class Place(msgspec.Struct, kw_only=True, gc=False):
     """Engines that failed it."""
     tail: Sequence[int] | None = None
     """The tokens behind its last full block, where somebody wants them."""
-    known: Any = None
+    known: Known | None = None
     """What a remote index said."""
 
 
@@ -103,8 +104,8 @@ class Pool:
 
     def keys(self, tokens: Sequence[int], lora: str | None, salt: str | None) -> list[int]:
         """The index's names of a prompt's blocks. Raises ``KvyardError`` for what can't be named."""
-        assert self.router.indexer is not None
-        return self.router.indexer.identity.keys(tokens, Namespace(lora_name=lora, salt=salt or None))
+        assert self.router.identity is not None
+        return self.router.identity.keys(tokens, Namespace(lora_name=lora, salt=salt or None))
 
     # -- who there is -------------------------------------------------------------------------------------------------
 
@@ -236,9 +237,7 @@ class Pool:
 
     def preview(self, place: Place) -> Decision:
         """What would be decided now, without doing it. Raises ``KvyardError`` where nobody may be chosen."""
-        if self.remote is not None:
-            self.remote.found = place.known
-        return self.router.preview(place.request, self._clock.now(), exclude=self._excluded(place))
+        return self.router.preview(place.request, self._clock.now(), exclude=self._excluded(place), known=place.known)
 
     def first_token(self, id_: object) -> None:
         """A request's prompt is computed."""
@@ -273,9 +272,7 @@ class Pool:
             raise Exhausted
 
     def _book(self, place: Place) -> Placed:
-        if self.remote is not None:
-            self.remote.found = place.known
-        decision = self.router.route(place.request, self._clock.now(), exclude=self._excluded(place))
+        decision = self.router.route(place.request, self._clock.now(), exclude=self._excluded(place), known=place.known)
         engine = self.engines[decision.worker.name]
         engine.in_flight += 1
         if engine.in_flight >= self._most:

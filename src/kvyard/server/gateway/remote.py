@@ -1,6 +1,6 @@
-"""A remote index: what a ``kvyard index`` service says, in the shape in which a router asks an index in its own process.
+"""A remote index: what a ``kvyard index`` service says of a prompt, as ``Router.route`` takes it.
 
-A router doesn't wait, so the answer is fetched before it is asked, and laid in ``found``. Trust is the service's: what it holds
+A router doesn't wait, so the answer is fetched before and comes with the request. Trust is the service's: what it holds
 for lost earns nothing there, and so nothing here. Where it doesn't answer, nobody has anything, and load decides.
 """
 
@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import Clock
-from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity
+from kvyard.router import Reach
+from kvyard.router.overlaps import Known
 from kvyard.server.indexer.config import TIERS
 
 log = logging.getLogger(__name__)
@@ -44,21 +45,6 @@ class _Scoring(msgspec.Struct):
     results: list[_Scored]
 
 
-Found = dict[Holder, tuple[list[int], float]]
-"""Per worker, blocks up to and with each tier, and what its word is worth."""
-
-
-class RemoteRoster:
-    """Workers in a router's order; see ``kvyard.index.Roster``."""
-
-    def __init__(self, workers: Sequence[Holder], block_size: int) -> None:
-        # The same types as a Roster's: where the router is compiled, it takes no others.
-        self.tiers = list(Tier)
-        self.workers = tuple(workers)
-        self.alignments = [block_size] * len(self.workers)
-        self.confidence: list[float] | None = None
-
-
 class RemoteIndex:
     """One model's index elsewhere."""
 
@@ -67,8 +53,6 @@ class RemoteIndex:
     ) -> None:
         """``session`` is an aiohttp client's."""
         self.identity = identity
-        self.found: Found | None = None
-        """The answer for the request that is being routed."""
         self.failures = 0
         self.error = ""
         """Why it couldn't be asked the last time; empty where it could."""
@@ -83,7 +67,7 @@ class RemoteIndex:
         self._not_before = 0
         self._decode = msgspec.json.Decoder(_Scoring).decode
 
-    async def ask(self, tokens: Sequence[int], namespace: Namespace) -> Found | None:
+    async def ask(self, tokens: Sequence[int], namespace: Namespace) -> Known | None:
         """What the service says of a prompt; ``None`` where it doesn't."""
         import aiohttp
 
@@ -126,7 +110,7 @@ class RemoteIndex:
             log.info("the index at %s says again what %s has", self._url, self._model)
             self.error = ""
         return {
-            Holder(str(one.instance_id), one.dp_rank): _reaches(one)
+            Holder(str(one.instance_id), one.dp_rank): _reach(one)
             for one in scoring.results[0].workers
             if one.confidence > 0
         }
@@ -136,25 +120,8 @@ class RemoteIndex:
             log.warning("the index at %s doesn't say what %s has, so load decides: %s", self._url, self._model, why)
         self.error = why
 
-    # -- what a router asks ---------------------------------------------------------------------------------------------
 
-    def roster(self, workers: Sequence[Holder]) -> RemoteRoster:
-        """Workers to ask ``reaches`` about."""
-        return RemoteRoster(workers, self.identity.block_size)
-
-    def reaches(self, roster: RemoteRoster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
-        """As ``kvyard.index.Indexer.reaches``, from ``found``."""
-        found = self.found
-        if not found:
-            return []
-        nothing = ([0] * len(roster.tiers), 1.0)
-        rows = [found.get(worker, nothing) for worker in roster.workers]
-        sure = [confidence for _, confidence in rows]
-        roster.confidence = sure if min(sure, default=1.0) < 1 else None
-        return [[reach[level] for reach, _ in rows] for level in range(len(roster.tiers))]
-
-
-def _reaches(worker: _Worker) -> tuple[list[int], float]:
+def _reach(worker: _Worker) -> Reach:
     """What each tier reaches: no less than the closer ones."""
     longest = 0
     out: list[int] = []
@@ -163,4 +130,4 @@ def _reaches(worker: _Worker) -> tuple[list[int], float]:
         if tier is not None:
             longest += tier.blocks
         out.append(longest)
-    return out, worker.confidence
+    return Reach(tuple(out), worker.confidence)
