@@ -14,7 +14,7 @@ from kvyard.index.places import Holder, Place, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer
 from kvyard.index.sequencer import BatchSequencer
-from kvyard.index.stream import Source, Stream
+from kvyard.index.stream import FollowedStream, Source
 
 __all__ = [
     "BACKENDS",
@@ -23,6 +23,7 @@ __all__ = [
     "BatchSequencer",
     "Catalog",
     "DedupFilter",
+    "FollowedStream",
     "Holder",
     "Identity",
     "IdentityError",
@@ -36,7 +37,6 @@ __all__ = [
     "Scorer",
     "Scores",
     "Source",
-    "Stream",
     "TierMatch",
     "Trust",
     "Usage",

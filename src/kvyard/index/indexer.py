@@ -24,7 +24,7 @@ from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Standing
 from kvyard.index.sequencer import BatchSequencer
-from kvyard.index.stream import Source, Stream
+from kvyard.index.stream import FollowedStream, Source
 
 
 class Indexer:
@@ -55,7 +55,7 @@ class Indexer:
         self._bounds = {"waiting": waiting, "remembered": remembered}
         self._sources: dict[str, Source] = {}
         self._sequencer = BatchSequencer()
-        self._streams: dict[tuple[str, str], Stream] = {}
+        self._streams: dict[tuple[str, str], FollowedStream] = {}
         self._feeds: dict[tuple[str, str], dict[Holder, Feed]] = {}
         self._dirty = False
         """Whether trust must be worked out anew before the next answer."""
@@ -99,7 +99,7 @@ class Indexer:
         return list(self._sources.values())
 
     @property
-    def streams(self) -> Mapping[tuple[str, str], Stream]:
+    def streams(self) -> Mapping[tuple[str, str], FollowedStream]:
         """Every (stream, topic) heard so far."""
         return self._streams
 
@@ -114,7 +114,7 @@ class Indexer:
             if source is None:
                 self.unknown_streams += 1
                 return
-            stream = self._streams[key] = Stream(source)
+            stream = self._streams[key] = FollowedStream(source)
             self._feeds[key] = {}
         state = stream.state
         stream.follow(update, now)
@@ -169,7 +169,7 @@ class Indexer:
     def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
         """Only how many blocks each worker could use; see ``Scorer.matches``."""
         if self._dirty:
-            self._reckon()
+            self._update_trust()
         return self.scorer.matches(keys)
 
     def roster(self, workers: Sequence[Holder]) -> Roster:
@@ -179,7 +179,7 @@ class Indexer:
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
         if self._dirty:
-            self._reckon()
+            self._update_trust()
         return roster.reaches(keys, tokens)
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
@@ -206,10 +206,10 @@ class Indexer:
         """The feeds of one (stream, topic)."""
         return list(self._feeds.get((stream, topic), {}).values())
 
-    def adopt(self, stream: str, topic: str) -> Stream:
+    def adopt(self, stream: str, topic: str) -> FollowedStream:
         """The (stream, topic) of a registered stream, begun now: for whoever brings what somebody else heard of it."""
         key = (stream, topic)
-        known = self._streams[key] = Stream(self._sources[stream])
+        known = self._streams[key] = FollowedStream(self._sources[stream])
         self._feeds[key] = {}
         self._dirty = True
         return known
@@ -224,9 +224,9 @@ class Indexer:
     def refresh(self, anew: bool = False) -> None:
         """Bring up to date who there is and how far each can be trusted; ``anew`` even where nothing seems to have changed."""
         if anew or self._dirty:
-            self._reckon()
+            self._update_trust()
 
-    def _feed(self, key: tuple[str, str], stream: Stream, rank: int | None) -> Feed:
+    def _feed(self, key: tuple[str, str], stream: FollowedStream, rank: int | None) -> Feed:
         holder = stream.source.holder(rank)
         feed = stream.feeds[rank] = self._feeds[key].get(holder) or self._open(key, holder)
         return feed
@@ -240,17 +240,17 @@ class Indexer:
         self._dirty = True
         return feed
 
-    def _reckon(self) -> None:
-        """Work out anew how far each holder can be trusted."""
+    def _update_trust(self) -> None:
+        """Find out how far each holder can be trusted."""
         self._dirty = False
         untrusted = 0
         standings: dict[Holder, Standing] = {}
-        by_name: dict[str, list[tuple[tuple[str, str], Stream]]] = {}
+        by_name: dict[str, list[tuple[tuple[str, str], FollowedStream]]] = {}
         for key, stream in self._streams.items():
             by_name.setdefault(key[0], []).append((key, stream))
         for name, source in self._sources.items():
             known = by_name.get(name, [])
-            holders: dict[Holder, list[Stream]] = {}
+            holders: dict[Holder, list[FollowedStream]] = {}
             for key, stream in known:
                 for holder, feed in self._feeds[key].items():
                     holders.setdefault(holder, []).append(stream)
@@ -262,7 +262,7 @@ class Indexer:
                 standings[holder] = self._joined(standings.get(holder), streams)
         self.scorer.trust(standings, untrusted)
 
-    def _joined(self, before: Standing | None, streams: Sequence[Stream]) -> Standing:
+    def _joined(self, before: Standing | None, streams: Sequence[FollowedStream]) -> Standing:
         """The standing of a holder that ``streams`` speak for as well."""
         worst = before
         for stream in streams or (None,):
@@ -289,7 +289,7 @@ class Indexer:
     def _look_at_ages(self) -> None:
         """Ages change with every update, trust seldom: only bring the former up to date."""
         if self._dirty:
-            self._reckon()
+            self._update_trust()
         standings = self.scorer.standings
         heard: dict[Holder, int] = {}
         for key, feeds in self._feeds.items():

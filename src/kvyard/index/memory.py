@@ -12,10 +12,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvyard.errors import KvyardError
 from kvyard.index.backend import BACKENDS, Rows, Usage
+from kvyard.index.places import bits
 from kvyard.index.segment import Segment
 
 _exhaust = deque[int](maxlen=0).extend
@@ -32,11 +33,17 @@ _SEGMENT_BYTES = 1024
 class MemoryIndex:
     """A ``Backend``. ``budget`` bytes at most are kept, by an estimate; the least recently useful segments go first."""
 
-    def __init__(self, *, budget: int | None = None) -> None:
-        """Raises ``KvyardError`` for a budget that is too small for a single segment."""
+    def __init__(
+        self, *, budget: int | None = None, forgotten: Callable[[int, Sequence[int]], None] | None = None
+    ) -> None:
+        """``forgotten`` is called with a place and its keys when the budget makes it forget them.
+
+        Raises ``KvyardError`` for a budget that is too small for a single segment.
+        """
         if budget is not None and budget < _SEGMENT_BYTES + _MOST * _KEY_BYTES:
             raise KvyardError(f"an index takes at least {_SEGMENT_BYTES + _MOST * _KEY_BYTES} bytes, not {budget}")
         self.budget = budget
+        self._forgotten = forgotten
         self._where: dict[int, int] = {}
         """The location of every key that somebody holds."""
         self._segments: dict[int, Segment] = {}
@@ -193,6 +200,10 @@ class MemoryIndex:
                         yield segment.keys[low:start].tolist()
                     low = stop
                 start = stop
+
+    def holding(self) -> list[int]:
+        """The places that hold something."""
+        return [place for place, numbers in enumerate(self._held) if numbers]
 
     def usage(self) -> Usage:
         """See ``Backend``."""
@@ -377,13 +388,16 @@ class MemoryIndex:
         for stop, mask in zip(segment.stops, segment.masks, strict=True):
             if mask:
                 union |= mask
-                for key in segment.keys[start:stop]:
+                keys = segment.keys[start:stop].tolist()
+                for key in keys:
                     del self._where[key]
                 self._evicted += stop - start
+                if self._forgotten is not None:
+                    for place in bits(mask):
+                        self._forgotten(place, keys)
             start = stop
-        for place, held in enumerate(self._held):
-            if union >> place & 1:
-                held.discard(number)
+        for place in bits(union):
+            self._held[place].discard(number)
         self._free.append(number)
 
 

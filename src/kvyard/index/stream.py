@@ -52,7 +52,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return Holder(self.worker, rank if self.by_rank and rank is not None else self.rank)
 
 
-class Stream:
+class FollowedStream:
     """One (stream, topic). What it says is trusted: whether anything is missing is for the follower before it to find out."""
 
     def __init__(self, source: Source) -> None:

@@ -84,14 +84,14 @@ class TestRows:
             index.flush()
             expire(shared_server, index, "index")
             index.store(0, [2])
-            assert index.flush() and index.writer.counters.announced == 1
+            assert index.flush() and index.counters.announced == 1
             assert index.lookup([1, 2]) == [(2, 1)]
 
     def test_a_second_process_waits_its_turn(self, shared_server: RedisServer) -> None:
         name = namespace()
         with rows(shared_server, namespace=name, lease=0.3) as first, rows(shared_server, namespace=name) as second:
             second.store(3, [7])
-            assert not second.flush() and second.lookup([7]) == [] and second.writer.counters.unsent_keys == 1
+            assert not second.flush() and second.lookup([7]) == [] and second.counters.unsent_keys == 1
             first.close()
             until(second.flush)
             assert second.lookup([7]) == [(1, 8)]

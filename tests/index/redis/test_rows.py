@@ -184,8 +184,8 @@ class TestDefects:
             own_server.kill()
             for start in range(0, 50_000, 100):
                 index.store(0, range(start, start + 100))
-            assert index.outbox.keys < 2048
-            assert index.writer.counters.unsent_keys > 40_000
+            assert index.pending.keys < 2048
+            assert index.counters.unsent_keys > 40_000
             own_server.start()
             while not index.flush():
                 pass

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
+from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import bits
-from kvyard.index.redis.outbox import unpack
-
-if TYPE_CHECKING:
-    from kvyard.index.redis.rows import RedisIndex
+from kvyard.index.redis.pending import unpack
+from kvyard.index.redis.session import ReplicaSession
 
 
-def audit(index: RedisIndex) -> None:
-    """Raise ``AssertionError``, saying what is wrong, unless rows, sets, slots and mirror agree. One that is away agrees."""
-    if not index.flush():
-        return
-    session, directory = index.session, index.directory
+def audit(session: ReplicaSession, mirror: MemoryIndex) -> None:
+    """Raise ``AssertionError``, saying what is wrong, unless rows, sets, slots and mirror agree; ``Unavailable``."""
+    directory = session.directory
     session.look(now=True)
     prefix = f"kvy:{session.epoch}".encode()
-    rows: dict[bytes, bytes] = {}
-    sets: dict[int, set[bytes]] = {}
-    keys = [key for key in _keys(index, prefix) if key[len(prefix) :].startswith((b"r", b":p"))]
-    commands = [("GET" if key[len(prefix) :].startswith(b"r") else "SMEMBERS", key) for key in keys]
-    for key, found in zip(keys, index.server.commands(commands) if commands else (), strict=True):
-        rest = key[len(prefix) :]
-        if rest.startswith(b"r"):
-            rows[rest[1:]] = found
-        else:
-            sets[int(rest[2:])] = set(found)
+    found = {kind: _values(session, prefix + kind, command) for kind, command in ((b"r", "GET"), (b":p", "SMEMBERS"))}
+    rows: dict[bytes, bytes] = found[b"r"]
+    sets = {int(slot): set(keys) for slot, keys in found[b":p"].items()}
     slots = {int(slot) for slot in session.command("HKEYS", "dir")}
     retired = {int(slot) for slot in session.command("SMEMBERS", "retired")}
     free = {int(slot) for slot in session.command("SMEMBERS", "free")}
@@ -36,16 +26,14 @@ def audit(index: RedisIndex) -> None:
     assert slots | retired | free == set(range(used)), "a slot is lost"
     assert sets.keys() <= slots | retired, "a free slot holds something"
     for key, row in rows.items():
-        assert row.strip(b"\0"), "a row that nobody holds"
+        assert row.strip(b"\0"), "a row of no slot"
         last = len(row) * 8 - 1
         held = {last - bit for bit in bits(int.from_bytes(row, "big"))}
         assert held == {slot for slot, keys in sets.items() if key in keys}, f"row {unpack(key)} and the sets differ"
     counted = int(session.command("GET", "rows") or 0)
     assert counted == len(rows), f"{counted} rows are counted but {len(rows)} are there"
     assert set().union(*sets.values()) == rows.keys(), "a set has a key without a row"
-    here: dict[tuple[str, bytes], set[int]] = {}
-    for place in index.mirror.holding():
-        here[directory.name(place)] = {key for run in index.mirror.held(place) for key in run}
+    here = {directory.name(place): {key for run in mirror.held(place) for key in run} for place in mirror.holding()}
     there = {known: {unpack(key) for key in sets.get(slot, ())} for slot, known in directory.slots.items()}
     for known in here.keys() | there.keys():
         if known[0] in session.tokens:
@@ -53,11 +41,15 @@ def audit(index: RedisIndex) -> None:
             assert mine == its, f"{known}: the server has {len(its)} keys, the mirror {len(mine)}"
 
 
-def _keys(index: RedisIndex, prefix: bytes) -> set[bytes]:
-    found: set[bytes] = set()
+def _values(session: ReplicaSession, prefix: bytes, command: str) -> dict[bytes, Any]:
+    """The values of all keys that begin with ``prefix``, by the rest of their names."""
+    keys: set[bytes] = set()
     cursor = b"0"
     while True:
-        ((cursor, keys),) = index.server.commands([("SCAN", cursor, "MATCH", prefix + b"*", "COUNT", 1000)])
-        found.update(keys)
+        ((cursor, some),) = session.server.commands([("SCAN", cursor, "MATCH", prefix + b"*", "COUNT", 1000)])
+        keys.update(key for key in some if key.startswith(prefix))
         if cursor == b"0":
-            return found
+            break
+    names = sorted(keys)
+    values = session.server.commands([(command, name) for name in names]) if names else []
+    return {name[len(prefix) :]: value for name, value in zip(names, values, strict=True)}

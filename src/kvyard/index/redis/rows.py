@@ -1,8 +1,12 @@
 """The index on a Redis or Valkey server: rows that many processes read, each written by one.
 
-Every change goes to the mirror first, which answers, and then to the server, many at a time. Lookups ask the server, since only
-there are the rows of all writers. The server is a blackboard and not a memory: what it loses is written again from mirrors,
-so nothing has to be persisted, and a server that is away makes answers empty, never wrong. ``docs/redis-index.md`` says more.
+Every change goes to the mirror first, an index in memory of what this process itself knows. No other process writes for its
+owners, so the mirror answers exactly whether a block was held, without a round trip. Then it goes to the server, many at a
+time. Lookups ask the server, since only there are the rows of all writers.
+
+Whenever this process gets a lease the server knows nothing of that owner, and all that the mirror has is written. So it never
+matters what became of writes that were under way, nothing has to be persisted, and a server that is away makes answers empty,
+never wrong. ``docs/redis-index.md`` says more.
 """
 
 from __future__ import annotations
@@ -10,20 +14,21 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.index.backend import Rows, Usage, joined
+from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Places
 from kvyard.index.redis import scripts
+from kvyard.index.redis.audit import audit
 from kvyard.index.redis.directory import SOLO, Directory
-from kvyard.index.redis.outbox import pack, unpack
+from kvyard.index.redis.pending import PendingWrites, pack, unpack
 from kvyard.index.redis.server import Server, Unavailable
-from kvyard.index.redis.session import Session
-from kvyard.index.redis.writer import Writer
+from kvyard.index.redis.session import ReplicaSession
 
 FLUSH_KEYS = 1024
 """Keys that may wait before a change makes them go."""
@@ -41,6 +46,10 @@ class RedisCounters(msgspec.Struct):
     lookups: int = 0
     blind_lookups: int = 0
     """Answered with nothing because the server couldn't be asked, or not without what it says changing."""
+    announced: int = 0
+    """How often all that an owner has was written."""
+    unsent_keys: int = 0
+    """Changes that weren't sent because the server was away or another process had the lease; the mirror has them."""
 
 
 class RedisIndex:
@@ -77,12 +86,15 @@ class RedisIndex:
         self.clock = clock or WallClock()
         self.counters = RedisCounters()
         self.directory = Directory(places)
-        self.writer = Writer(self.directory, budget)
-        self.mirror, self.outbox = self.writer.mirror, self.writer.outbox
+        self.mirror = MemoryIndex(budget=budget, forgotten=lambda place, keys: self._forgotten.append((place, keys)))
+        self.pending = PendingWrites()
+        self.acquired: Callable[[str], None] = lambda owner: None
+        """Called when an owner's lease was got and its rows wait to be sent: for what else there is to write."""
+        self._forgotten: list[tuple[int, Sequence[int]]] = []
         self._is_solo = places is None
         self._sweeping = False
         self.server = Server(url, timeout=timeout, backoff=from_seconds(backoff), clock=self.clock)
-        self.session = Session(
+        self.session = ReplicaSession(
             self.server,
             self.directory,
             namespace=namespace,
@@ -90,10 +102,9 @@ class RedisIndex:
             identity=f"{'one writer' if self._is_solo else 'shared'} {identity}".strip(),
             lease=from_seconds(lease),
             clock=self.clock,
-            acquired=self._acquired,
-            lost=self.writer.lost,
+            acquired=self._write_all,
+            lost=self.pending.drop,
         )
-        self.writer.session = self.session
         if self._is_solo:
             self.session.want(SOLO)
         self.session.ready()
@@ -102,7 +113,7 @@ class RedisIndex:
         """Send what waits, give the leases back and disconnect. The next use connects again."""
         try:
             if self.server.connected:
-                self.writer.send(None)
+                self._send(None)
                 self.session.release()
         except Unavailable:
             pass
@@ -113,55 +124,76 @@ class RedisIndex:
 
     def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
         """See ``Backend``."""
-        repeated = self.writer.store(place, keys, parent)
+        repeated = self.mirror.store(place, keys, parent)
+        if len(repeated) < len(keys):
+            fresh = keys
+            if repeated:
+                fresh = list(dict.fromkeys(keys))
+                if len(fresh) == len(keys):
+                    known = set(repeated)
+                    fresh = [key for key in keys if key not in known]
+            self._write(place, b"s", fresh)
+        # After it: a store that is larger than the budget forgets part of itself.
+        for where, gone in self._forgotten:
+            self._write(where, b"d", gone)
+        self._forgotten.clear()
         self._flush_many()
         return repeated
 
     def remove(self, place: int, keys: Sequence[int]) -> int:
         """See ``Backend``."""
-        removed = self.writer.remove(place, keys)
+        removed = self.mirror.remove(place, keys)
+        if removed:
+            self._write(place, b"d", list(dict.fromkeys(keys)))
         self._flush_many()
         return removed
 
     def clear(self, place: int) -> int:
         """See ``Backend``. On the server it takes effect at once; what its keys take is given back bit by bit."""
-        removed = self.writer.clear(place)
-        self._sweeping = self._sweeping or removed > 0
+        removed = self.mirror.clear(place)
+        if removed:
+            self._write(place, b"c", ())
+            self._sweeping = True
         return removed
+
+    def say(self, owner: str, name: bytes, text: bytes | None, *, loud: bool = True) -> None:
+        """Let the others know something about ``owner``, after all changes so far; ``None`` takes it back.
+
+        ``loud``: it changes what rows are worth, so that no replica answers without it.
+        """
+        if owner in self.session.tokens:
+            self.pending.put(owner, b"f" if text is None else b"y" if loud else b"h", name, text or b"")
 
     def flush(self) -> bool:
         """Send what waits, up to a limit. Returns whether all is there and ours. Raises nothing."""
         try:
-            self.session.ready()
-            self.writer.send(SLICE)
+            self._catch_up()
         except Unavailable:
             return False
-        return not self.outbox and self.session.tokens.keys() >= self.session.wanted.keys()
+        return not self.pending and self.session.tokens.keys() >= self.session.wanted.keys()
+
+    def look(self) -> None:
+        """Learn what others say, where that is due. Raises nothing."""
+        try:
+            self._catch_up()
+            self.session.look()
+        except Unavailable:
+            pass
 
     def tick(self) -> None:
         """Do what is due: renew leases, get those that are free, send, look at what others say, tidy up. Raises nothing."""
         try:
-            self.session.ready()
-            self.writer.send(SLICE)
+            self._catch_up()
             self.session.look()
             self._sweep(SWEEP_KEYS)
             self.session.purge()
         except Unavailable:
             pass
 
-    def look(self) -> None:
-        """Learn what others say, where that is due. Raises nothing."""
-        try:
-            self.session.ready()
-            self.writer.send(SLICE)
-            self.session.look()
-        except Unavailable:
-            pass
-
     @property
     def due(self) -> int:
         """When ``tick`` has something to do, on ``clock``."""
-        busy = self.server.connected and (self.outbox or self._sweeping)
+        busy = self.server.connected and (self.pending or self._sweeping)
         return self.clock.now() if busy else self.session.due
 
     # -- questions --------------------------------------------------------------------------------------------------
@@ -174,8 +206,7 @@ class RedisIndex:
         if self.mirror.budget is not None:
             self.mirror.lookup(keys)  # recency
         try:
-            self.session.ready()
-            self.writer.send(SLICE)
+            self._catch_up()
             return self._ask(keys, through_holes)
         except Unavailable:
             self.counters.blind_lookups += 1
@@ -211,8 +242,7 @@ class RedisIndex:
         mine = self.mirror.usage()
         blocks = 0
         try:
-            self.session.ready()
-            self.writer.send(SLICE)
+            self._catch_up()
             self._sweep(1 << 16)
             blocks = int(self.session.command("GET", "rows") or 0)
         except Unavailable:
@@ -234,24 +264,26 @@ class RedisIndex:
         return {
             "kvyard_index_redis_up": float(self.server.connected),
             "kvyard_index_redis_leases": len(self.session.tokens),
-            "kvyard_index_redis_pending_keys": self.outbox.keys,
+            "kvyard_index_redis_pending_keys": self.pending.keys,
             "kvyard_index_redis_round_trips_total": self.server.round_trips,
             "kvyard_index_redis_connects_total": self.server.connects,
             "kvyard_index_redis_errors_total": sum(self.server.errors.values()),
             "kvyard_index_redis_lookups_total": self.counters.lookups,
             "kvyard_index_redis_blind_lookups_total": self.counters.blind_lookups,
-            "kvyard_index_redis_announcements_total": self.writer.counters.announced,
-            "kvyard_index_redis_unsent_keys_total": self.writer.counters.unsent_keys,
+            "kvyard_index_redis_announcements_total": self.counters.announced,
+            "kvyard_index_redis_unsent_keys_total": self.counters.unsent_keys,
             "kvyard_index_redis_fenced_total": self.session.counters.fenced,
             "kvyard_index_redis_epochs_total": self.session.counters.epochs,
         }
 
     def check_integrity(self) -> None:
-        """See ``Backend``. Compares every row with every slot's set, and both with the mirror: reads all there is."""
-        from kvyard.index.redis.audit import audit
+        """See ``Backend``. Compares every row with every slot's set, and both with the mirror: reads all there is.
 
+        A server that is away agrees.
+        """
         self.mirror.check_integrity()
-        audit(self)
+        if self.flush():
+            audit(self.session, self.mirror)
 
     # -- owners -----------------------------------------------------------------------------------------------------
 
@@ -259,30 +291,57 @@ class RedisIndex:
         """Write for ``owner`` no more, and remove what we wrote. Raises nothing."""
         self.session.wanted.pop(owner, None)
         token = self.session.tokens.pop(owner, None)
-        self.outbox.drop(owner)
+        self.pending.drop(owner)
         if token is not None:
             self._drop(owner, token)
 
     def reap(self, owner: str) -> None:
-        """Remove what is left of an owner, if nobody writes for it. Raises nothing."""
+        """Remove what is left of an owner, if no replica has its lease. Raises nothing."""
         self._drop(owner, "")
-
-    def say(self, owner: str, name: bytes, text: bytes | None, *, loud: bool = True) -> None:
-        """Let the others know something about ``owner``, after all changes so far; ``None`` takes it back.
-
-        ``loud``: it changes what rows are worth, so that nobody answers without it.
-        """
-        self.writer.say(owner, name, text, loud)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _flush_many(self) -> None:
-        if self.outbox.keys >= FLUSH_KEYS:
+        if self.pending.keys >= FLUSH_KEYS:
             self.flush()
 
-    def _acquired(self, owner: str) -> None:
+    def _catch_up(self) -> None:
+        """Be connected with leases renewed, and send some of what waits. Raises ``Unavailable``."""
+        self.session.ready()
+        self._send(SLICE)
+
+    def _write(self, place: int, operation: bytes, keys: Sequence[int]) -> None:
+        owner, name = self.directory.name(place)
+        if owner not in self.session.tokens:
+            self.counters.unsent_keys += len(keys) or 1
+        elif operation == b"c":
+            self.pending.put(owner, operation, name)
+        else:
+            self.pending.put_keys(owner, operation, name, keys)
+
+    def _write_all(self, owner: str) -> None:
+        """The lease of ``owner`` is new and the server knows nothing of it."""
         self._sweeping = True
-        self.writer.acquired(owner)
+        self.pending.drop(owner)
+        for place in self.mirror.holding():
+            whose, name = self.directory.name(place)
+            if whose == owner:
+                for run in self.mirror.held(place):
+                    self.pending.put_keys(owner, b"s", name, run)
+        self.counters.announced += 1
+        self.acquired(owner)
+
+    def _send(self, most: int | None) -> None:
+        """Send what waits, up to about ``most`` keys. Raises ``Unavailable``."""
+        tokens = self.session.tokens
+        sent = 0
+        while self.pending and (most is None or sent < most):
+            before = self.pending.keys
+            calls = [(owner, tokens[owner], *args) for owner, args in self.pending.take() if owner in tokens]
+            for call, reply in zip(calls, self.session.calls(scripts.WRITE, calls) if calls else (), strict=True):
+                if reply[0] == b"fenced":
+                    self.session.lose(str(call[0]))
+            sent += before - self.pending.keys
 
     def _drop(self, owner: str, token: int | str) -> None:
         try:
@@ -315,7 +374,8 @@ class RedisIndex:
     def _translated(self, found: list[tuple[int, bytes]], through_holes: bool) -> Rows:
         if self._is_solo and SOLO not in self.session.tokens:
             return []  # bare numbers of another process mean nothing here
-        translate = self.directory.translator(self.writer.behind())
+        # What the server hasn't been told all of is left out.
+        translate = self.directory.translator(self.pending.owners() & self.session.tokens.keys())
         rows = joined((stop, translate(row)) for stop, row in found)
         if not through_holes:
             for at, (_, mask) in enumerate(rows):

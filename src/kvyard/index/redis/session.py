@@ -36,7 +36,7 @@ class SessionCounters(msgspec.Struct):
     acquired: int = 0
 
 
-class Session:
+class ReplicaSession:
     """The server as one replica of one index sees it. All methods raise ``Unavailable`` unless they say otherwise."""
 
     def __init__(

@@ -9,9 +9,9 @@ they earn nothing, and the answer says why.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from kvyard.clock import SECOND, Clock, from_seconds
+from kvyard.clock import SECOND, from_seconds
 from kvyard.events.transport import State, Update
 from kvyard.events.types import Tier
 from kvyard.hashing import PLAIN, Namespace
@@ -22,12 +22,11 @@ from kvyard.index.indexer import Indexer
 from kvyard.index.match import Scores, Trust
 from kvyard.index.places import Holder, Places, mask_of
 from kvyard.index.redis.directory import owner_of
-from kvyard.index.redis.records import FeedRecord, StreamRecord, read
+from kvyard.index.redis.records import FeedRecord, StreamKey, StreamRecord, StreamRecords, read
 from kvyard.index.redis.rows import RedisIndex
-from kvyard.index.redis.speaker import Speaker
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Standing
-from kvyard.index.stream import Source, Stream
+from kvyard.index.stream import FollowedStream, Source
 
 T = TypeVar("T")
 STEADY = 5
@@ -46,43 +45,28 @@ class SharedIndexer(Indexer):
         url: str = "redis://127.0.0.1:6379/0",
         identity: Identity | None = None,
         *,
-        namespace: str = "default",
-        replica: str | None = None,
-        lease: float = 3.0,
-        timeout: float = 0.5,
-        backoff: float = 2.0,
         linger: float = 0.0,
-        budget: int | None = None,
-        clock: Clock | None = None,
         dedup: DedupFilter | None = None,
         weights: Mapping[Tier, float] | None = None,
         trust: Trust | None = None,
         waiting: int = 1 << 16,
         remembered: int = 1 << 16,
+        **server: Any,
     ) -> None:
-        """See ``RedisIndex`` and ``Indexer``. Changes go to the server at the end of each update, or ``linger`` seconds later.
+        """See ``Indexer``, and ``RedisIndex`` for ``server``: namespace, replica, lease, timeout, backoff, budget, clock.
 
-        Raises ``KvyardError`` where the server can't be used, or its namespace has an index with another identity.
+        Changes go to the server at the end of each update, or ``linger`` seconds later. Raises ``KvyardError`` where the server
+        can't be used, or its namespace has an index with another identity.
         """
         identity = identity or Identity()
         places = Places()
         example = identity.keys([0] * identity.block_size)[0]
-        backend = RedisIndex(
-            url,
-            namespace=namespace,
-            replica=replica,
-            lease=lease,
-            timeout=timeout,
-            backoff=backoff,
-            budget=budget,
-            places=places,
-            identity=f"blocks of {identity.block_size} tokens by {identity.algorithm.name}, the first zeros {example:016x}",
-            clock=clock,
-        )
-        backend.writer.announce = self._announce
+        named = f"blocks of {identity.block_size} tokens by {identity.algorithm.name}, the first zeros {example:016x}"
+        backend = RedisIndex(url, places=places, identity=named, **server)
+        backend.acquired = self._announce
         self._linger = from_seconds(linger)
         self._flushed = 0
-        self._reckoned: tuple[int, bool] = (-1, False)
+        self._judged: tuple[int, bool] = (-1, False)
         self._records: dict[bytes, StreamRecord | None] = {}
         self._heard: dict[bytes, tuple[int, int]] = {}
         """Per record, the last sequence and when it was first seen."""
@@ -100,7 +84,7 @@ class SharedIndexer(Indexer):
             remembered=remembered,
             places=places,
         )
-        self._speaker = Speaker(backend, places, self.catalog)
+        self._written = StreamRecords(backend, places, self.catalog)
 
     # -- who there is -----------------------------------------------------------------------------------------------
 
@@ -109,7 +93,7 @@ class SharedIndexer(Indexer):
         super().register(source)
         self.backend.session.want(owner_of(source.holder()))
         if not any(stream == source.stream for stream, _ in self._streams):
-            self._speaker.say_unheard(source)
+            self._written.write_unheard(source)
         self.backend.flush()
 
     def unregister(self, stream: str) -> None:
@@ -118,10 +102,10 @@ class SharedIndexer(Indexer):
         if source is None:
             return
         owner = owner_of(source.holder())
-        self._speaker.heard(source)
+        self._written.remove_unheard(source)
         for key in self._streams:
             if key[0] == stream:
-                self._speaker.take_back(key, source)
+                self._written.remove(key, source)
         super().unregister(stream)
         if not any(owner_of(known.holder()) == owner for known in self._sources.values()):
             self.backend.disown(owner)
@@ -146,7 +130,7 @@ class SharedIndexer(Indexer):
         if key in self._streams:
             source = self._sources[update.stream]
             if not known:
-                self._speaker.heard(source)
+                self._written.remove_unheard(source)
             # What one stream teaches of a holder, the records of all its streams must say.
             self._say([key] if learned == self.catalog.version else self._of(owner_of(source.holder())))
         if not self._linger or self.backend.clock.now() >= self._flushed + self._linger:
@@ -174,7 +158,7 @@ class SharedIndexer(Indexer):
     @property
     def due(self) -> int:
         """When ``tick`` has something to do, on ``backend.clock``."""
-        if self.backend.server.connected and self.backend.outbox:
+        if self.backend.server.connected and self.backend.pending:
             return self._flushed + self._linger
         return self.backend.due
 
@@ -198,7 +182,7 @@ class SharedIndexer(Indexer):
     def refresh(self, anew: bool = False) -> None:
         """See ``Indexer``. Asks the server, where that is due."""
         self.backend.look()
-        if self._standing() != self._reckoned:
+        if self._standing() != self._judged:
             self._dirty = True
         super().refresh(anew)
 
@@ -213,30 +197,30 @@ class SharedIndexer(Indexer):
         self._flushed = self.backend.clock.now()
 
     def _announce(self, owner: str) -> None:
-        """Our rows of ``owner`` were put into the outbox: say of its streams what they are worth, after that."""
+        """Our rows of ``owner`` wait to be sent: say of its streams what they are worth, after that."""
         heard = {stream for stream, _ in self._streams}
         for source in self._sources.values():
             if owner_of(source.holder()) == owner and source.stream not in heard:
-                self._speaker.say_unheard(source)
-        self._say(self._of(owner), anew=True)
+                self._written.write_unheard(source)
+        self._say(self._of(owner), again=True)
 
-    def _of(self, owner: str) -> list[tuple[str, str]]:
+    def _of(self, owner: str) -> list[StreamKey]:
         """The streams of an owner."""
         return [key for key, stream in self._streams.items() if owner_of(stream.source.holder()) == owner]
 
-    def _say(self, keys: Iterable[tuple[str, str]], *, anew: bool = False, steps: bool = False) -> None:
+    def _say(self, keys: Iterable[StreamKey], *, again: bool = False, steps: bool = False) -> None:
         for key in keys:
-            self._speaker.say(key, self._streams[key], self._feeds[key], anew=anew, steps=steps)
+            self._written.write(key, self._streams[key], self._feeds[key], again=again, steps=steps)
 
     def _steadily(self, ask: Callable[[], T]) -> T:
         """The answer to ``ask``, with nothing it depends on having changed meanwhile."""
         self.backend.look()
         for _ in range(STEADY):
             standing = self._standing()
-            if standing != self._reckoned:
+            if standing != self._judged:
                 self._dirty = True
             answer = ask()
-            if self._standing() == standing == self._reckoned:
+            if self._standing() == standing == self._judged:
                 return answer
         self.scorer.trust(self.scorer.standings, -1)
         self._dirty = False
@@ -247,15 +231,15 @@ class SharedIndexer(Indexer):
     def _standing(self) -> tuple[int, bool]:
         return self.backend.directory.looks, self.backend.server.connected
 
-    def _reckon(self) -> None:
-        """Work out anew how far each holder can be trusted, from what the writers say."""
+    def _update_trust(self) -> None:
+        """Find out how far each holder can be trusted, from what the writers say."""
         self._dirty = False
         standings: dict[Holder, Standing] = {}
         mentioned = untrusted = 0
         connected = self.backend.server.connected
         known = self._said_by_all() if connected else {}
         for name in [*self._sources, *sorted(known.keys() - self._sources.keys())]:
-            holders: dict[Holder, list[Stream]] = {}
+            holders: dict[Holder, list[FollowedStream]] = {}
             for record, stream in known.get(name, ()):
                 for feed in record.feeds:
                     mask = mask_of(self.places.number(place) for place in feed.places)
@@ -280,11 +264,11 @@ class SharedIndexer(Indexer):
             away = Standing(state=State.STALE, confidence=0.0, reason=self.backend.reason)
             standings = dict.fromkeys([*standings, *(h for feeds in self._feeds.values() for h in feeds)], away)
         self.scorer.trust(standings, untrusted if connected else -1)
-        self._reckoned = self._standing()
+        self._judged = self._standing()
 
-    def _said_by_all(self) -> dict[str, list[tuple[StreamRecord, Stream]]]:
+    def _said_by_all(self) -> dict[str, list[tuple[StreamRecord, FollowedStream]]]:
         """Every stream of which its writer says something, as what that is worth now."""
-        found: dict[str, list[tuple[StreamRecord, Stream]]] = {}
+        found: dict[str, list[tuple[StreamRecord, FollowedStream]]] = {}
         now = self.backend.clock.now()
         tokens = self.backend.session.tokens
         for name, owner in self.backend.directory.owners.items():
@@ -292,7 +276,7 @@ class SharedIndexer(Indexer):
                 record = self._record(text)
                 if record is None or owner_of(record.source.holder()) != name:
                     continue
-                stream = Stream(record.source)
+                stream = FollowedStream(record.source)
                 stream.state, stream.reason = record.state, record.reason
                 stream.updated = self._heard.get(key, (0, 0))[1]
                 if name not in tokens and not owner.alive(now):

@@ -17,7 +17,7 @@ from kvyard.clock import MS, Clock, pause
 from kvyard.events.transport import Limits, Origin, State, Subscriber, Update
 from kvyard.events.types import Cleared, Stored, Tier
 from kvyard.index import Indexer, Source
-from kvyard.index.stream import Stream
+from kvyard.index.stream import FollowedStream
 from kvyard.server.indexer.schemas import ListenerInfo, Register
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Listener:
         return len(self.subscriber.subscription.updates) + sum(one.held for one in self.subscriber.statuses())
 
     @property
-    def known(self) -> list[Stream]:
+    def known(self) -> list[FollowedStream]:
         """What the index has heard of this stream, by topic."""
         return [stream for (name, _), stream in self._indexer.streams.items() if name == self.source.stream]
 
