@@ -8,17 +8,17 @@ import sys
 import pytest
 
 import kvyard
-from kvyard.cli.app import COMMANDS, Entry, build, main
+from kvyard.cli.app import COMMANDS, CommandEntry, build, main
 
 SAMPLES = "tests.cli.sample_commands"
 TABLE = {
-    "greet": Entry(f"{SAMPLES}:greet", "Greets somebody."),
-    "group": Entry(f"{SAMPLES}:app", "A group."),
-    "refuse": Entry(f"{SAMPLES}:refuse", "Refuses."),
-    "interrupt": Entry(f"{SAMPLES}:interrupt", "Is interrupted."),
-    "answer-no": Entry(f"{SAMPLES}:answer_no", "Says no."),
-    "crash": Entry(f"{SAMPLES}:crash", "Has a bug."),
-    "absent": Entry("kvyard.no_such_part:app", "Is not installed."),
+    "greet": CommandEntry(f"{SAMPLES}:greet", "Greets somebody."),
+    "group": CommandEntry(f"{SAMPLES}:app", "A group."),
+    "refuse": CommandEntry(f"{SAMPLES}:refuse", "Refuses."),
+    "interrupt": CommandEntry(f"{SAMPLES}:interrupt", "Is interrupted."),
+    "answer-no": CommandEntry(f"{SAMPLES}:answer_no", "Says no."),
+    "crash": CommandEntry(f"{SAMPLES}:crash", "Has a bug."),
+    "absent": CommandEntry("kvyard.no_such_part:app", "Is not installed."),
 }
 
 

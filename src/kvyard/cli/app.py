@@ -26,33 +26,39 @@ REFUSED = 2
 INTERRUPTED = 130
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a sub-command lives, ``module:attribute`` (a function or a ``typer.Typer``), and its line in the help."""
 
     target: str
     summary: str
 
 
-COMMANDS: Mapping[str, Entry] = {
-    "compare": Entry("kvyard.cli.compare:compare", "Put the reports of several replays side by side."),
-    "conform": Entry("kvyard.cli.conform:conform", "Compare the block manager with recorded logs of a real one."),
-    "doctor": Entry("kvyard.cli.doctor:doctor", "Say why a prompt doesn't match: which link of the chain is broken."),
-    "events": Entry("kvyard.cli.events:app", "Read and check streams of KV-cache events."),
-    "gateway": Entry("kvyard.cli.gateway:gateway", "Route OpenAI requests to engines by what each has cached."),
-    "index": Entry("kvyard.cli.index:app", "Serve an index of KV-cache events, or ask one about a prompt."),
-    "mock": Entry("kvyard.cli.mock:mock", "Serve a fleet of vLLM endpoints without a GPU."),
-    "model": Entry("kvyard.cli.model:model", "Turn a model's config and a card into groups, bytes and blocks."),
-    "profile": Entry("kvyard.cli.profile:app", "Fit timing to measured passes, and look at the fit."),
-    "replay": Entry("kvyard.cli.replay:replay", "Replay a trace through a fleet of workers, in virtual time or live."),
-    "sweep": Entry("kvyard.cli.sweep:sweep", "Replay a trace over a grid of settings, and draw the curves."),
-    "trace": Entry("kvyard.cli.trace:app", "Look into traces, cut, convert and generate them."),
+COMMANDS: Mapping[str, CommandEntry] = {
+    "compare": CommandEntry("kvyard.cli.compare:compare", "Put the reports of several replays side by side."),
+    "conform": CommandEntry(
+        "kvyard.cli.conform:conform", "Compare the block manager with recorded logs of a real one."
+    ),
+    "doctor": CommandEntry(
+        "kvyard.cli.doctor:doctor", "Say why a prompt doesn't match: which link of the chain is broken."
+    ),
+    "events": CommandEntry("kvyard.cli.events:app", "Read and check streams of KV-cache events."),
+    "gateway": CommandEntry("kvyard.cli.gateway:gateway", "Route OpenAI requests to engines by what each has cached."),
+    "index": CommandEntry("kvyard.cli.index:app", "Serve an index of KV-cache events, or ask one about a prompt."),
+    "mock": CommandEntry("kvyard.cli.mock:mock", "Serve a fleet of vLLM endpoints without a GPU."),
+    "model": CommandEntry("kvyard.cli.model:model", "Turn a model's config and a card into groups, bytes and blocks."),
+    "profile": CommandEntry("kvyard.cli.profile:app", "Fit timing to measured passes, and look at the fit."),
+    "replay": CommandEntry(
+        "kvyard.cli.replay:replay", "Replay a trace through a fleet of workers, in virtual time or live."
+    ),
+    "sweep": CommandEntry("kvyard.cli.sweep:sweep", "Replay a trace over a grid of settings, and draw the curves."),
+    "trace": CommandEntry("kvyard.cli.trace:app", "Look into traces, cut, convert and generate them."),
 }
 
 
 class Unloaded(TyperCommand):
     """Stands in for a sub-command until it is called, and then hands over to the real one."""
 
-    def __init__(self, name: str, entry: Entry) -> None:
+    def __init__(self, name: str, entry: CommandEntry) -> None:
         super().__init__(name=name, help=entry.summary)
         self.entry = entry
 
@@ -86,7 +92,7 @@ def _root(
     """The KV-cache plane of an LLM serving fleet: what an engine caches, announces and evicts, without a GPU."""
 
 
-def build(commands: Mapping[str, Entry] = COMMANDS) -> TyperGroup:
+def build(commands: Mapping[str, CommandEntry] = COMMANDS) -> TyperGroup:
     """The root command with those of ``commands`` whose module is installed. Imports none of them."""
     # Plain help rather than boxes: it starts in half the time and can be searched and compared.
     app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -98,7 +104,7 @@ def build(commands: Mapping[str, Entry] = COMMANDS) -> TyperGroup:
     return group
 
 
-def main(argv: Sequence[str] | None = None, commands: Mapping[str, Entry] = COMMANDS) -> NoReturn:
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, CommandEntry] = COMMANDS) -> NoReturn:
     """Runs ``kvyard`` on ``argv`` (if None, the process's arguments). Ends in ``SystemExit`` with the exit codes above.
 
     Bugs keep their traceback: only ``KvyardError`` is turned into a sentence.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Wish:
+class Interruption:
     """Whether somebody has asked for the end."""
 
     def __init__(self) -> None:
@@ -21,9 +21,9 @@ class Wish:
 
 
 @contextmanager
-def patient() -> Iterator[Wish]:
-    """While this lasts, the first Ctrl-C only sets a ``Wish``. In the main thread only."""
-    wish = Wish()
+def patient() -> Iterator[Interruption]:
+    """While this lasts, the first Ctrl-C only sets a ``Interruption``. In the main thread only."""
+    wish = Interruption()
 
     def asked(number: int, frame: FrameType | None) -> None:
         wish.asked = True

@@ -45,8 +45,8 @@ def mock(
     It listens on this machine only, unless told otherwise.
     """
     from kvyard.server.mock.config import Lora, make_config
-    from kvyard.server.mock.faults import Faults, changed
-    from kvyard.server.mock.fleet import Fleet
+    from kvyard.server.mock.faults import MockFaults, changed
+    from kvyard.server.mock.fleet import MockFleet
 
     log_to_stderr(verbose)
     given = dict(settings)
@@ -62,10 +62,10 @@ def mock(
             Lora(name=name, path=path, number=number)
             for number, (name, path) in enumerate((assignment(text, "--lora") for text in lora or ()), 1)
         ),
-        faults=changed(Faults(), dict(map(_fault, fault or ()))),
+        faults=changed(MockFaults(), dict(map(_fault, fault or ()))),
     )
     token = read_token(token_file)
-    fleet = Fleet(config, host, port, token=token)
+    fleet = MockFleet(config, host, port, token=token)
     warn_if_open(host, token)
 
     def ready(urls: list[str]) -> None:

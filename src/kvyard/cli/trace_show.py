@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvyard.replay.traces.info import Info, Reuse, Spread
+from kvyard.replay.traces.info import Info, LengthSpread, Reuse
 
 COLUMNS = ("mean", "min", "p50", "p90", "p95", "p99", "max", "std")
 
@@ -42,7 +42,7 @@ def info_lines(info: Info) -> Iterator[str]:
         yield from (f"    {example}" for example in info.skipped_examples)
 
 
-def _row(name: str, spread: Spread) -> str:
+def _row(name: str, spread: LengthSpread) -> str:
     return f"  {name:<14}" + "".join(f"{getattr(spread, column):>12,.0f}" for column in COLUMNS)
 
 

@@ -9,7 +9,7 @@ from kvyard.replay.report import Report
 from kvyard.replay.traces import Trace
 
 
-class Outcome:
+class ReplayOutcome:
     """A replay that is over: its ``report``, and the ``records`` of its requests."""
 
     def __init__(self, report: Report, records: dict[str, Record], complete: bool, trace: Trace | None) -> None:

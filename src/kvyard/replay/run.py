@@ -10,7 +10,7 @@ from typing import Any
 from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet import Fleet
-from kvyard.replay.outcome import Outcome
+from kvyard.replay.outcome import ReplayOutcome
 from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
@@ -19,7 +19,7 @@ Told = Callable[[int, int, int], None]
 """Told now and then: requests that came, requests through, and the virtual time in nanoseconds."""
 
 
-class Run(Outcome):
+class Run(ReplayOutcome):
     """A simulated replay that is over, with its ``fleet`` for a closer look."""
 
     def __init__(self, report: Report, fleet: Fleet, trace: Trace | None) -> None:

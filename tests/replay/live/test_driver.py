@@ -28,7 +28,7 @@ from kvyard.replay.report.files import from_json, read_report, to_json
 from kvyard.replay.report.page import page
 from kvyard.replay.report.table import report_text
 from kvyard.replay.traces import TraceRequest
-from kvyard.server.mock.faults import Faults
+from kvyard.server.mock.faults import MockFaults
 
 ROOMY: dict[str, Any] = {"num_gpu_blocks": 4096, "max_model_len": 8192}
 
@@ -172,7 +172,7 @@ class TestFailures:
     """Every request that has no answer is counted, with why."""
 
     def test_some_are_refused(self) -> None:
-        with Served(engine=ROOMY, faults=Faults(error_rate=0.5, error_status=503)) as served:
+        with Served(engine=ROOMY, faults=MockFaults(error_rate=0.5, error_status=503)) as served:
             done = driven(served, rows(30))
         counts = done.report.requests
         assert counts["failed"] + counts["finished"] == 30 and counts["failed"] > 3
@@ -181,13 +181,13 @@ class TestFailures:
         assert f"{counts['failed']} without an answer: HTTP 503" in report_text(done.report)
 
     def test_connections_are_cut(self) -> None:
-        with Served(engine=ROOMY, faults=Faults(abort_rate=0.5, abort_after=2)) as served:
+        with Served(engine=ROOMY, faults=MockFaults(abort_rate=0.5, abort_after=2)) as served:
             done = driven(served, rows(30))
         cut = [record for record in done.records if record.status == "failed"]
         assert cut and all("connection was cut" in record.reason for record in cut)
 
     def test_a_stream_that_falls_silent(self) -> None:
-        with Served(engine=ROOMY, faults=Faults(stall_rate=0.3, stall_after=2)) as served:
+        with Served(engine=ROOMY, faults=MockFaults(stall_rate=0.3, stall_after=2)) as served:
             done = driven(served, rows(20), timeout_s=1.0)
             served.check()
         failed = [record for record in done.records if record.status == "failed"]
@@ -205,7 +205,7 @@ class TestFailures:
 
     def test_all_of_them(self) -> None:
         with (
-            Served(engine=ROOMY, faults=Faults(error_rate=1.0)) as served,
+            Served(engine=ROOMY, faults=MockFaults(error_rate=1.0)) as served,
             pytest.raises(KvyardError, match="none of the 3 requests"),
         ):
             driven(served, rows(3))
@@ -253,13 +253,13 @@ def test_an_end_in_the_middle() -> None:
         holder: list[Any] = []
         from kvyard.replay.live import run as module
 
-        class Kept(module.Driver):
+        class Kept(module.LiveDriver):
             def __init__(self, *given: Any, **named: Any) -> None:
                 super().__init__(*given, **named)
                 holder.append(self)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "Driver", Kept)
+            patch.setattr(module, "LiveDriver", Kept)
             done = asyncio.run(run())
         served.check()
     report = done.report

@@ -12,14 +12,14 @@ from tests.replay.support import request
 from tests.replay.traces.support import CONVERSATION
 
 from kvyard.errors import KvyardError
-from kvyard.replay.live.prompts import LOWEST, Prompts, body_of
+from kvyard.replay.live.prompts import LOWEST, PromptMaker, body_of
 from kvyard.replay.traces import open_trace
 
 
 def test_are_the_same_on_every_machine() -> None:
     row = request("a", ids=[7, 8], id_block_size=4, input_length=7)
-    assert Prompts().tokens(row) == [27867, 13612, 3986, 23991, 28582, 27676, 2331]
-    assert Prompts(seed=1).tokens(row) != Prompts().tokens(row)
+    assert PromptMaker().tokens(row) == [27867, 13612, 3986, 23991, 28582, 27676, 2331]
+    assert PromptMaker(seed=1).tokens(row) != PromptMaker().tokens(row)
 
 
 @given(
@@ -40,7 +40,7 @@ def test_share_what_ids_say(one: list[int], other: list[int], size: int, cut: in
         for name, path, cut in (("a", one, cut), ("b", other, cut_other))
         if path
     ]
-    prompts = [Prompts().tokens(row) for row in rows]
+    prompts = [PromptMaker().tokens(row) for row in rows]
     for row, prompt in zip(rows, prompts, strict=True):
         assert len(prompt) == row.input_length and min(prompt) >= LOWEST
     if len(prompts) == 2:
@@ -54,17 +54,17 @@ def test_share_what_ids_say(one: list[int], other: list[int], size: int, cut: in
 
 def test_a_real_trace_reads_the_same_twice() -> None:
     rows = list(open_trace(CONVERSATION, None, limit=30))
-    first = {row.id: Prompts().tokens(row) for row in rows}
-    assert {row.id: Prompts().tokens(row) for row in reversed(rows)} == first
+    first = {row.id: PromptMaker().tokens(row) for row in rows}
+    assert {row.id: PromptMaker().tokens(row) for row in reversed(rows)} == first
     # The first two share their first id of 512 tokens and no more.
     one, other = first["1"], first["2"]
     assert one[:512] == other[:512] and one[512:516] != other[512:516]
 
 
 def test_what_nothing_is_known_of_shares_nothing() -> None:
-    one, other = (Prompts().tokens(request(name, input_length=50)) for name in ("a", "b"))
+    one, other = (PromptMaker().tokens(request(name, input_length=50)) for name in ("a", "b"))
     assert len(one) == len(other) == 50 and not set(zip(one, other)) & {(x, x) for x in one[:4]}
-    assert Prompts().tokens(request("a", input_length=3, tokens=[5, 6, 7])) == [5, 6, 7]
+    assert PromptMaker().tokens(request("a", input_length=3, tokens=[5, 6, 7])) == [5, 6, 7]
 
 
 def test_bodies() -> None:
@@ -80,4 +80,4 @@ def test_bodies() -> None:
 
 def test_a_vocabulary_that_is_too_small() -> None:
     with pytest.raises(KvyardError, match="vocabulary"):
-        Prompts(vocabulary=100)
+        PromptMaker(vocabulary=100)

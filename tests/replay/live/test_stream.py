@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvyard.replay.live.stream import MOST, Stream, StreamError
+from kvyard.replay.live.stream import MOST, AnswerStream, StreamError
 
 
 def event(text: str | None = None, finish: str | None = None, **more: object) -> bytes:
@@ -31,7 +31,7 @@ WHOLE += event(usage=USAGE) + b"data: [DONE]\n\n"
 def test_wherever_it_is_cut(cuts: list[int], windows: bool) -> None:
     data = WHOLE.replace(b"\n", b"\r\n") if windows else WHOLE
     places = [0, *sorted(cuts), len(data)]
-    stream = Stream()
+    stream = AnswerStream()
     came = sum(stream.feed(data[low:high]) for low, high in pairwise(places))
     assert came == stream.tokens == 3
     assert stream.done and stream.finish == "length"
@@ -39,12 +39,12 @@ def test_wherever_it_is_cut(cuts: list[int], windows: bool) -> None:
 
 
 def test_an_answer_of_one_chunk_counts() -> None:
-    stream = Stream()
+    stream = AnswerStream()
     assert stream.feed(event("", "stop")) == 1 and stream.finish == "stop"
 
 
 def test_several_lines_make_one_event() -> None:
-    stream = Stream()
+    stream = AnswerStream()
     assert stream.feed(b'event: x\ndata: {"choices":\n\n') == 0  # not an event that begins with its data
     assert stream.feed(b'data: {"choices":\ndata: [{"text": "a"}]}\n\n') == 1
 
@@ -61,10 +61,10 @@ def test_several_lines_make_one_event() -> None:
 )
 def test_what_is_no_answer(data: bytes, words: str) -> None:
     with pytest.raises(StreamError, match=words):
-        Stream().feed(data)
+        AnswerStream().feed(data)
 
 
 def test_usage_that_says_nothing_of_caches() -> None:
-    stream = Stream()
+    stream = AnswerStream()
     stream.feed(event(usage={"prompt_tokens": 3, "completion_tokens": 1}))
     assert stream.usage is not None and stream.usage.cached_tokens is None

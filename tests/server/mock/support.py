@@ -17,7 +17,7 @@ from tests.server.support import PATIENCE, eventually
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import FixedTiming
 from kvyard.server.mock.config import MockConfig
-from kvyard.server.mock.fleet import Fleet
+from kvyard.server.mock.fleet import MockFleet
 
 LOOPBACK = "tcp://127.0.0.1:0"
 ENGINE: dict[str, Any] = {
@@ -38,7 +38,7 @@ class Served:
     ) -> None:
         settings.setdefault("drain_seconds", 1.0)
         config = MockConfig(engine=EngineConfig(**{**ENGINE, **(engine or {})}), **settings)
-        self.fleet = Fleet(config, token=token, journal=journal)
+        self.fleet = MockFleet(config, token=token, journal=journal)
         self.urls = self.fleet.urls
         self.url = self.urls[0]
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -59,15 +59,15 @@ class Log(Watcher):
 NAMES = ("admitted", "preempted", "loading", "ended", "announced")
 
 
-def overheard(desk: Any, log: Log) -> None:
-    """Have ``log`` told what ``desk`` is told, before it."""
+def overheard(watcher: Any, log: Log) -> None:
+    """Have ``log`` told what ``watcher`` is told, before it."""
 
     def both(one: Any, two: Any, *given: Any) -> None:
         one(*given)
         two(*given)
 
     for name in NAMES:
-        setattr(desk, name, partial(both, getattr(log, name), getattr(desk, name)))
+        setattr(watcher, name, partial(both, getattr(log, name), getattr(watcher, name)))
 
 
 def offline(config: EngineConfig, ranks: int, deeds: list[tuple[int, str, Job, int]], plans: bool) -> list[Log]:
@@ -122,8 +122,8 @@ def test_live_is_offline(engine: dict[str, Any], ranks: int) -> None:
         return lambda *deed: deeds.append(deed)
 
     with Served(engine=engine, dp_size=ranks, speed=5.0, journal=journal, events_endpoint=LOOPBACK) as served:
-        for desk, log in zip(served.fleet.workers[0].desks, logs):
-            served.inside(lambda desk=desk, log=log: overheard(desk, log))
+        for watcher, log in zip(served.fleet.workers[0].watchers, logs):
+            served.inside(lambda watcher=watcher, log=log: overheard(watcher, log))
 
         def ask(number: int) -> None:
             for turn in range(4):
@@ -185,7 +185,7 @@ def test_priorities_decide_who_is_next() -> None:
     log = Order()
     with Served(engine={"scheduling_policy": "priority", "max_num_seqs": 1}) as served, ExitStack() as stack:
         worker = served.fleet.workers[0]
-        served.inside(lambda: overheard(worker.desks[0], log))
+        served.inside(lambda: overheard(worker.watchers[0], log))
         served.inside(worker.driver.freeze)
         for priority in (3, 9, -2, 0):
             body = {"prompt": "x", "max_tokens": 3, "stream": True, "priority": priority}

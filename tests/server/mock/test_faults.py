@@ -17,7 +17,7 @@ from tests.server.mock.support import LOOPBACK, Served, eventually
 from kvyard.errors import KvyardError
 from kvyard.events.types import EventBatch
 from kvyard.server.http import Bounds
-from kvyard.server.mock.faults import Faults, asked, changed, is_lost
+from kvyard.server.mock.faults import MockFaults, asked, changed, is_lost
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_kill_for_a_while_resets_open_streams() -> None:
 
 
 def test_kill_by_flag() -> None:
-    with Served(faults=Faults(kill_after_s=0.2)) as served:
+    with Served(faults=MockFaults(kill_after_s=0.2)) as served:
 
         def dead() -> bool:
             try:
@@ -123,17 +123,17 @@ def test_kill_by_flag() -> None:
 
 def test_what_is_no_fault() -> None:
     assert asked("latency_ms=5, abort_after=2").abort_after == 2
-    assert changed(Faults(), {"event_loss": 0.5}).event_loss == 0.5
+    assert changed(MockFaults(), {"event_loss": 0.5}).event_loss == 0.5
     for given in ({"x": 1}, {"error_rate": "a"}, {"error_status": 600}, {"kill_after_s": -1}):
         with pytest.raises(KvyardError):
-            changed(Faults(), given)
+            changed(MockFaults(), given)
 
 
 def test_the_same_seed_injects_the_same_faults() -> None:
     """Events of two ranks are published by threads of their own while requests are drawn on the loop."""
 
     def run(seed: int, late: float = 0.0) -> tuple[list[int], list[list[int]]]:
-        faults = Faults(error_rate=0.3, error_status=503, event_loss=0.4)
+        faults = MockFaults(error_rate=0.3, error_status=503, event_loss=0.4)
         with Served(workers=1, dp_size=2, events_endpoint=LOOPBACK, faults=faults, seed=seed) as served:
             worker = served.fleet.workers[0]
             lost: list[list[int]] = [[], []]
@@ -166,7 +166,7 @@ def test_the_same_seed_injects_the_same_faults() -> None:
 
 
 def test_what_is_lost_depends_on_stream_and_number_alone() -> None:
-    faults = Faults(event_loss=0.5)
+    faults = MockFaults(event_loss=0.5)
     forward = [is_lost(faults, "worker0@0", seq) for seq in range(200)]
     assert forward == [is_lost(faults, "worker0@0", seq) for seq in reversed(range(200))][::-1]
     assert 70 < sum(forward) < 130 and forward != [is_lost(faults, "worker0@1", seq) for seq in range(200)]

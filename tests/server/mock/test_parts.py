@@ -14,7 +14,7 @@ from tests.server.mock.support import ENGINE, Served
 
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
-from kvyard.server.mock.answers import Wish, compose, json_text
+from kvyard.server.mock.answers import AnswerWish, compose, json_text
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer, make_tokenizer, render
 
@@ -82,7 +82,7 @@ def test_a_tokenizer_file_over_http(file: Path) -> None:
 
 
 def answer(tokenizer: Tokenizer = BYTES, prompt: tuple[int, ...] = (1, 2, 3), name: str = "", **wish: Any) -> Any:
-    return compose(prompt, Wish(**{"max_tokens": 500, **wish}), tokenizer, mean=64, seed=0, name=name)
+    return compose(prompt, AnswerWish(**{"max_tokens": 500, **wish}), tokenizer, mean=64, seed=0, name=name)
 
 
 def text_of(made: Any) -> str:

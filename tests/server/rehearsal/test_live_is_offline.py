@@ -22,13 +22,13 @@ from kvyard.replay.live.run import LiveRun, drive
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.router.entries import Applied, Began, Routed
-from kvyard.server.mock.faults import Faults
-from kvyard.server.rehearsal.log import ROUTER, Line, first_difference, tally
+from kvyard.server.mock.faults import MockFaults
+from kvyard.server.rehearsal.live_fleet import LiveFleet
+from kvyard.server.rehearsal.log import ROUTER, LogLine, first_difference, tally
 from kvyard.server.rehearsal.offline import Offline
 from kvyard.server.rehearsal.proof import Proof, Tolerance, prove
-from kvyard.server.rehearsal.recording import Recording
+from kvyard.server.rehearsal.recording import LiveRecording
 from kvyard.server.rehearsal.run import Rehearsed, Scripts, observed, rehearse
-from kvyard.server.rehearsal.stage import Stage
 
 pytestmark = pytest.mark.zmq
 
@@ -62,16 +62,16 @@ def settings(**more: Any) -> Any:
     return make_config({**SMALL, **more})
 
 
-def lines(recording: Recording, what: str) -> list[Line]:
+def lines(recording: LiveRecording, what: str) -> list[LogLine]:
     return [line for place in recording.log.values() for line in place if line.what == what]
 
 
-def told(recording: Recording, fact: str) -> int:
+def told(recording: LiveRecording, fact: str) -> int:
     """How many blocks all announcements say that of."""
     return sum(line.facts.get(fact, 0) for line in lines(recording, "announced"))  # type: ignore[misc]
 
 
-def proven(done: Rehearsed) -> tuple[Proof, Recording]:
+def proven(done: Rehearsed) -> tuple[Proof, LiveRecording]:
     assert done.proof is not None and done.recording is not None
     assert done.proof.equal, str(done.proof)
     return done.proof, done.recording
@@ -119,11 +119,11 @@ def look_at(done: Rehearsed) -> None:
         assert record.cached == found[record.id]["cached"] + found[record.id]["loaded"]
 
 
-def again(recording: Recording, rows: Sequence[TraceRequest] | Trace | None = None, seed: int = 0) -> Proof:
+def again(recording: LiveRecording, rows: Sequence[TraceRequest] | Trace | None = None, seed: int = 0) -> Proof:
     return prove(recording, Scripts(rows or short(), LiveConfig(seed=seed)).of)
 
 
-def tampered(done: Rehearsed, **changes: Any) -> Recording:
+def tampered(done: Rehearsed, **changes: Any) -> LiveRecording:
     assert done.recording is not None
     return msgspec.structs.replace(done.recording, **changes)
 
@@ -222,15 +222,15 @@ class TestAnInputThatDiffersShows:
 
 
 def test_where_logs_part() -> None:
-    one = [Line(5, "admitted", "a", {"cached": 1}), Line(9, "ended", "a", {})]
-    other = [Line(5, "admitted", "a", {"cached": 1})]
+    one = [LogLine(5, "admitted", "a", {"cached": 1}), LogLine(9, "ended", "a", {})]
+    other = [LogLine(5, "admitted", "a", {"cached": 1})]
     assert first_difference({"w": one}, {"w": list(one)}) is None
     missing = first_difference({"w": one}, {"w": other})
     assert missing is not None and missing.number == 1 and "offline: nothing more" in str(missing)
-    moved = first_difference({"w": one, "x": one}, {"w": one, "x": [Line(6, "admitted", "a", {"cached": 1})]})
+    moved = first_difference({"w": one, "x": one}, {"w": one, "x": [LogLine(6, "admitted", "a", {"cached": 1})]})
     assert moved is not None and moved.place == "x" and "its time" in str(moved)
     # The router's difference is the cause, however late its clock says it came.
-    both = first_difference({"w": one, ROUTER: [Line(99, "routed", "a", {})]}, {"w": other, ROUTER: []})
+    both = first_difference({"w": one, ROUTER: [LogLine(99, "routed", "a", {})]}, {"w": other, ROUTER: []})
     assert both is not None and both.place == ROUTER
     assert tally({"w": one}) == {"admitted": 1, "ended": 1}
 
@@ -261,10 +261,10 @@ def test_events_that_were_lost_on_the_way() -> None:
     """Batches that never arrived, gaps that were noticed and filled from replay: the journal has them as they were applied."""
     live = LiveConfig(speed=8.0)
 
-    async def perform() -> tuple[LiveRun, Recording]:
-        stage = Stage(settings(**TIERS), speed=live.speed, recorded=True)
+    async def perform() -> tuple[LiveRun, LiveRecording]:
+        stage = LiveFleet(settings(**TIERS), speed=live.speed, recorded=True)
         for worker in stage.fleet.workers:
-            worker.faults = Faults(event_loss=0.2)
+            worker.faults = MockFaults(event_loss=0.2)
         async with stage, Endpoint(stage.url) as endpoint:
             run = await drive(short(), endpoint, live, clock=stage.clock)
             await stage.rest()

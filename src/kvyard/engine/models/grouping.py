@@ -27,7 +27,7 @@ class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Of one block, by all its layers, with padding."""
 
 
-class _Page(msgspec.Struct, frozen=True):
+class _LayerPage(msgspec.Struct, frozen=True):
     """What one layer keeps in one block."""
 
     spec: GroupSpec
@@ -48,7 +48,7 @@ def group_layers(
         # Layers of one kind share a table even if some keep more per token than others.
         return [_group(pages)]
     pages = _equal(pages)
-    buckets: dict[_Page, int] = {}
+    buckets: dict[_LayerPage, int] = {}
     for page in pages:
         buckets[page] = buckets.get(page, 0) + 1
     smallest, largest = min(buckets.values()), max(buckets.values())
@@ -65,7 +65,7 @@ def bytes_per_block(groups: Sequence[LayerGroup]) -> int:
     return max(group.page_bytes for group in groups)
 
 
-def _pages(layers: Sequence[CacheLayer], block_size: int, state_mode: str, state_block: int) -> list[_Page]:
+def _pages(layers: Sequence[CacheLayer], block_size: int, state_mode: str, state_block: int) -> list[_LayerPage]:
     state = max((layer.state_bytes for layer in layers), default=0)
     token = max((layer.token_bytes for layer in layers), default=0)
     if state and token:
@@ -78,14 +78,14 @@ def _pages(layers: Sequence[CacheLayer], block_size: int, state_mode: str, state
     for layer in layers:
         if layer.kind == "mamba":
             spec = GroupSpec(kind="mamba", block_size=state_block, mode=state_mode)
-            pages.append(_Page(spec, layer.state_bytes, max(layer.state_bytes, block_size * token)))
+            pages.append(_LayerPage(spec, layer.state_bytes, max(layer.state_bytes, block_size * token)))
         else:
             spec = GroupSpec(kind=layer.kind, block_size=block_size, window=layer.window, chunk=layer.chunk)
-            pages.append(_Page(spec, block_size * layer.token_bytes, block_size * layer.token_bytes))
+            pages.append(_LayerPage(spec, block_size * layer.token_bytes, block_size * layer.token_bytes))
     return pages
 
 
-def _equal(pages: Sequence[_Page]) -> list[_Page]:
+def _equal(pages: Sequence[_LayerPage]) -> list[_LayerPage]:
     """The same with pages of one size: more tokens to a block where that fits, else padding."""
     largest = max(page.size for page in pages)
     found = []
@@ -94,18 +94,18 @@ def _equal(pages: Sequence[_Page]) -> list[_Page]:
         if page.size == largest:
             found.append(page)
         elif page.spec.is_state:
-            found.append(_Page(page.spec, page.used, largest))
+            found.append(_LayerPage(page.spec, page.used, largest))
         elif not rest:
             spec = msgspec.structs.replace(page.spec, block_size=page.spec.block_size * times)
-            found.append(_Page(spec, page.used * times, largest))
+            found.append(_LayerPage(spec, page.used * times, largest))
         elif page.spec.kind == "mla":
             raise KvyardError(f"MLA pages of {page.size} bytes don't divide the largest page of {largest} bytes")
         else:
-            found.append(_Page(page.spec, page.used, largest))
+            found.append(_LayerPage(page.spec, page.used, largest))
     return found
 
 
-def _group(pages: Sequence[_Page]) -> LayerGroup:
+def _group(pages: Sequence[_LayerPage]) -> LayerGroup:
     return LayerGroup(
         spec=pages[0].spec,
         layers=len(pages),

@@ -18,8 +18,8 @@ from kvyard.clock import SECOND, WallClock
 from kvyard.replay.arrivals import Arrivals
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.live.config import LiveConfig
-from kvyard.replay.live.endpoint import Broken, Endpoint, Refused
-from kvyard.replay.live.prompts import Prompts, body_of
+from kvyard.replay.live.endpoint import AnswerBroken, AnswerRefused, Endpoint
+from kvyard.replay.live.prompts import PromptMaker, body_of
 from kvyard.replay.record import Record
 from kvyard.replay.traces import TraceRequest
 
@@ -33,7 +33,7 @@ UNTOLD = -1
 """What only an engine knows, in the record of a request that was sent to one."""
 
 
-class Driver:
+class LiveDriver:
     """Drives one run. Used on one event loop."""
 
     def __init__(self, endpoint: Endpoint, config: LiveConfig, *, model: str | None, clock: WallClock) -> None:
@@ -54,7 +54,7 @@ class Driver:
         self._endpoint = endpoint
         self._model = model
         self._clock = clock
-        self._prompts = Prompts(config.seed, config.vocabulary)
+        self._prompts = PromptMaker(config.seed, config.vocabulary)
         self._tasks: set[asyncio.Task[None]] = set()
         self._through = 0
         self._changed = asyncio.Event()
@@ -179,10 +179,10 @@ class Driver:
                 stream = await self._endpoint.complete(body, headers, came, begun)
         except TimeoutError:
             self._failed(record, "failed", f"no end within {config.timeout_s:g} s")
-        except Refused as error:
+        except AnswerRefused as error:
             client = 400 <= error.status < 500 and error.status not in (408, 429)
             self._failed(record, "rejected" if client else "failed", str(error))
-        except Broken as error:
+        except AnswerBroken as error:
             self._failed(record, "failed", str(error))
         else:
             record.status = "finished"

@@ -11,7 +11,7 @@ import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.openai import COMPLETIONS, ListedModels
-from kvyard.replay.live.stream import Stream, StreamError, said
+from kvyard.replay.live.stream import AnswerStream, StreamError, said
 
 CONNECT = 10.0
 """Seconds that a connection may take."""
@@ -21,7 +21,7 @@ ERROR_BODY = 1 << 16
 """Bytes of an error's body that are looked at."""
 
 
-class Refused(Exception):
+class AnswerRefused(Exception):
     """The endpoint answered, but not with a completion."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -29,7 +29,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Broken(Exception):
+class AnswerBroken(Exception):
     """There was no answer, or only part of one; the text says why."""
 
 
@@ -100,32 +100,32 @@ class Endpoint:
         headers: Mapping[str, str],
         came: Callable[[int], None],
         begun: Callable[[Mapping[str, str]], None],
-    ) -> Stream:
+    ) -> AnswerStream:
         """Ask for a completion. ``begun`` is told the reply's headers, ``came`` of every read how many chunks it brought.
 
-        Returns the stream once it has ended. Raises ``Refused`` and ``Broken``.
+        Returns the stream once it has ended. Raises ``AnswerRefused`` and ``AnswerBroken``.
         """
         import aiohttp
 
-        stream = Stream()
+        stream = AnswerStream()
         try:
             async with self._session.post(f"{self.url}{COMPLETIONS}", data=_payload(body), headers=headers) as reply:
                 if reply.status != 200:
-                    raise Refused(reply.status, _message(await reply.content.read(ERROR_BODY)))
+                    raise AnswerRefused(reply.status, _message(await reply.content.read(ERROR_BODY)))
                 begun(reply.headers)
                 async for data in reply.content.iter_any():
                     chunks = stream.feed(data)
                     if chunks:
                         came(chunks)
         except StreamError as error:
-            raise Broken(str(error)) from None
+            raise AnswerBroken(str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
             if stream.done:
                 return stream  # it said all it had to say
             where = f" after {stream.tokens} tokens" if stream.tokens else ""
-            raise Broken(f"{_words(error)}{where}") from None
+            raise AnswerBroken(f"{_words(error)}{where}") from None
         if not stream.done and stream.finish is None:
-            raise Broken(f"the stream ended after {stream.tokens} tokens, without an end")
+            raise AnswerBroken(f"the stream ended after {stream.tokens} tokens, without an end")
         return stream
 
 

@@ -18,7 +18,7 @@ VOCABULARY = 32_000
 """Ids from ``LOWEST`` up to this are ordinary tokens of about every model; below are often special ones."""
 
 
-class Prompts:
+class PromptMaker:
     """Makes prompts. Remembers nothing."""
 
     def __init__(self, seed: int = 0, vocabulary: int = VOCABULARY) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from kvyard import __version__
 from kvyard.clock.units import MS, SECOND
-from kvyard.replay.live.driver import Driver
+from kvyard.replay.live.driver import LiveDriver
 from kvyard.replay.record import Record
 from kvyard.replay.report.make import digest_of, make_balance, make_goodput, make_lengths, make_throughput, statuses
 from kvyard.replay.report.numbers import Histogram, Spread, histogram, spread, weighted
@@ -22,7 +22,7 @@ MOST_REASONS = 20
 
 
 def make_live_report(
-    driver: Driver,
+    driver: LiveDriver,
     *,
     endpoint: str,
     model: str | None,
@@ -83,7 +83,7 @@ def make_live_report(
     )
 
 
-def _latency(driver: Driver, done: Sequence[Record]) -> tuple[dict[str, Spread], dict[str, Histogram]]:
+def _latency(driver: LiveDriver, done: Sequence[Record]) -> tuple[dict[str, Spread], dict[str, Histogram]]:
     longer = [record for record in done if record.output > 1]
     lots: dict[str, Sequence[float]] = {
         "ttft": [record.first_token - record.arrival for record in done],
@@ -131,7 +131,7 @@ def _workers(records: Sequence[Record]) -> list[WorkerReport]:
     ]
 
 
-def _reasons(driver: Driver) -> dict[str, int]:
+def _reasons(driver: LiveDriver) -> dict[str, int]:
     found = sorted(driver.errors.items(), key=lambda item: (-item[1], item[0]))
     named = dict(found[:MOST_REASONS])
     others = sum(count for _, count in found[MOST_REASONS:])

@@ -11,19 +11,19 @@ from pathlib import Path
 from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
 from kvyard.replay.live.config import LiveConfig
-from kvyard.replay.live.driver import Driver
+from kvyard.replay.live.driver import LiveDriver
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.report import make_live_report
-from kvyard.replay.outcome import Outcome
+from kvyard.replay.outcome import ReplayOutcome
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.run import Told, describe, limited, read_slo
 from kvyard.replay.traces import Trace, TraceRequest
 
 
-class LiveRun(Outcome):
+class LiveRun(ReplayOutcome):
     """A live replay that is over, with its ``driver`` for a closer look."""
 
-    def __init__(self, report: Report, driver: Driver, trace: Trace | None) -> None:
+    def __init__(self, report: Report, driver: LiveDriver, trace: Trace | None) -> None:
         super().__init__(report, driver.records, not driver.interrupted, trace)
         self.driver = driver
 
@@ -78,7 +78,7 @@ async def drive(
     wanted = read_slo(slo)
     source = limited(trace, config.limit)
     model = config.model or await _model(endpoint)
-    driver = Driver(endpoint, config, model=model, clock=clock or WallClock(0, config.speed))
+    driver = LiveDriver(endpoint, config, model=model, clock=clock or WallClock(0, config.speed))
     with _interruptible(driver.stop):
         await driver.run(source, progress)
     _check_answered(driver, endpoint.url)
@@ -101,7 +101,7 @@ async def _model(endpoint: Endpoint) -> str:
     return models[0]
 
 
-def _check_answered(driver: Driver, url: str) -> None:
+def _check_answered(driver: LiveDriver, url: str) -> None:
     """Raise ``KvyardError`` where every single request failed: there is nothing to report then."""
     records = driver.records
     if driver.interrupted or not records or any(record.status == "finished" for record in records.values()):

@@ -12,7 +12,7 @@ MOST = 1 << 20
 """Bytes that one event may have."""
 
 
-class _Choice(msgspec.Struct):
+class _StreamedChoice(msgspec.Struct):
     text: str = ""
     finish_reason: str | None = None
 
@@ -20,7 +20,7 @@ class _Choice(msgspec.Struct):
 class Chunk(msgspec.Struct):
     """One event of a completion."""
 
-    choices: list[_Choice] = []
+    choices: list[_StreamedChoice] = []
     usage: TokenUsage | None = None
     error: Any = None
 
@@ -32,7 +32,7 @@ class StreamError(Exception):
     """What came is no stream of completion chunks, or tells of an error; its text says which."""
 
 
-class Stream:
+class AnswerStream:
     """Takes in bytes as they come. Counts; keeps no text."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ MOST = 10_000
 """Points of a grid."""
 
 
-class Point(msgspec.Struct, frozen=True):
+class GridPoint(msgspec.Struct, frozen=True):
     """One combination: what is varied, as written, and the replay it stands for."""
 
     varied: dict[str, str]
@@ -36,7 +36,7 @@ class Grid(msgspec.Struct, frozen=True):
     """All points, the last setting varying fastest."""
 
     axes: dict[str, list[str]]
-    points: list[Point]
+    points: list[GridPoint]
 
 
 def parse_vary(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -92,7 +92,7 @@ def make_grid(
         except KvyardError as error:
             raise KvyardError(f"at the point {label}: {error}") from None
         written = {name: str(value) for name, value in varied.items()}
-        points.append(Point(written, config, point_key(config, about or {})))
+        points.append(GridPoint(written, config, point_key(config, about or {})))
     return Grid(axes, points)
 
 

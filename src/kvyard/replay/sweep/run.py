@@ -13,7 +13,7 @@ from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.files import read_report
 from kvyard.replay.run import read_slo
 from kvyard.replay.settings import SETTINGS
-from kvyard.replay.sweep.grid import Grid, Point, fingerprint, make_grid
+from kvyard.replay.sweep.grid import Grid, GridPoint, fingerprint, make_grid
 from kvyard.replay.sweep.jobs import Task, Told, run_tasks
 from kvyard.replay.traces import open_trace
 
@@ -24,7 +24,7 @@ POINTS = "points"
 class Failure(msgspec.Struct, frozen=True):
     """A point without a report, and why."""
 
-    point: Point
+    point: GridPoint
     why: str
 
 
@@ -42,7 +42,7 @@ class Sweep(msgspec.Struct):
     interrupted: bool = False
 
     @property
-    def done(self) -> list[tuple[Point, Report]]:
+    def done(self) -> list[tuple[GridPoint, Report]]:
         """Points with their reports, in the grid's order."""
         return [(point, self.reports[point.key]) for point in self.grid.points if point.key in self.reports]
 

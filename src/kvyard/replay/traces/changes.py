@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kvyard.clock.units import to_seconds
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.laws import arrival_law, arrival_times
-from kvyard.replay.traces.reading import Tally
+from kvyard.replay.traces.reading import ReadingTally
 from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace
 
@@ -20,7 +20,7 @@ def scaled(trace: Trace, speedup: float) -> Trace:
     if not 0 < speedup < float("inf"):
         raise KvyardError(f"a speed-up must be a number above 0, not {speedup}")
 
-    def rows(tally: Tally) -> Iterator[TraceRequest]:
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         for one in trace.rows(tally):
             delay = None if one.delay is None else round(one.delay / speedup)
             yield replace(one, arrival=round(one.arrival / speedup), delay=delay)
@@ -35,7 +35,7 @@ def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
     """
     gaps = arrival_law(law)
 
-    def rows(tally: Tally) -> Iterator[TraceRequest]:
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         times = arrival_times(gaps, Random(f"{seed} arrivals"))
         for one in trace.rows(tally):
             yield replace(one, arrival=next(times) if one.delay is None else 0)
@@ -70,7 +70,7 @@ def sliced(
     if trace.grouped and (since or until is not None):
         raise KvyardError(f"{trace.name}: its sessions have no common clock; slice it by sessions or requests")
 
-    def rows(tally: Tally) -> Iterator[TraceRequest]:
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         return _Slice(skip, first, since, until, sessions, trace.grouped).of(trace.rows(tally))
 
     return Trace(f"part of {trace.name}", trace.format, rows, grouped=trace.grouped)

@@ -18,7 +18,7 @@ import msgspec
 from kvyard.clock.units import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.laws import Draw, arrival_law, arrival_times, number_law
-from kvyard.replay.traces.reading import Tally
+from kvyard.replay.traces.reading import ReadingTally
 from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace, open_trace
 
@@ -54,7 +54,7 @@ def generate(workload: Workload) -> Trace:
             raise KvyardError(f"{name} must be at least 1, not {value}")
     recipe = _Recipe(workload)
 
-    def rows(tally: Tally) -> Iterator[TraceRequest]:
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         return recipe.requests()
 
     return Trace(f"generated, seed {workload.seed}", "generated", rows)

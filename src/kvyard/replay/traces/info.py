@@ -23,7 +23,7 @@ WINDOWS = 120
 """How many stretches of time the rate is counted in."""
 
 
-class Spread(msgspec.Struct, frozen=True):
+class LengthSpread(msgspec.Struct, frozen=True):
     """How a number is spread over requests."""
 
     total: int
@@ -76,8 +76,8 @@ class Info(msgspec.Struct, frozen=True):
     name: str
     format: str
     requests: int
-    input: Spread
-    output: Spread
+    input: LengthSpread
+    output: LengthSpread
     duration: float
     """Seconds from the first arrival to the last, of requests that have one of their own."""
     rate: float | None
@@ -96,7 +96,7 @@ class Info(msgspec.Struct, frozen=True):
     """With sub-agents as part of those that called them."""
     waiting: int = 0
     """Requests that start a while after others end, whatever the clock says."""
-    think: Spread | None = None
+    think: LengthSpread | None = None
     """That while, in milliseconds."""
     reuse: Reuse | None = None
     """None where the trace doesn't say what prompts share."""
@@ -177,14 +177,14 @@ def describe(
     )
 
 
-def spread(values: Sequence[int]) -> Spread:
+def spread(values: Sequence[int]) -> LengthSpread:
     """How numbers are spread. Percentiles are interpolated between neighbours. Raises ``ValueError`` for none."""
     import numpy
 
     found = numpy.asarray(values, dtype=numpy.int64)
     p50, p90, p95, p99 = (float(p) for p in numpy.percentile(found, (50, 90, 95, 99)))
     total = int(found.sum())
-    return Spread(
+    return LengthSpread(
         total=total,
         mean=total / len(found),
         min=int(found.min()),

@@ -20,7 +20,7 @@ KEPT = 5
 """How many of the skipped rows are remembered in words."""
 
 
-class Tally:
+class ReadingTally:
     """What a pass left out."""
 
     __slots__ = ("examples", "left_out", "skipped")
@@ -40,7 +40,7 @@ class Reading:
     __slots__ = ("_names", "_start", "_time", "block_size", "path", "skip_bad", "tally", "unordered")
 
     def __init__(
-        self, path: Path, *, block_size: int = 0, skip_bad: bool = False, unordered: bool = False, tally: Tally
+        self, path: Path, *, block_size: int = 0, skip_bad: bool = False, unordered: bool = False, tally: ReadingTally
     ) -> None:
         self.path = path
         self.block_size = block_size

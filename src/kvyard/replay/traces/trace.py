@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.identity import chained
-from kvyard.replay.traces.reading import Reading, Tally
+from kvyard.replay.traces.reading import Reading, ReadingTally
 from kvyard.replay.traces.registry import FORMATS, detect
 from kvyard.replay.traces.request import TraceRequest
 
@@ -21,7 +21,7 @@ class Trace:
     """Requests in order. Iterate it as often as you like; each pass reads its source anew."""
 
     def __init__(
-        self, name: str, format: str, rows: Callable[[Tally], Iterator[TraceRequest]], *, grouped: bool = False
+        self, name: str, format: str, rows: Callable[[ReadingTally], Iterator[TraceRequest]], *, grouped: bool = False
     ) -> None:
         """``rows`` starts a pass, and notes in the tally what it leaves out."""
         self.name = name
@@ -29,17 +29,17 @@ class Trace:
         self.format = format
         self.grouped = grouped
         """Whether each session comes as a whole, on a clock of its own, before the next begins."""
-        self.tally = Tally()
+        self.tally = ReadingTally()
         """What the latest pass left out so far."""
         self._rows = rows
 
-    def rows(self, tally: Tally) -> Iterator[TraceRequest]:
+    def rows(self, tally: ReadingTally) -> Iterator[TraceRequest]:
         """One pass that notes what it leaves out in ``tally``, for traces made of traces."""
         return self._rows(tally)
 
     def __iter__(self) -> Iterator[TraceRequest]:
         """The requests. Raises ``TraceError`` at a row that is none, and where there is no request at all."""
-        self.tally = tally = Tally()
+        self.tally = tally = ReadingTally()
         rows = self._rows(tally)
         first = next(rows, None)
         if first is None:
@@ -50,7 +50,7 @@ class Trace:
     @cached_property
     def first(self) -> TraceRequest:
         """The first request. Raises as iterating does."""
-        return next(self._rows(Tally()), None) or next(iter(self))
+        return next(self._rows(ReadingTally()), None) or next(iter(self))
 
     @property
     def id_block_size(self) -> int:
@@ -95,7 +95,7 @@ def open_trace(
             raise KvyardError(f"{name} must be at least 1, not {value}")
     chosen = detect(path) if format is None else FORMATS.get(format)
 
-    def rows(tally: Tally) -> Iterator[TraceRequest]:
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         reading = Reading(path, block_size=block_size or 0, skip_bad=skip_bad, unordered=sort, tally=tally)
         found = chosen.read(reading)
         if chain_ids:
@@ -137,7 +137,7 @@ def in_order(requests: Iterator[TraceRequest]) -> list[TraceRequest]:
     ]
 
 
-def _nothing(tally: Tally) -> str:
+def _nothing(tally: ReadingTally) -> str:
     parts = [f"{count} left out ({reason})" for reason, count in tally.left_out.items()]
     if tally.skipped:
         parts.insert(0, f"{tally.skipped} bad rows skipped, the first: {tally.examples[0]}")

@@ -36,7 +36,7 @@ DEEPEST = 6
 MOST_CHARACTERS = 20_000
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerWish(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of an answer."""
 
     max_tokens: int
@@ -52,7 +52,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """The tool that it calls."""
 
 
-class Answer:
+class MadeAnswer:
     """One answer: its ids, and its text as far as somebody wants to know."""
 
     __slots__ = ("_shown", "_source", "ended_by", "finish", "ids", "limit", "tool")
@@ -78,7 +78,9 @@ class Answer:
         return text
 
 
-def compose(prompt: Sequence[int], wish: Wish, tokenizer: Tokenizer, *, mean: int, seed: int, name: str) -> Answer:
+def compose(
+    prompt: Sequence[int], wish: AnswerWish, tokenizer: Tokenizer, *, mean: int, seed: int, name: str
+) -> MadeAnswer:
     """The answer to ``prompt``. ``name`` stands for all else that makes it another one: model, adapter, seed, choice."""
     try:
         raw = array("I", prompt).tobytes()
@@ -102,7 +104,7 @@ def compose(prompt: Sequence[int], wish: Wish, tokenizer: Tokenizer, *, mean: in
         if token in wish.stop_token_ids:
             ids, finish, by = ids[: wish.min_tokens + at + 1], "stop", token
             break
-    answer = Answer(ids, finish, tokenizer, wish.tool)
+    answer = MadeAnswer(ids, finish, tokenizer, wish.tool)
     answer.ended_by = by
     return _stopped(answer, wish, tokenizer) if wish.stop else answer
 
@@ -119,7 +121,7 @@ def _words(count: int, random: Random, tokenizer: Tokenizer) -> list[int]:
     return ids[:count]
 
 
-def _stopped(answer: Answer, wish: Wish, tokenizer: Tokenizer) -> Answer:
+def _stopped(answer: MadeAnswer, wish: AnswerWish, tokenizer: Tokenizer) -> MadeAnswer:
     """``answer`` up to the token that completes the first stop string."""
     text = ""
     longest = max(map(len, wish.stop))
@@ -131,7 +133,7 @@ def _stopped(answer: Answer, wish: Wish, tokenizer: Tokenizer) -> Answer:
         found = [(where, one) for one in wish.stop if (where := text.find(one, begin)) >= 0]
         if found:
             where, one = min(found)
-            cut = Answer(answer.ids[: at + 1], "stop", tokenizer, answer.tool)
+            cut = MadeAnswer(answer.ids[: at + 1], "stop", tokenizer, answer.tool)
             cut.limit = where + (len(one) if wish.keeps_stop else 0)
             cut.ended_by = one
             return cut

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Sequence
 
 from kvyard.engine.job import Job, State
-from kvyard.server.mock.answers import Answer
+from kvyard.server.mock.answers import MadeAnswer
 
 
-class Choice:
-    """What the desk writes and a reply reads."""
+class MockChoice:
+    """What the watcher writes and a reply reads."""
 
     __slots__ = (
         "admitted",
@@ -30,7 +30,7 @@ class Choice:
         "reason",
     )
 
-    def __init__(self, index: int, job: Job, answer: Answer, rank: int, flow: Flow) -> None:
+    def __init__(self, index: int, job: Job, answer: MadeAnswer, rank: int, flow: RequestFlow) -> None:
         self.index = index
         self.job = job
         self.answer = answer
@@ -43,7 +43,7 @@ class Choice:
         self.reason = ""
 
     @property
-    def siblings(self) -> list[Choice]:
+    def siblings(self) -> list[MockChoice]:
         """The choices for the same prompt, itself included."""
         first = self.index - self.index % self.flow.n
         return self.flow.choices[first : first + self.flow.n]
@@ -59,11 +59,11 @@ class Choice:
         return self.reason if self.job.state is State.REJECTED else ""
 
 
-class Flow:
+class RequestFlow:
     """The choices of one request, and the wish to be told when there is more of them."""
 
     def __init__(self, n: int = 1) -> None:
-        self.choices: list[Choice] = []
+        self.choices: list[MockChoice] = []
         self.n = n
         """Choices for each prompt; those of one prompt stand together."""
         self.most: list[int] = []

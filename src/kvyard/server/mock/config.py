@@ -13,7 +13,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, split_tcp
 from kvyard.replay.settings_engine import OF_AN_ENGINE, engine_config
 from kvyard.server.http import Bounds
-from kvyard.server.mock.faults import Faults
+from kvyard.server.mock.faults import MockFaults
 from kvyard.settings import Setting, Settings, chosen, settings_of
 
 DEFAULT_MODEL = "mock"
@@ -77,7 +77,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_waiting: Annotated[int, Setting("Requests that may wait at a worker.", flag=True)] = 4096
     """More are answered with 503."""
     max_choices: Annotated[int, Setting("Choices of one request, over all its prompts.")] = 64
-    faults: Faults = Faults()
+    faults: MockFaults = MockFaults()
     limits: Bounds = Bounds()
     seed: Annotated[int, Setting("Of answers and faults.", flag=True)] = 0
     drain_seconds: Annotated[float, Setting("What streams get to finish in when the server is told to end.")] = 5.0

@@ -22,7 +22,7 @@ Journal = Callable[[int, str, Job, int], None]
 """Told (stamp, ``submit`` or ``cancel``, job, rank) in the order in which things are carried out."""
 
 
-class Driver:
+class EngineDriver:
     """Drives ``engine``. Made and used on one event loop."""
 
     def __init__(

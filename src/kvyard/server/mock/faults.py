@@ -17,7 +17,7 @@ HEADER = "x-mock-fault"
 STATUSES = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
 
 
-class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often what goes wrong. Times are nominal: they pass ``speed`` times as fast."""
 
     error_rate: float = 0.0
@@ -60,7 +60,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     kill: bool = False
 
 
-def draw(faults: Faults, random: Random) -> Fate:
+def draw(faults: MockFaults, random: Random) -> Fate:
     """The fate of a request that doesn't ask for one. It always draws three numbers: rates that change leave the rest as is."""
     error, abort, stall = random.random(), random.random(), random.random()
     return Fate(
@@ -71,7 +71,7 @@ def draw(faults: Faults, random: Random) -> Fate:
     )
 
 
-def is_lost(faults: Faults, stream: str, seq: int) -> bool:
+def is_lost(faults: MockFaults, stream: str, seq: int) -> bool:
     """Whether batch ``seq`` of ``stream`` is not sent. Drawn from the two alone: publisher threads ask in any order."""
     return faults.event_loss > 0 and Random(f"{stream} {seq}").random() < faults.event_loss
 
@@ -102,15 +102,15 @@ def asked(text: str) -> Fate:
 WAYS = "write error=503, latency_ms=200, abort_after=3, stall_after=3 or kill, with commas between"
 
 
-def fate(faults: Faults, headers: Mapping[str, str], random: Random) -> Fate:
+def fate(faults: MockFaults, headers: Mapping[str, str], random: Random) -> Fate:
     """What happens to a request with these headers. Raises ``KvyardError`` for a header that can't be read."""
     text = headers.get(HEADER)
     return draw(faults, random) if text is None else asked(text)
 
 
-def changed(faults: Faults, given: Mapping[str, Any]) -> Faults:
+def changed(faults: MockFaults, given: Mapping[str, Any]) -> MockFaults:
     """``faults`` with what was ``given`` put over it. Raises ``KvyardError``."""
     try:
-        return msgspec.convert({**msgspec.structs.asdict(faults), **given}, Faults)
+        return msgspec.convert({**msgspec.structs.asdict(faults), **given}, MockFaults)
     except msgspec.ValidationError as error:
         raise KvyardError(f"faults can't be read: {error}") from None

@@ -22,14 +22,14 @@ from kvyard.server.mock import schemas
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.routes import build
-from kvyard.server.mock.tally import Recent
+from kvyard.server.mock.tally import RecentWork
 from kvyard.server.mock.view import MockSource
-from kvyard.server.mock.worker import Worker
+from kvyard.server.mock.worker import MockWorker
 from kvyard.server.running import HttpServer, listen
 from kvyard.server.tokens import make_tokenizer
 
 
-class Fleet:
+class MockFleet:
     """Workers and their ports. ``run`` blocks; ``start`` and ``stop`` are for those who have a loop."""
 
     def __init__(
@@ -55,9 +55,9 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
         # Events carry the date, and that is nominal too.
         self.clock = WallClock(WallClock.since_epoch().now(), config.speed)
-        recent = Recent()
+        recent = RecentWork()
         self.workers = [
-            Worker(number, config, self.clock, None if journal is None else journal(number), recent)
+            MockWorker(number, config, self.clock, None if journal is None else journal(number), recent)
             for number in range(config.workers)
         ]
         self.dashboard = Dashboard(MockSource(self), token, cut=self._cut_viewer)
@@ -199,7 +199,7 @@ class Fleet:
                 waiting=max(0, worker.waiting),
                 kv_cache_usage=sum(core.scheduler.manager.usage for core in worker.cores) / len(worker.cores),
                 streams=[
-                    schemas.Stream(
+                    schemas.EventStream(
                         rank=one.rank,
                         endpoint=reachable(one.endpoint),
                         replay_endpoint=None if one.replay_endpoint is None else reachable(one.replay_endpoint),

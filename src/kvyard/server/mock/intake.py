@@ -12,9 +12,9 @@ import xxhash
 from kvyard.hashing import Namespace
 from kvyard.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from kvyard.server.http import Refusal
-from kvyard.server.mock.answers import Answer, Wish, compose
-from kvyard.server.mock.choice import Flow
-from kvyard.server.mock.worker import Worker
+from kvyard.server.mock.answers import AnswerWish, MadeAnswer, compose
+from kvyard.server.mock.choice import RequestFlow
+from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer, render
 
 MOST_LOGPROBS = 20
@@ -29,7 +29,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     namespace: Namespace
     prompts: list[list[int]]
-    wish: Wish
+    wish: AnswerWish
     n: int
     rank: int | None
     priority: int
@@ -43,10 +43,10 @@ def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> 
     return Refusal(status, message, field=field, **headers)
 
 
-class Intake:
+class MockIntake:
     """Reads requests for one worker."""
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer) -> None:
+    def __init__(self, worker: MockWorker, tokenizer: Tokenizer) -> None:
         self._worker = worker
         self.tokenizer = tokenizer
 
@@ -175,7 +175,7 @@ class Intake:
             priority=body.priority,
             name=f"{model} {body.seed}",
             named_tool=named,
-            wish=Wish(
+            wish=AnswerWish(
                 max_tokens=most,
                 min_tokens=body.min_tokens,
                 ignore_eos=body.ignore_eos,
@@ -187,7 +187,7 @@ class Intake:
             ),
         )
 
-    def submit(self, taken: Taken, request: str = "") -> Flow:
+    def submit(self, taken: Taken, request: str = "") -> RequestFlow:
         """Hand the request's choices to the engine; ``request`` is its client's name for it. Raises ``Refusal`` where too many
         wait already.
         """
@@ -196,8 +196,8 @@ class Intake:
         if worker.waiting >= config.max_waiting:
             worker.measures.rejected()
             raise refuse(f"{config.max_waiting} requests wait already", status=503, Retry_After="1")
-        flow = Flow(taken.n)
-        answers: list[tuple[Sequence[int], Answer]] = []
+        flow = RequestFlow(taken.n)
+        answers: list[tuple[Sequence[int], MadeAnswer]] = []
         for prompt in taken.prompts:
             most = min(taken.wish.max_tokens, worker.longest - len(prompt))
             flow.most.append(most)

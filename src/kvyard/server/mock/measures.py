@@ -28,14 +28,14 @@ from kvyard.server.mock.catalog import (
 )
 
 if TYPE_CHECKING:
-    from kvyard.server.mock.choice import Choice
-    from kvyard.server.mock.worker import Worker
+    from kvyard.server.mock.choice import MockChoice
+    from kvyard.server.mock.worker import MockWorker
 
 
 class MockMetrics(Metrics):
     """One registry per worker: each is an engine of its own to whoever scrapes."""
 
-    def __init__(self, worker: Worker, model: str, longest: int) -> None:
+    def __init__(self, worker: MockWorker, model: str, longest: int) -> None:
         super().__init__(TEXTS)
         self._worker = worker
         self._wall = WallClock.since_epoch()
@@ -89,8 +89,8 @@ class MockMetrics(Metrics):
                 yield "vllm:engine_sleep_state", named | {"sleep_state": state}, value
             yield "vllm:cache_config_info", facts | {"engine": str(rank)}, 1
         names: dict[bool, set[str]] = {True: set(), False: set()}
-        for desk in worker.desks:
-            for choice in desk.choices.values():
+        for watcher in worker.watchers:
+            for choice in watcher.choices.values():
                 name = choice.job.chain.namespace.lora_name
                 if name is not None:
                     names[choice.job.state in (State.PREFILL, State.DECODE)].add(name)
@@ -104,7 +104,7 @@ class MockMetrics(Metrics):
 
 
 class RankMeasures:
-    """What one rank's desk reports, with the labels looked up once."""
+    """What one rank's watcher reports, with the labels looked up once."""
 
     def __init__(self, of: MockMetrics, rank: int) -> None:
         named = (of.model, str(rank))
@@ -138,7 +138,7 @@ class RankMeasures:
             self._tier["host"](external - job.storage_tokens)
             self._tier["disk"](job.storage_tokens)
 
-    def produced(self, choice: Choice, tokens: int, end: int) -> None:
+    def produced(self, choice: MockChoice, tokens: int, end: int) -> None:
         """More tokens are out; the choice doesn't know yet."""
         self._generated(tokens)
         if end != self._end:
@@ -171,7 +171,7 @@ class RankMeasures:
         """A job was pushed out."""
         self._count["num_preemptions"](1)
 
-    def ended(self, choice: Choice, now: int) -> None:
+    def ended(self, choice: MockChoice, now: int) -> None:
         """A choice is through."""
         job = choice.job
         if job.state is not State.FINISHED:

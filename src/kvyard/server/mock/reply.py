@@ -14,24 +14,24 @@ import msgspec
 from starlette.responses import Response
 
 from kvyard.server.http import JSON, Refusal, openai_error
-from kvyard.server.mock.choice import Flow
+from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.faults import Fate
 from kvyard.server.mock.shapes import Shape
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Reply(Response):
+class MockReply(Response):
     """The answer to one completion request."""
 
     def __init__(
         self,
-        flow: Flow,
+        flow: RequestFlow,
         shape: Shape,
         *,
         stream: bool,
         fate: Fate,
-        gone: Callable[[Flow], None],
+        gone: Callable[[RequestFlow], None],
         cut: Callable[[Any], None],
         headers: dict[str, str],
     ) -> None:
@@ -128,7 +128,7 @@ async def _hung_up(receive: Any) -> None:
         pass
 
 
-def _refused(flow: Flow) -> Refusal | None:
+def _refused(flow: RequestFlow) -> Refusal | None:
     """Why nobody gets an answer, where the engine or its end is the cause."""
     if flow.broken:
         return Refusal(503, flow.broken)

@@ -15,16 +15,16 @@ from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.server.http import Operation, Raw, Refusal, application
 from kvyard.server.mock import schemas
-from kvyard.server.mock.choice import Flow
+from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.config import Lora
-from kvyard.server.mock.faults import Fate, Faults, changed, fate
-from kvyard.server.mock.intake import Intake, Taken, refuse
+from kvyard.server.mock.faults import Fate, MockFaults, changed, fate
+from kvyard.server.mock.intake import MockIntake, Taken, refuse
 from kvyard.server.mock.shapes import ChatShape, Setup, Shape, TextShape
-from kvyard.server.mock.worker import Worker
+from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer
 
 if TYPE_CHECKING:
-    from kvyard.server.mock.fleet import Fleet
+    from kvyard.server.mock.fleet import MockFleet
 
 Headers = Mapping[str, str]
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -36,14 +36,14 @@ def named(headers: Headers) -> str:
     return given if _ID.fullmatch(given) else ""
 
 
-class Routes:
+class MockRoutes:
     """One worker's routes."""
 
-    def __init__(self, worker: Worker, fleet: Fleet, tokenizer: Tokenizer) -> None:
+    def __init__(self, worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer) -> None:
         self._worker = worker
         self._fleet = fleet
         self._tokenizer = tokenizer
-        self._intake = Intake(worker, tokenizer)
+        self._intake = MockIntake(worker, tokenizer)
         self._created = WallClock.since_epoch().now() // SECOND
         self._loras = 1000
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,12 +104,12 @@ class Routes:
         )
 
     def _reply(self, body: openai.GenerationRequest, taken: Taken, shape: Shape, what: Fate, request: str) -> Any:
-        from kvyard.server.mock.reply import Reply
+        from kvyard.server.mock.reply import MockReply
 
         worker = self._worker
-        flow: Flow = self._intake.submit(taken, request)
+        flow: RequestFlow = self._intake.submit(taken, request)
         headers = {"x-mock-worker": worker.name, "x-mock-rank": str(flow.choices[0].rank)}
-        return Reply(
+        return MockReply(
             flow,
             shape,
             stream=bool(body.stream),
@@ -203,23 +203,23 @@ class Routes:
         self._worker.faults = changed(self._worker.faults, msgspec.to_builtins(body))
         return self._worker.faults
 
-    async def kill(self, body: schemas.Outage, headers: Headers) -> schemas.Done:
+    async def kill(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
         number, seconds = self._which(body), self._seconds(body)
         self._later(self._fleet.kill(number, seconds))
-        return schemas.Done()
+        return schemas.MockDone()
 
-    async def revive(self, body: schemas.Outage, headers: Headers) -> schemas.Done:
+    async def revive(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
         await self._fleet.revive(self._which(body))
-        return schemas.Done()
+        return schemas.MockDone()
 
-    async def stall(self, body: schemas.Outage, headers: Headers) -> schemas.Done:
+    async def stall(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
         worker = self._fleet.workers[self._which(body)]
         seconds = self._seconds(body)
         if seconds is None:
             raise refuse("say for how many seconds", "seconds")
         if worker.alive:
             worker.stall(seconds)
-        return schemas.Done()
+        return schemas.MockDone()
 
     def _which(self, body: schemas.Outage) -> int:
         number = self._worker.number if body.worker is None else body.worker
@@ -292,18 +292,18 @@ class Routes:
             get("/metrics", "Metrics for Prometheus.", self.metrics, media_types=text, open=True),
             post("/reset_prefix_cache", "Forget what is cached.", self.reset, None, media_types=text, refusals=(503,)),
             get("/admin/workers", "The fleet.", self.workers, list[s.WorkerState]),
-            get("/admin/faults", "What goes wrong here.", self.faults, Faults),
-            post("/admin/faults", "Let something else go wrong here.", self.set_faults, s.FaultPatch, Faults),
-            post("/admin/kill", "Let a worker die.", self.kill, s.Outage, s.Done),
-            post("/admin/revive", "Start a dead worker again.", self.revive, s.Outage, s.Done),
-            post("/admin/stall", "Let an engine stand still.", self.stall, s.Outage, s.Done),
+            get("/admin/faults", "What goes wrong here.", self.faults, MockFaults),
+            post("/admin/faults", "Let something else go wrong here.", self.set_faults, s.FaultPatch, MockFaults),
+            post("/admin/kill", "Let a worker die.", self.kill, s.Outage, s.MockDone),
+            post("/admin/revive", "Start a dead worker again.", self.revive, s.Outage, s.MockDone),
+            post("/admin/stall", "Let an engine stand still.", self.stall, s.Outage, s.MockDone),
         ]
 
 
-def build(worker: Worker, fleet: Fleet, tokenizer: Tokenizer, token: str | None) -> Any:
+def build(worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer, token: str | None) -> Any:
     """The ASGI application of one worker. Raises ``KvyardError`` where something isn't installed."""
     return application(
-        Routes(worker, fleet, tokenizer).operations(),
+        MockRoutes(worker, fleet, tokenizer).operations(),
         title="kvyard mock",
         version=__version__,
         bounds=worker.config.limits,

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from kvyard.openai import ChatMessage, Json
-from kvyard.server.mock.faults import Faults
+from kvyard.server.mock.faults import MockFaults
 
 
 class Tokenize(msgspec.Struct, kw_only=True):
@@ -65,7 +65,7 @@ class Version(msgspec.Struct, kw_only=True):
     version: str
 
 
-class Stream(msgspec.Struct, kw_only=True):
+class EventStream(msgspec.Struct, kw_only=True):
     """Where a rank's events are."""
 
     rank: int
@@ -83,8 +83,8 @@ class WorkerState(msgspec.Struct, kw_only=True):
     running: int
     waiting: int
     kv_cache_usage: float
-    streams: list[Stream]
-    faults: Faults
+    streams: list[EventStream]
+    faults: MockFaults
 
 
 class FaultPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +109,7 @@ class Outage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Real seconds. A worker that is killed without them stays dead until it is revived."""
 
 
-class Done(msgspec.Struct, kw_only=True):
+class MockDone(msgspec.Struct, kw_only=True):
     """It was done."""
 
     status: Literal["ok"] = "ok"

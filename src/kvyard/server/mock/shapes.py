@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from kvyard.openai import CachedTokens, TokenUsage
-from kvyard.server.mock.choice import Choice
+from kvyard.server.mock.choice import MockChoice
 from kvyard.server.tokens import Tokenizer
 
 
@@ -52,19 +52,19 @@ class Shape:
 
     # -- whole ----------------------------------------------------------------------------------------------------------
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         """The reply in one piece."""
         found = self._head(self.object)
         found["choices"] = [self._choice(choice) for choice in choices]
         found["usage"] = self._usage(choices)
         return found
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: MockChoice) -> dict[str, Any]:
         raise NotImplementedError
 
     # -- chunks ---------------------------------------------------------------------------------------------------------
 
-    def more(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+    def more(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
         """Chunks of what is new."""
         for choice in choices:
             at = choice.index
@@ -82,7 +82,7 @@ class Shape:
                 yield found
             self._told[at] = over
 
-    def last(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+    def last(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
         """What follows the last chunk of the last choice."""
         if self.setup.include_usage:
             found = self._head(self.chunk_object)
@@ -90,7 +90,7 @@ class Shape:
             found["usage"] = self._usage(choices)
             yield found
 
-    def _chunks(self, choice: Choice, over: bool) -> Iterator[dict[str, Any]]:
+    def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         raise NotImplementedError
 
     # -- parts ----------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Shape:
         setup = self.setup
         return {"id": setup.id, "object": kind, "created": setup.created, "model": setup.model}
 
-    def _usage(self, choices: Sequence[Choice]) -> TokenUsage:
+    def _usage(self, choices: Sequence[MockChoice]) -> TokenUsage:
         setup = self.setup
         asked = sum(map(len, setup.prompts))
         given = sum(choice.produced for choice in choices)
@@ -111,21 +111,21 @@ class Shape:
             prompt_tokens_details=CachedTokens(cached_tokens=cached),
         )
 
-    def _take(self, choice: Choice) -> tuple[list[int], list[str]]:
+    def _take(self, choice: MockChoice) -> tuple[list[int], list[str]]:
         """The ids that weren't shown yet, and the text of each."""
         start, stop = self._shown[choice.index], choice.produced
         self._shown[choice.index] = stop
         answer = choice.answer
         return list(answer.ids[start:stop]), [answer.next_piece() for _ in range(start, stop)]
 
-    def _finish(self, choice: Choice, over: bool) -> str | None:
+    def _finish(self, choice: MockChoice, over: bool) -> str | None:
         if not over:
             return None
         if choice.answer.tool is not None and choice.answer.finish == "stop" and not self.setup.named_tool:
             return "tool_calls"
         return choice.answer.finish
 
-    def _stop_reason(self, choice: Choice, over: bool) -> str | int | None:
+    def _stop_reason(self, choice: MockChoice, over: bool) -> str | int | None:
         return choice.answer.ended_by if over else None
 
     def _likelihoods(self, token: int, at: int) -> tuple[float, list[tuple[int, float]]]:
@@ -142,10 +142,10 @@ class TextShape(Shape):
 
     object = chunk_object = "text_completion"
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: MockChoice) -> dict[str, Any]:
         return next(self._chunks(choice, True))
 
-    def _chunks(self, choice: Choice, over: bool) -> Iterator[dict[str, Any]]:
+    def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         setup = self.setup
         at = choice.index
         prompt = setup.prompts[at // setup.n]
@@ -190,7 +190,7 @@ class ChatShape(Shape):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: MockChoice) -> dict[str, Any]:
         ids, texts = self._take(choice)
         text = "".join(texts)
         message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -208,13 +208,13 @@ class ChatShape(Shape):
             found["token_ids"] = ids
         return found
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         found = super().whole(choices)
         if self.setup.token_ids:
             found["prompt_token_ids"] = list(self.setup.prompts[0])
         return found
 
-    def _chunks(self, choice: Choice, over: bool) -> Iterator[dict[str, Any]]:
+    def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         start = self._shown[choice.index]
         if not start:
             yield self._chunk(choice, {"role": "assistant", "content": ""})
@@ -231,10 +231,10 @@ class ChatShape(Shape):
             made["token_ids"] = ids
         yield made
 
-    def _chunk(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
+    def _chunk(self, choice: MockChoice, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _call(self, choice: Choice, arguments: str) -> dict[str, Any]:
+    def _call(self, choice: MockChoice, arguments: str) -> dict[str, Any]:
         number = xxhash.xxh3_64_hexdigest(f"{self.setup.id} {choice.index}".encode())
         return {
             "id": f"chatcmpl-tool-{number}",

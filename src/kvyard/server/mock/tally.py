@@ -15,7 +15,7 @@ from kvyard.engine.job import Job, State
 from kvyard.events.types import Tier
 from kvyard.server.dashboard.latency import LatencyWindow
 from kvyard.server.dashboard.view import MOST_DECISIONS
-from kvyard.server.mock.choice import Choice
+from kvyard.server.mock.choice import MockChoice
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
@@ -32,7 +32,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
     waited_ms: float
 
 
-class Recent:
+class RecentWork:
     """The last admissions and first tokens of a whole fleet."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Recent:
         self.number = 0
         self._wall = WallClock.since_epoch()
 
-    def admitted(self, worker: str, choice: Choice, now: int, cached: int, external: int) -> None:
+    def admitted(self, worker: str, choice: MockChoice, now: int, cached: int, external: int) -> None:
         """A job begins to run, for the first time."""
         job = choice.job
         self.number += 1
@@ -71,10 +71,10 @@ class Sent:
         """When the last one went out, nominal."""
 
 
-class Tally:
+class WorkerTally:
     """One worker's. Choices are counted, not requests: a request for three answers is three."""
 
-    def __init__(self, worker: str, ranks: int, recent: Recent) -> None:
+    def __init__(self, worker: str, ranks: int, recent: RecentWork) -> None:
         self.recent = recent
         self.came = self.finished = self.failed = self.refused = self.cancelled = 0
         self.prompt_tokens = self.output_tokens = 0
@@ -84,7 +84,7 @@ class Tally:
         self.streams = [Sent() for _ in range(ranks)]
         self._worker = worker
 
-    def admitted(self, choice: Choice, now: int, cached: int, external: int) -> None:
+    def admitted(self, choice: MockChoice, now: int, cached: int, external: int) -> None:
         """A job begins to run, for the first time."""
         job: Job = choice.job
         for at, tokens in enumerate((cached, external - job.storage_tokens, job.storage_tokens)):
@@ -93,7 +93,7 @@ class Tally:
         self.prompt_tokens += job.num_prompt_tokens
         self.recent.admitted(self._worker, choice, now, cached, external)
 
-    def ended(self, choice: Choice) -> None:
+    def ended(self, choice: MockChoice) -> None:
         """A choice is through."""
         state = choice.job.state
         if state is State.FINISHED:

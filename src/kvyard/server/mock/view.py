@@ -23,16 +23,16 @@ from kvyard.server.dashboard.view import (
     by_label,
     prompt_sources,
 )
-from kvyard.server.mock.faults import Faults
+from kvyard.server.mock.faults import MockFaults
 from kvyard.server.mock.tally import Admission
-from kvyard.server.mock.worker import Worker
+from kvyard.server.mock.worker import MockWorker
 from kvyard.tiers.counters import Flow
 from kvyard.tiers.depot import Kind
 from kvyard.tiers.links.transfer import Direction
 
 if TYPE_CHECKING:
     from kvyard.blocks.pool import Pool
-    from kvyard.server.mock.fleet import Fleet
+    from kvyard.server.mock.fleet import MockFleet
 
 COPIES = {
     Kind.STORE: ("G1", "G2", Direction.OUT),
@@ -46,7 +46,7 @@ COPIES = {
 class MockSource:
     """Looks at a fleet."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: MockFleet) -> None:
         self._fleet = fleet
         self._wall = WallClock.since_epoch()
         self._since = self._wall.now() / SECOND
@@ -86,7 +86,7 @@ class MockSource:
         )
 
 
-def worker_view(worker: Worker, url: str) -> WorkerView:
+def worker_view(worker: MockWorker, url: str) -> WorkerView:
     """One worker."""
     tally = worker.tally
     state, reason = "ready", ""
@@ -130,7 +130,7 @@ def _tiers(cores: list[EngineCore]) -> Iterator[TierView]:
         )
 
 
-def stream_views(worker: Worker, now: int) -> Iterator[StreamView]:
+def stream_views(worker: MockWorker, now: int) -> Iterator[StreamView]:
     """What each rank sends."""
     for rank, (publisher, sent) in enumerate(zip(worker.publishers, worker.tally.streams)):
         failed = publisher.error is not None
@@ -149,7 +149,7 @@ def stream_views(worker: Worker, now: int) -> Iterator[StreamView]:
         )
 
 
-def transfer_views(worker: Worker) -> Iterator[TransferView]:
+def transfer_views(worker: MockWorker) -> Iterator[TransferView]:
     """Copies between tiers, by direction, over all ranks."""
     sites = [core.offload.site for core in worker.cores if core.offload is not None]
     for kind, (source, target, direction) in COPIES.items():
@@ -197,7 +197,7 @@ def _decision(one: Admission, size: int) -> DecisionView:
     )
 
 
-def _notes(workers: list[Worker]) -> list[str]:
+def _notes(workers: list[MockWorker]) -> list[str]:
     """Faults that were asked for."""
     found = {worker.name: note for worker in workers if (note := _asked_for(worker.faults))}
     if len(found) == len(workers) > 1 and len(set(found.values())) == 1:
@@ -205,8 +205,8 @@ def _notes(workers: list[Worker]) -> list[str]:
     return [f"{name}: {note}" for name, note in found.items()]
 
 
-def _asked_for(faults: Faults) -> str:
+def _asked_for(faults: MockFaults) -> str:
     """Faults that differ from none, in one line."""
-    none = msgspec.to_builtins(Faults())
+    none = msgspec.to_builtins(MockFaults())
     found = {name: value for name, value in msgspec.to_builtins(faults).items() if value != none[name]}
     return ", ".join(f"{name} = {value}" for name, value in found.items())

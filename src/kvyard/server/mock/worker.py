@@ -22,20 +22,20 @@ from kvyard.events.transport import Publisher
 from kvyard.events.transport.endpoint import split_tcp
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Namespace, Run, TokenChain, algorithm
-from kvyard.server.mock.answers import Answer
-from kvyard.server.mock.choice import Choice, Flow
+from kvyard.server.mock.answers import MadeAnswer
+from kvyard.server.mock.choice import MockChoice, RequestFlow
 from kvyard.server.mock.config import Lora, MockConfig
-from kvyard.server.mock.desk import Desk
-from kvyard.server.mock.driver import Driver, Journal
+from kvyard.server.mock.driver import EngineDriver, Journal
 from kvyard.server.mock.faults import is_lost
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
-from kvyard.server.mock.tally import Recent, Tally
+from kvyard.server.mock.rank_watcher import RankWatcher
+from kvyard.server.mock.tally import RecentWork, WorkerTally
 
 WAITING_COUNTS = 4
 """How much heavier a request that waits is than one that runs, when a rank is chosen; as in vLLM."""
 
 
-class Worker:
+class MockWorker:
     """One worker of a mock fleet. Everything happens on one event loop."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Worker:
         config: MockConfig,
         clock: WallClock,
         journal: Journal | None = None,
-        recent: Recent | None = None,
+        recent: RecentWork | None = None,
     ) -> None:
         """``recent`` is the fleet's memory of what happened lately. Raises ``KvyardError`` for a config that can't be
         honoured.
@@ -56,13 +56,13 @@ class Worker:
         self.random = Random(f"{config.seed} {number}")
         """For faults of requests, drawn on the loop in order of arrival."""
         self.cores: list[EngineCore] = []
-        self.desks: list[Desk] = []
+        self.watchers: list[RankWatcher] = []
         self.publishers: list[Publisher] = []
         self._places: dict[int, tuple[str, str | None]] = {}
         """Where each rank's stream was first found, so that it is there again after a death."""
         self.loras: dict[str, Lora] = {}
         self.alive = False
-        self.tally = Tally(self.name, config.dp_size, recent or Recent())
+        self.tally = WorkerTally(self.name, config.dp_size, recent or RecentWork())
         seed = f"kvyard-mock-{config.seed}-{number}" if config.hash_seed is None else config.hash_seed
         self._algorithm = algorithm(config.hash_algorithm, seed=seed)
         self._clock = clock
@@ -97,20 +97,20 @@ class Worker:
     def _attach(self) -> None:
         """Have the engine watched."""
         self.loras = {lora.name: lora for lora in self.config.loras}
-        self.desks = []
+        self.watchers = []
         self.rank_measures = [RankMeasures(self.measures, rank) for rank in range(len(self.cores))]
         for rank, core in enumerate(self.cores):
-            desk = Desk(rank, self.rank_measures[rank], self.tally, partial(self._announce, rank))
-            desk.core = core
-            core.watcher = core.scheduler.watcher = desk
-            self.desks.append(desk)
+            watcher = RankWatcher(rank, self.rank_measures[rank], self.tally, partial(self._announce, rank))
+            watcher.core = core
+            core.watcher = core.scheduler.watcher = watcher
+            self.watchers.append(watcher)
 
     # -- life -----------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open the event streams and let time pass. Raises ``KvyardError``, with nothing left open, where that fails."""
         config = self.config
-        self.driver = Driver(
+        self.driver = EngineDriver(
             self.engine,
             self._clock,
             config.speed,
@@ -178,12 +178,12 @@ class Worker:
         self._attach()
 
     def _break(self, why: str) -> None:
-        for desk in self.desks:
-            for choice in desk.choices.values():
+        for watcher in self.watchers:
+            for choice in watcher.choices.values():
                 choice.flow.broken = why
                 choice.flow.tell()
-            self.tally.failed += len(desk.choices)
-            desk.choices.clear()
+            self.tally.failed += len(watcher.choices)
+            watcher.choices.clear()
 
     def _close_streams(self) -> None:
         for publisher in self.publishers:
@@ -200,7 +200,7 @@ class Worker:
     @property
     def load(self) -> int:
         """Choices that wait or run."""
-        return sum(len(desk.choices) for desk in self.desks)
+        return sum(len(watcher.choices) for watcher in self.watchers)
 
     @property
     def waiting(self) -> int:
@@ -212,7 +212,7 @@ class Worker:
 
         def weight(rank: int) -> int:
             running = len(self.cores[rank].scheduler.running)
-            return WAITING_COUNTS * max(0, len(self.desks[rank].choices) - running) + running
+            return WAITING_COUNTS * max(0, len(self.watchers[rank].choices) - running) + running
 
         return min(range(len(self.cores)), key=weight)
 
@@ -230,27 +230,27 @@ class Worker:
 
     def submit(
         self,
-        flow: Flow,
+        flow: RequestFlow,
         prompt: Sequence[int],
-        answer: Answer,
+        answer: MadeAnswer,
         namespace: Namespace,
         *,
         rank: int,
         priority: int = 0,
         request: str = "",
-    ) -> Choice:
+    ) -> MockChoice:
         """Hand one choice to a rank; it arrives now. ``request`` is the caller's name for it, which its job's id ends in."""
         self._serial += 1
         self.tally.came += 1
         name = f"{self.name}-{self._serial} {request}" if request else f"{self.name}-{self._serial}"
         job = self.make_job(name, prompt, answer.ids, namespace, priority)
-        choice = Choice(len(flow.choices), job, answer, rank, flow)
+        choice = MockChoice(len(flow.choices), job, answer, rank, flow)
         flow.choices.append(choice)
-        self.desks[rank].choices[job.id] = choice
+        self.watchers[rank].choices[job.id] = choice
         choice.arrival = self.driver.submit(job, rank)
         return choice
 
-    def give_up(self, flow: Flow) -> None:
+    def give_up(self, flow: RequestFlow) -> None:
         """Whoever asked has gone: cancel what is left."""
         if self.alive:
             for choice in flow.choices:
@@ -272,9 +272,9 @@ class Worker:
         asyncio.get_running_loop().call_later(seconds, driver.thaw)
 
     def _settle(self) -> None:
-        for desk in self.desks:
-            if desk.news:
-                desk.settle()
+        for watcher in self.watchers:
+            if watcher.news:
+                watcher.settle()
 
     # -- events ---------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from kvyard.router.entries import AnyEntry, Applied, Refused, Routed
 ROUTER = "router"
 
 
-class Line(msgspec.Struct, frozen=True, gc=False):
+class LogLine(msgspec.Struct, frozen=True, gc=False):
     """One decision."""
 
     at: int
@@ -39,19 +39,19 @@ class Line(msgspec.Struct, frozen=True, gc=False):
         return f"{self.what}{about} at {(self.at - since) / SECOND:.9f} s" + (f" ({facts})" if facts else "")
 
 
-Log = dict[str, list[Line]]
+Log = dict[str, list[LogLine]]
 """By place."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Where two logs part."""
 
     place: str
     number: int
     """Of the line, from 0."""
-    live: Line | None
+    live: LogLine | None
     """``None`` where that log has ended."""
-    offline: Line | None
+    offline: LogLine | None
     since: int = 0
 
     def __str__(self) -> str:
@@ -67,9 +67,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.place}, decision {self.number + 1}: {told}{parts}"
 
 
-def first_difference(live: Mapping[str, Sequence[Line]], offline: Mapping[str, Sequence[Line]]) -> Difference | None:
+def first_difference(
+    live: Mapping[str, Sequence[LogLine]], offline: Mapping[str, Sequence[LogLine]]
+) -> RunDifference | None:
     """Where the logs of two runs first differ, the earliest of all places; ``None`` where they are equal."""
-    found: list[Difference] = []
+    found: list[RunDifference] = []
     for place in sorted(set(live) | set(offline)):
         ours, theirs = live.get(place, ()), offline.get(place, ())
         since = min((lines[0].at for lines in (ours, theirs) if lines), default=0)
@@ -77,17 +79,17 @@ def first_difference(live: Mapping[str, Sequence[Line]], offline: Mapping[str, S
             one = ours[number] if number < len(ours) else None
             other = theirs[number] if number < len(theirs) else None
             if one != other:
-                found.append(Difference(place=place, number=number, live=one, offline=other, since=since))
+                found.append(RunDifference(place=place, number=number, live=one, offline=other, since=since))
                 break
     # A wrong choice of the router shows in engines too; it is the cause and they are the effect.
     return min(found, key=lambda one: (one.place != ROUTER, _time(one)), default=None)
 
 
-def _time(one: Difference) -> int:
+def _time(one: RunDifference) -> int:
     return min(line.at for line in (one.live, one.offline) if line is not None)
 
 
-def tally(log: Mapping[str, Sequence[Line]]) -> Counter[str]:
+def tally(log: Mapping[str, Sequence[LogLine]]) -> Counter[str]:
     """How many decisions of each kind there are."""
     return Counter(line.what for lines in log.values() for line in lines)
 
@@ -95,9 +97,9 @@ def tally(log: Mapping[str, Sequence[Line]]) -> Counter[str]:
 # -- what is written down -----------------------------------------------------------------------------------------------------
 
 
-def router_lines(entries: Iterable[AnyEntry]) -> list[Line]:
+def router_lines(entries: Iterable[AnyEntry]) -> list[LogLine]:
     """A router's journal as lines: what it decided, and between decisions which batches it had applied."""
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     for entry in entries:
         if isinstance(entry, Routed):
             decision = msgspec.structs.asdict(entry.decision)
@@ -105,12 +107,12 @@ def router_lines(entries: Iterable[AnyEntry]) -> list[Line]:
                 del decision[name]
             facts = {"worker": str(decision.pop("worker")), **decision, "tail": entry.tail}
             facts["best_worker"] = str(entry.decision.best_worker)
-            lines.append(Line(entry.at, "routed", entry.id, facts))
+            lines.append(LogLine(entry.at, "routed", entry.id, facts))
         elif isinstance(entry, Refused):
-            lines.append(Line(entry.at, "refused", entry.id, {"why": entry.why}))
+            lines.append(LogLine(entry.at, "refused", entry.id, {"why": entry.why}))
         elif isinstance(entry, Applied):
             facts = {"stream": entry.stream, "epoch": entry.epoch, "sequence": entry.seq, "events": entry.events}
-            lines.append(Line(entry.at, "applied", "", facts | {"origin": entry.origin, "state": entry.state}))
+            lines.append(LogLine(entry.at, "applied", "", facts | {"origin": entry.origin, "state": entry.state}))
     return lines
 
 
@@ -120,7 +122,7 @@ class EngineLog(Watcher):
     """
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
         self.first: dict[str, int] = {}
         """When requests had their first token."""
         self.last: dict[str, int] = {}
@@ -133,19 +135,19 @@ class EngineLog(Watcher):
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
         facts: dict[str, object] = {"cached": cached, "loaded": external, "preemptions": job.preemptions}
-        self.lines.append(Line(now, "admitted", request_of(job), facts))
+        self.lines.append(LogLine(now, "admitted", request_of(job), facts))
 
     def produced(self, job: Job, count: int, end: int) -> None:
         name = request_of(job)
         if name not in self.first:
             self.first[name] = end
-            self.lines.append(Line(end, "first token", name, {}))
+            self.lines.append(LogLine(end, "first token", name, {}))
 
     def preempted(self, job: Job, now: int) -> None:
-        self.lines.append(Line(now, "preempted", request_of(job), {}))
+        self.lines.append(LogLine(now, "preempted", request_of(job), {}))
 
     def loading(self, job: Job, now: int, tokens: int) -> None:
-        self.lines.append(Line(now, "loading", request_of(job), {"tokens": tokens}))
+        self.lines.append(LogLine(now, "loading", request_of(job), {"tokens": tokens}))
 
     def ended(self, job: Job, now: int, reason: str) -> None:
         name = request_of(job)
@@ -153,7 +155,7 @@ class EngineLog(Watcher):
         tokens = job.chain.tokens[job.num_prompt_tokens :]  # type: ignore[union-attr]
         self.answers[job.id] = list(tokens)
         facts: dict[str, object] = {"state": job.state.name.lower(), "output": job.output, "reason": reason}
-        self.lines.append(Line(now, "ended", name, facts))
+        self.lines.append(LogLine(now, "ended", name, facts))
 
     def announced(self, batch: EventBatch, now: int) -> None:
         payload = self._encoder.encode(batch)
@@ -167,7 +169,7 @@ class EngineLog(Watcher):
                 deed = "stored" if isinstance(event, Stored) else "removed"
                 counts[f"{deed} {event.tier.name}"] += len(event.hashes)
         facts: dict[str, object] = {"sequence": batch.seq, **dict(sorted(counts.items()))}
-        self.lines.append(Line(now, "announced", "", facts | {"digest": xxhash.xxh3_64_hexdigest(payload)}))
+        self.lines.append(LogLine(now, "announced", "", facts | {"digest": xxhash.xxh3_64_hexdigest(payload)}))
 
 
 def request_of(job: Job) -> str:

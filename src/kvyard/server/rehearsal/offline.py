@@ -39,11 +39,11 @@ from kvyard.router.entries import (
 )
 from kvyard.router.journal import Journal
 from kvyard.router.journaled import JournaledIndexer, JournaledRouter
-from kvyard.server.mock.worker import Worker
+from kvyard.server.mock.worker import MockWorker
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
-from kvyard.server.rehearsal.recording import Deed, Prompt, Recording
+from kvyard.server.rehearsal.recording import Deed, LiveRecording, RecordedPrompt
 
-Prompts = Callable[[str], Prompt]
+Prompts = Callable[[str], RecordedPrompt]
 """A request's prompt by its id."""
 
 
@@ -54,11 +54,11 @@ class Apart(Exception):
 class OfflineEngine:
     """One worker in virtual time."""
 
-    def __init__(self, number: int, recording: Recording, prompts: Prompts) -> None:
+    def __init__(self, number: int, recording: LiveRecording, prompts: Prompts) -> None:
         from kvyard.clock import WallClock
 
         # The worker is built as the live one was and never started: its clock stands for nothing.
-        self.worker = Worker(number, recording.fleet, WallClock())
+        self.worker = MockWorker(number, recording.fleet, WallClock())
         self.logs = [EngineLog() for _ in self.worker.cores]
         self.present: set[str] = set()
         """Requests that the router has sent here."""
@@ -134,7 +134,7 @@ class OfflineEngine:
 class Offline:
     """Repeats one recording. ``log`` is what it decided."""
 
-    def __init__(self, recording: Recording, prompts: Prompts) -> None:
+    def __init__(self, recording: LiveRecording, prompts: Prompts) -> None:
         self.entries: list[AnyEntry] = []
         """The journal of this run."""
         self.apart = ""

@@ -14,9 +14,9 @@ import msgspec
 from kvyard.clock import MS
 from kvyard.errors import KvyardError
 from kvyard.replay.report.numbers import Spread, spread
-from kvyard.server.rehearsal.log import Difference, first_difference, tally
+from kvyard.server.rehearsal.log import RunDifference, first_difference, tally
 from kvyard.server.rehearsal.offline import Offline, Prompts
-from kvyard.server.rehearsal.recording import Recording
+from kvyard.server.rehearsal.recording import LiveRecording
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Observed(msgspec.Struct, frozen=True):
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """What came out."""
 
-    difference: Difference | None
+    difference: RunDifference | None
     """Where the decisions first differ; ``None`` where they are equal."""
     apart: str
     """Why virtual time couldn't follow to the end; empty where it could."""
@@ -77,7 +77,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prove(
-    recording: Recording,
+    recording: LiveRecording,
     prompts: Prompts,
     observed: Mapping[str, Observed] | None = None,
     tolerance: Tolerance | None = None,

@@ -34,7 +34,7 @@ class Deed(msgspec.Struct, frozen=True, gc=False):
         return cls(stamp, what, job.id, request_of(job), rank, job.max_tokens, job.priority)
 
 
-class Prompt(msgspec.Struct, frozen=True, gc=False):
+class RecordedPrompt(msgspec.Struct, frozen=True, gc=False):
     """What a request asked, and who for."""
 
     tokens: Sequence[int]
@@ -42,7 +42,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     session: str | None = None
 
 
-class Recording(msgspec.Struct, kw_only=True):
+class LiveRecording(msgspec.Struct, kw_only=True):
     """One live run."""
 
     fleet: MockConfig

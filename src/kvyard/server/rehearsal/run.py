@@ -12,21 +12,21 @@ from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.endpoint import Endpoint
-from kvyard.replay.live.prompts import Prompts
+from kvyard.replay.live.prompts import PromptMaker
 from kvyard.replay.live.run import LiveRun, drive
 from kvyard.replay.report import Slo
 from kvyard.replay.run import Told
 from kvyard.replay.traces import Trace, TraceRequest
+from kvyard.server.rehearsal.live_fleet import LiveFleet
 from kvyard.server.rehearsal.proof import Observed, Proof, Tolerance, prove
-from kvyard.server.rehearsal.recording import Prompt, Recording
-from kvyard.server.rehearsal.stage import Stage
+from kvyard.server.rehearsal.recording import LiveRecording, RecordedPrompt
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
     """What a rehearsal left."""
 
     run: LiveRun
-    recording: Recording | None = None
+    recording: LiveRecording | None = None
     proof: Proof | None = None
 
 
@@ -74,8 +74,8 @@ async def _perform(
     slo: Slo | Mapping[str, float] | str | None,
     label: str,
     progress: Told | None,
-) -> tuple[LiveRun, Recording | None]:
-    stage = Stage(config, speed=live.speed, recorded=recorded)
+) -> tuple[LiveRun, LiveRecording | None]:
+    stage = LiveFleet(config, speed=live.speed, recorded=recorded)
     async with stage, Endpoint(stage.url) as endpoint:
         run = await drive(
             trace,
@@ -107,12 +107,12 @@ class Scripts:
     """The prompts of a trace, made anew as the driver made them. Rows are kept, tokens aren't."""
 
     def __init__(self, rows: Iterable[TraceRequest], config: LiveConfig) -> None:
-        self._prompts = Prompts(config.seed, config.vocabulary)
+        self._prompts = PromptMaker(config.seed, config.vocabulary)
         self._rows = {row.id: row for row in rows}
 
-    def of(self, id_: str) -> Prompt:
+    def of(self, id_: str) -> RecordedPrompt:
         """One of them. Raises ``KvyardError`` where the trace has no such request."""
         row = self._rows.get(id_)
         if row is None:
             raise KvyardError(f"request {id_} was routed and isn't in the trace: drive the fleet with the trace alone")
-        return Prompt(self._prompts.tokens(row), row.salt, row.session)
+        return RecordedPrompt(self._prompts.tokens(row), row.salt, row.session)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 
-class Recorded(msgspec.Struct):
+class RecordedTurn(msgspec.Struct):
     """One request as it was recorded; times in nanoseconds on one clock."""
 
     id: str
@@ -33,18 +33,18 @@ class Waits(msgspec.Struct):
     delay: int | None
 
 
-def weave(recorded: Iterable[Recorded], slack: int = 0) -> Iterator[tuple[Recorded, Waits]]:
+def weave(recorded: Iterable[RecordedTurn], slack: int = 0) -> Iterator[tuple[RecordedTurn, Waits]]:
     """The requests in order of their start, and what each waits for. ``slack`` is how far times may be off."""
     ordered = sorted(recorded, key=lambda one: one.start)
-    last: dict[str, Recorded] = {one.session: one for one in ordered}
+    last: dict[str, RecordedTurn] = {one.session: one for one in ordered}
     children: dict[str, list[str]] = defaultdict(list)
     for one in ordered:
         if one.parent is not None and one.session not in children[one.parent]:
             children[one.parent].append(one.session)
-    latest: dict[str, Recorded] = {}
+    latest: dict[str, RecordedTurn] = {}
     for one in ordered:
         before = latest.get(one.session)
-        after: list[Recorded] = []
+        after: list[RecordedTurn] = []
         if before is None and one.parent in latest:
             after.append(latest[one.parent])
         running = []

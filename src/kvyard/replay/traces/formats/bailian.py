@@ -20,7 +20,7 @@ from kvyard.replay.traces.request import TraceRequest
 BLOCK_SIZE = 16
 
 
-class _Row(msgspec.Struct, gc=False):
+class _BailianRow(msgspec.Struct, gc=False):
     chat_id: int | str
     timestamp: int | float
     input_length: int
@@ -40,7 +40,7 @@ class _Chat(msgspec.Struct):
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass."""
-    decode = msgspec.json.Decoder(_Row).decode
+    decode = msgspec.json.Decoder(_BailianRow).decode
     size = reading.block_size or BLOCK_SIZE
     chats: dict[int | str, _Chat] = {}
 

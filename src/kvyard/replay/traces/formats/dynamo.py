@@ -14,7 +14,7 @@ import msgspec
 from kvyard.clock.units import MS
 from kvyard.replay.traces.errors import UNREADABLE, BadRow
 from kvyard.replay.traces.files import records
-from kvyard.replay.traces.formats.agents import Recorded, weave
+from kvyard.replay.traces.formats.agents import RecordedTurn, weave
 from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns, span
 from kvyard.replay.traces.registry import Format, Head
 from kvyard.replay.traces.request import TraceRequest
@@ -28,7 +28,7 @@ class _Replay(msgspec.Struct, gc=False):
     input_sequence_hashes: list[int]
 
 
-class _Request(msgspec.Struct, gc=False):
+class _DynamoRequest(msgspec.Struct, gc=False):
     request_id: str
     request_received_ms: int | float
     output_tokens: int
@@ -46,19 +46,19 @@ class _Agent(msgspec.Struct, gc=False):
 class _Event(msgspec.Struct, gc=False):
     schema: str
     event_type: str
-    request: _Request | None = None
+    request: _DynamoRequest | None = None
     agent_context: _Agent | None = None
 
 
-class _Line(msgspec.Struct, gc=False):
+class _DynamoLine(msgspec.Struct, gc=False):
     event: _Event
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass, sorted."""
-    decode = msgspec.json.Decoder(_Line).decode
-    found: dict[str, tuple[_Request, int]] = {}
-    agents: list[Recorded] = []
+    decode = msgspec.json.Decoder(_DynamoLine).decode
+    found: dict[str, tuple[_DynamoRequest, int]] = {}
+    agents: list[RecordedTurn] = []
     size = 0
     for number, record in records(reading.path):
         try:
@@ -80,9 +80,9 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             agent = event.agent_context
             # A request without a session is one of its own, and waits for nobody.
             agents.append(
-                Recorded(name, f"\0{name}", start, end)
+                RecordedTurn(name, f"\0{name}", start, end)
                 if agent is None
-                else Recorded(name, agent.session_id, start, end, agent.parent_session_id)
+                else RecordedTurn(name, agent.session_id, start, end, agent.parent_session_id)
             )
         except UNREADABLE as bad:
             reading.reject(number, bad)
@@ -116,7 +116,7 @@ def _root(session: str, parents: Mapping[str, str | None]) -> str | None:
     return None if top == session else top
 
 
-def _checked(event: _Event) -> _Request:
+def _checked(event: _Event) -> _DynamoRequest:
     """The event's request. Raises ``BadRow`` for one that can't be replayed."""
     request = event.request
     if request is None:

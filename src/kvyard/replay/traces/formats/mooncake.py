@@ -24,7 +24,7 @@ from kvyard.replay.traces.request import TraceRequest
 BLOCK_SIZE = 512
 
 
-class _Row(msgspec.Struct, gc=False):
+class _MooncakeRow(msgspec.Struct, gc=False):
     timestamp: int | float | None = None
     created_time: int | float | None = None
     input_length: int | None = None
@@ -55,7 +55,7 @@ class _Kept(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     duration: int | float | None = None
 
 
-class _Sessions:
+class _MooncakeSessions:
     """What earlier rows said, as far as later ones can refer to it."""
 
     __slots__ = ("last", "names", "timed")
@@ -71,9 +71,9 @@ class _Sessions:
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass."""
-    decode = msgspec.json.Decoder(_Row).decode
+    decode = msgspec.json.Decoder(_MooncakeRow).decode
     given = reading.block_size
-    sessions = _Sessions()
+    sessions = _MooncakeSessions()
 
     def row(number: int, record: bytes) -> TraceRequest:
         found = decode(record)
@@ -151,7 +151,7 @@ def _retention(given: int | list[_Kept]) -> tuple[Retention, ...]:
         raise BadRow(f"retention: {wrong}") from None
 
 
-def _delay(row: _Row, time: int | None, session: str | None, sessions: _Sessions) -> int | None:
+def _delay(row: _MooncakeRow, time: int | None, session: str | None, sessions: _MooncakeSessions) -> int | None:
     """How long the row waits after those before it. None where it waits for nobody."""
     for name in row.wait_for:
         if name not in sessions.names:

@@ -16,7 +16,7 @@ from kvyard.replay.traces.request import TraceRequest
 COLUMNS = ("arrival", "input", "output")
 
 
-class _Row(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+class _PlainRow(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     arrival: int | float
     input: int
     output: int
@@ -24,7 +24,7 @@ class _Row(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass."""
-    decode = msgspec.json.Decoder(_Row).decode
+    decode = msgspec.json.Decoder(_PlainRow).decode
 
     def request(number: int, arrival: float, tokens_in: int, tokens_out: int) -> TraceRequest:
         checked_lengths(tokens_in, tokens_out, ("input", "output"))

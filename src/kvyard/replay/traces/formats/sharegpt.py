@@ -12,7 +12,7 @@ from kvyard.replay.traces.registry import Format
 from kvyard.replay.traces.request import TraceRequest
 
 
-class _Row(msgspec.Struct, gc=False):
+class _ShareGptRow(msgspec.Struct, gc=False):
     input_toks: int
     output_toks: int
     arrival_time_ns: int
@@ -22,7 +22,7 @@ class _Row(msgspec.Struct, gc=False):
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass."""
-    decode = msgspec.json.Decoder(_Row).decode
+    decode = msgspec.json.Decoder(_ShareGptRow).decode
 
     def row(number: int, record: bytes) -> TraceRequest:
         found = decode(record)

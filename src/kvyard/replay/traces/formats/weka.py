@@ -15,7 +15,7 @@ import msgspec
 from kvyard.clock.units import SECOND
 from kvyard.replay.traces.errors import UNREADABLE, BadRow
 from kvyard.replay.traces.files import records
-from kvyard.replay.traces.formats.agents import Recorded, weave
+from kvyard.replay.traces.formats.agents import RecordedTurn, weave
 from kvyard.replay.traces.reading import Reading, checked_lengths, ns, span
 from kvyard.replay.traces.registry import Format
 from kvyard.replay.traces.request import TraceRequest
@@ -27,7 +27,7 @@ SHARE = 1 << 32
 """How many ids a session has: those of its file below the middle, those of unshared ends above."""
 
 
-class _Request(msgspec.Struct, gc=False):
+class _WekaRequest(msgspec.Struct, gc=False):
     t: int | float
     type: str
     input: int = msgspec.field(default=0, name="in")
@@ -37,19 +37,19 @@ class _Request(msgspec.Struct, gc=False):
     api_time: int | float | None = None
     think_time: int | float | None = None
     agent_id: str | None = None
-    requests: list[_Request] = []
+    requests: list[_WekaRequest] = []
 
 
-class _Session(msgspec.Struct):
+class _WekaSession(msgspec.Struct):
     id: str
-    requests: list[_Request]
+    requests: list[_WekaRequest]
     block_size: int = BLOCK_SIZE
     hash_id_scope: str = "local"
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass, a session at a time."""
-    decode = msgspec.json.Decoder(_Session).decode
+    decode = msgspec.json.Decoder(_WekaSession).decode
     for number, record in records(reading.path):
         try:
             requests = _Reader(reading, number, decode(record)).requests()
@@ -62,7 +62,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
 class _Reader:
     """One session."""
 
-    def __init__(self, reading: Reading, number: int, session: _Session) -> None:
+    def __init__(self, reading: Reading, number: int, session: _WekaSession) -> None:
         if session.hash_id_scope not in ("local", "global"):
             raise BadRow(f"hash_id_scope is {session.hash_id_scope!r}: it must be local or global")
         self.session = session
@@ -73,15 +73,15 @@ class _Reader:
         # Sessions with ids in common take theirs from range 0; every session's unshared ends lie in its own.
         self.base = 0 if session.hash_id_scope == "global" else number * SHARE
         self.ends = number * SHARE + SHARE // 2
-        self.recorded: list[Recorded] = []
-        self.found: dict[str, _Request] = {}
+        self.recorded: list[RecordedTurn] = []
+        self.found: dict[str, _WekaRequest] = {}
 
     def requests(self) -> list[TraceRequest]:
         """All of them, in the order of their start."""
         self._collect(self.session.requests, self.name, None, 0)
         return [self._request(one, waits.after, waits.delay) for one, waits in weave(self.recorded, SLACK)]
 
-    def _collect(self, requests: list[_Request], session: str, parent: str | None, base: int) -> None:
+    def _collect(self, requests: list[_WekaRequest], session: str, parent: str | None, base: int) -> None:
         agents = 0
         for request in requests:
             start = base + ns(request.t, SECOND, "t")
@@ -96,9 +96,9 @@ class _Reader:
             self.found[name] = request
             api = 0 if request.api_time is None else span(request.api_time, SECOND, "api_time")
             think = None if request.think_time is None else span(request.think_time, SECOND, "think_time")
-            self.recorded.append(Recorded(name, session, start, start + api, parent, think))
+            self.recorded.append(RecordedTurn(name, session, start, start + api, parent, think))
 
-    def _request(self, one: Recorded, after: tuple[str, ...], delay: int | None) -> TraceRequest:
+    def _request(self, one: RecordedTurn, after: tuple[str, ...], delay: int | None) -> TraceRequest:
         found = self.found[one.id]
         try:
             checked_lengths(found.input, found.output, ("in", "out"))
@@ -119,7 +119,7 @@ class _Reader:
             root=None if one.session == self.name else self.name,
         )
 
-    def _ids(self, request: _Request) -> array[int]:
+    def _ids(self, request: _WekaRequest) -> array[int]:
         """Packed, because a session has a hundred prompts of a thousand blocks."""
         whole, rest = divmod(request.input, self.block_size)
         count = len(request.hash_ids)

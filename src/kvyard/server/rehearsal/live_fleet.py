@@ -30,9 +30,9 @@ from kvyard.server.http import Bounds
 from kvyard.server.indexer.config import Patience
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
-from kvyard.server.mock.fleet import Fleet
+from kvyard.server.mock.fleet import MockFleet
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
-from kvyard.server.rehearsal.recording import Deed, Recording
+from kvyard.server.rehearsal.recording import Deed, LiveRecording
 from kvyard.server.running import HttpServer, listen
 
 ANY = "tcp://127.0.0.1:0"
@@ -45,7 +45,7 @@ TIMES = ("predicted_ttl_s", "approx_ttl_s", "session_ttl_s", "forget_after_s")
 """Settings of a router that are times."""
 
 
-class Stage:
+class LiveFleet:
     """Use it in an ``async with`` block; then requests are answered at ``url``."""
 
     def __init__(self, config: ReplayConfig, *, speed: float = 1.0, recorded: bool = False) -> None:
@@ -53,7 +53,7 @@ class Stage:
         self.config = config
         self.fleet_config = fleet_config(config, speed)
         self._deeds: list[list[Deed]] = [[] for _ in range(self.fleet_config.workers)]
-        self.fleet = Fleet(self.fleet_config, journal=self._keep_deeds if recorded else None)
+        self.fleet = MockFleet(self.fleet_config, journal=self._keep_deeds if recorded else None)
         self.logs: list[list[EngineLog]] = []
         self._recorded = recorded
         self._entries: list[AnyEntry] = []
@@ -63,8 +63,8 @@ class Stage:
         if recorded:
             for worker in self.fleet.workers:
                 self.logs.append([EngineLog() for _ in worker.cores])
-                for core, desk, log in zip(worker.cores, worker.desks, self.logs[-1], strict=True):
-                    core.watcher = core.scheduler.watcher = Both(log, desk)
+                for core, watcher, log in zip(worker.cores, worker.watchers, self.logs[-1], strict=True):
+                    core.watcher = core.scheduler.watcher = Both(log, watcher)
 
     @property
     def clock(self) -> WallClock:
@@ -86,7 +86,7 @@ class Stage:
         deeds = self._deeds[number]
         return lambda stamp, what, job, rank: deeds.append(Deed.of(stamp, what, job, rank))
 
-    async def __aenter__(self) -> Stage:
+    async def __aenter__(self) -> LiveFleet:
         from kvyard.server.gateway.routes import build
 
         await self.fleet.start()
@@ -175,7 +175,7 @@ class Stage:
         while any(worker.engine.next_decision() is not None for worker in self.fleet.workers):
             await pause(LOOK)
 
-    def recording(self) -> Recording:
+    def recording(self) -> LiveRecording:
         """What the run left behind, once all was at rest and the stage is left. Raises ``KvyardError`` where nothing was
         recorded.
         """
@@ -189,7 +189,7 @@ class Stage:
         }
         log[ROUTER] = router_lines(entries)
         every = [one for logs in self.logs for one in logs]
-        return Recording(
+        return LiveRecording(
             fleet=self.fleet_config,
             gateway=self.gateway_config,
             entries=entries,

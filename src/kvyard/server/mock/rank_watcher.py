@@ -1,4 +1,4 @@
-"""The desk: watches one rank for a worker, and hands what it produces to the choices that wait for it."""
+"""The watcher: watches one rank for a worker, and hands what it produces to the choices that wait for it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.watcher import Watcher
 from kvyard.events.types import EventBatch
-from kvyard.server.mock.choice import Choice, Flow
-from kvyard.server.mock.tally import Tally
+from kvyard.server.mock.choice import MockChoice, RequestFlow
+from kvyard.server.mock.tally import WorkerTally
 
 if TYPE_CHECKING:
     from kvyard.engine.timing import Durations
     from kvyard.server.mock.measures import RankMeasures
 
 
-class Desk(Watcher):
+class RankWatcher(Watcher):
     """One rank's watcher. Flows that have news are gathered in ``news``, and told all at once."""
 
     core: EngineCore
 
     def __init__(
-        self, rank: int, measures: RankMeasures, tally: Tally, announce: Callable[[EventBatch, int], None] | None
+        self, rank: int, measures: RankMeasures, tally: WorkerTally, announce: Callable[[EventBatch, int], None] | None
     ) -> None:
         self.rank = rank
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, MockChoice] = {}
         """Choices that are under way, by the ids of their jobs."""
-        self.news: list[Flow] = []
+        self.news: list[RequestFlow] = []
         self._measures = measures
         self._tally = tally
         self._announce = announce
@@ -41,7 +41,7 @@ class Desk(Watcher):
             flow.dirty = False
             flow.tell()
 
-    def _more(self, choice: Choice, count: int, end: int) -> None:
+    def _more(self, choice: MockChoice, count: int, end: int) -> None:
         choice.produced += count
         self._measures.produced(choice, count, end)
         self._tally.output_tokens += count
@@ -51,7 +51,7 @@ class Desk(Watcher):
         choice.last = end
         self._mark(choice)
 
-    def _mark(self, choice: Choice) -> None:
+    def _mark(self, choice: MockChoice) -> None:
         flow = choice.flow
         if not flow.dirty:
             flow.dirty = True
