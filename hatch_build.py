@@ -17,14 +17,14 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
-    "blocks": "allocation cache_map coordinator demand eviction extent fine group limits manager node pool registration "
-    "request rules state_group step table",
+    "blocks": "agreement allocation cache_map coordinator demand eviction extent fine group limits manager node pool "
+    "registration request rules spans state_group step table",
     "engine": "batch bursts cohort core drafts growth horizon job loads queue scheduler stuck policies/sglang policies/trtllm",
     "hashing": "chain run trace_chain",
     "index": "chains runs",
     "replay": "arrivals fleet gaps recorder shared timeline worker",
     "router": "active cost inputs memory overlaps record router tree",
-    "tiers": "ahead depot inward offload outward path pending piece prefix site store",
+    "tiers": "ahead depot inward offload outward path pending piece site store",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""
 

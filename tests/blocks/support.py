@@ -110,3 +110,14 @@ class Interleaved(Coordinator):
         """Adopt blocks that have a new owner by now."""
         if start < stop:
             table.append(Extent(ids[start:stop], start))
+
+
+def spans_of(present: set[int]) -> list[tuple[int, int]]:
+    """A set of positions as intervals."""
+    found: list[tuple[int, int]] = []
+    for at in sorted(present):
+        if found and found[-1][1] == at:
+            found[-1] = (found[-1][0], at + 1)
+        else:
+            found.append((at, at + 1))
+    return found

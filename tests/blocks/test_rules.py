@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvyard.blocks import GroupSpec
-from kvyard.blocks.rules import ChunkRule, Match, Rule, Spans, StateRule, WindowRule, clip, intersect, rule_for
+from kvyard.blocks.rules import ChunkRule, Match, Rule, StateRule, WindowRule, rule_for
+from kvyard.blocks.spans import Spans, clip, intersect
 
 
 def spans_of(flags: list[bool]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The coordinator: what groups have to agree on. How long a hit all of them can use, and who acts first.
+"""The coordinator: who acts first among groups, and what they find together (the rule itself is in ``agreement``).
 
 **Two-phase allocation.** Every group pins and adopts its local hits before any group takes a block for external tokens.
 Were a group to take blocks while another's hits are only looked up, it could be handed the very blocks the other is about
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvyard.blocks.agreement import Agreed, EqualGroups, agree, equal_groups
 from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
 from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.group import Group
 from kvyard.blocks.node import Node
 from kvyard.blocks.request import Request
-from kvyard.blocks.rules import Match, Spans, intersect
+from kvyard.blocks.rules import Match
+from kvyard.blocks.spans import Spans, intersect
 from kvyard.blocks.spec import Geometry
+from kvyard.hashing import Keys
 
 
 class Hit:
@@ -47,38 +50,35 @@ class Hit:
         return [group.ids() for group in self.groups]
 
 
-class Batch:
-    """Groups of equal kind and size: they are looked up together and hit only where all of them do."""
+class _Members(EqualGroups):
+    """Equal groups of one manager, and how they are looked up in its maps."""
 
-    def __init__(self, members: list[Group], alignment: int) -> None:
-        self.members = members
-        self.alignment = alignment
-        self.first = members[0]
-        self.is_full = self.first.spec.is_full
-        self.is_state = self.first.spec.is_state
-        self.eagle = any(group.eagle for group in members)
-        for group in members:
-            group.eagle = self.eagle
+    def __init__(self, groups: list[Group], members: list[int], alignment: int) -> None:
+        first = self.first = groups[members[0]]
+        drops = any(groups[at].eagle for at in members)
+        super().__init__(first.spec, members, drops, alignment)
+        self.groups = [groups[at] for at in members]
+        self._inside = alignment < first.block_size and (first.spec.is_full or first.spec.is_state)
+        """Whether a hit may end inside a block."""
+        for group in self.groups:
+            group.eagle = drops
 
-    def spans(self, request: Request, limit: int) -> tuple[Spans, list[list[Node]]]:
+    def look(self, request: Request, limit: int) -> tuple[Spans, list[list[Node]]]:
         """The intervals that every member has, and each member's nodes."""
         spans, nodes = self.first.spans(request, limit)
         all_nodes = [nodes]
-        for group in self.members[1:]:
+        for group in self.groups[1:]:
             others, nodes = group.spans(request, limit)
             spans = intersect(spans, others)
             all_nodes.append(nodes)
         return spans, all_nodes
 
-    def match(self, request: Request, spans: Spans, limit: int, drop: bool) -> Match:
-        """The longest prefix of at most ``limit`` tokens that every member can use."""
-        if self.alignment < self.first.block_size:
-            keys = request.chain.keys
+    def match(self, spans: Spans, limit: int, drop: bool, keys: Keys | None) -> Match:
+        if self._inside and keys is not None:
             if self.is_full:
-                return match_prefix_inside(self.members, keys, self.alignment, spans, limit, drop)
-            if self.is_state:
-                return match_state_inside(self.members, keys, self.alignment, spans, limit)
-        return self.first.rule.match(spans, limit, self.alignment, drop)
+                return match_prefix_inside(self.groups, keys, self.alignment, spans, limit, drop)
+            return match_state_inside(self.groups, keys, self.alignment, spans, limit)
+        return self.rule.match(spans, limit, self.alignment, drop)
 
     def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
         """The match as each member's hit."""
@@ -107,7 +107,9 @@ class Coordinator:
             group.eagle = draft
             group.eagle_unit = geometry.scheduler_block_size if any(drafts) else 0
             group.use_eagle = use_eagle
-        self.batches = self._batches()
+        self.parts = [
+            _Members(groups, members, self.alignment) for members in equal_groups([group.spec for group in groups])
+        ]
         self._one_full = len(groups) == 1 and groups[0].spec.is_full and not groups[0].eagle
         for group in groups:
             group.alignment, group.retention = self.alignment, retention
@@ -120,95 +122,35 @@ class Coordinator:
         """Whether ``need`` alone doesn't tell if an allocation will succeed."""
         self._drafts = margin > 0 or any(group.eagle for group in groups)
 
-    def _batches(self) -> list[Batch]:
-        """Equal groups together; full attention first, since its answer bounds the others at little cost."""
-        by_spec: dict[tuple[object, ...], list[Group]] = {}
-        for group in self.groups:
-            spec = group.spec
-            key = (spec.kind, spec.block_size, spec.window, spec.chunk, spec.mode, spec.spec_blocks)
-            by_spec.setdefault(key, []).append(group)
-        batches = [Batch(members, self.alignment) for members in by_spec.values()]
-        return sorted(batches, key=lambda batch: not batch.is_full)
-
     def lookup(self, request: Request) -> Hit:
         """The longest prefix that every group can use, the last token left out. Changes nothing."""
         limit = request.num_tokens - 1
         version = self.groups[0].pool.version
-        batch = self.batches[0]
         if self._one_full:
             # By far the most common model, and nothing to agree on: the prefix that is there is the hit.
-            group = batch.first
+            group = self.groups[0]
             keys = request.chain.keys
             nodes, at = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
             return Hit(request, at * group.block_size, (GroupHit(at, 0, nodes),), 0, version)
-        if len(self.groups) == 1:
-            spans, all_nodes = batch.spans(request, limit)
-            match = batch.match(request, spans, limit, batch.eagle)
-            return Hit(request, match.tokens, batch.hits(match, all_nodes), 0, version)
-        return self._lookup_all(request, limit, version)
+        keys = request.chain.keys
+        parts = self.parts
+        end = len(keys) * self.geometry.hash_block_size
+        several = len(self.groups) > 1
+        seen = [part.look(request, end if part.drops and several else limit) for part in parts]
+        agreed = agree(parts, [spans for spans, _ in seen], limit, end, keys)
+        return self._hit(request, agreed, [nodes for _, nodes in seen], version)
 
-    def _lookup_all(self, request: Request, limit: int, version: int) -> Hit:
-        """Shrink a candidate length until every batch accepts it.
-
-        Full attention accepts any shorter prefix and is asked once. A batch that drops its last block for a draft head does
-        so once per candidate; otherwise the drop would repeat until nothing is left.
-        """
-        batches = self.batches
-        end = len(request.chain.keys) * self.geometry.hash_block_size
-        seen = [batch.spans(request, end if batch.eagle else limit) for batch in batches]
-        matches: list[Match | None] = [None] * len(batches)
-        dropped: set[int] = set()
-        hit, longest = limit, 0
-        one_round = len(batches) == 2 and batches[0].is_full
-        while True:
-            candidate = hit
-            for index, batch in enumerate(batches):
-                known = matches[index]
-                if batch.is_full and known is not None:
-                    candidate = min(candidate, known.tokens)
-                    continue
-                drop = batch.eagle and index not in dropped
-                reach = candidate
-                if drop and not batch.is_state:
-                    reach = min(candidate + self._drop_unit(batch), end)
-                match = batch.match(request, seen[index][0], reach, drop)
-                if drop:
-                    dropped.add(index)
-                elif match.tokens < candidate:
-                    dropped.clear()
-                candidate = match.tokens
-                matches[index] = match
-                longest = max(longest, candidate)
-            if candidate >= hit:
-                break
-            hit = candidate
-            if one_round:
-                break
-        return self._hit(request, matches, seen, hit, longest, version)
-
-    def _drop_unit(self, batch: Batch) -> int:
-        if self.geometry.fine_hits and (batch.is_full or batch.is_state):
-            return min(batch.first.block_size, self.geometry.hash_block_size)
-        return batch.first.block_size
-
-    def _hit(
-        self,
-        request: Request,
-        matches: list[Match | None],
-        seen: list[tuple[Spans, list[list[Node]]]],
-        tokens: int,
-        longest: int,
-        version: int,
-    ) -> Hit:
+    def _hit(self, request: Request, agreed: Agreed, seen: list[list[list[Node]]], version: int) -> Hit:
+        """What was agreed on as every group's hit; ``seen`` are the nodes of each part's members."""
+        tokens, longest = agreed.tokens, agreed.longest
         found: list[GroupHit] = [NO_HIT] * len(self.groups)
-        for batch, match, (_, nodes) in zip(self.batches, matches, seen):
-            assert match is not None
-            if batch.is_full:
-                size = batch.first.block_size
+        for part, match, nodes in zip(self.parts, agreed.matches, seen):
+            if part.is_full:
+                size = part.first.block_size
                 kept = -(-tokens // size) == -(-match.tokens // size)
                 match = Match(min(match.tokens, tokens), 0, match.tails if kept else None)
-            for group, group_hit in zip(batch.members, batch.hits(match, nodes)):
-                found[group.index] = group_hit
+            for at, group_hit in zip(part.members, part.hits(match, nodes)):
+                found[at] = group_hit
         return Hit(request, tokens, found, longest if longest > tokens else 0, version)
 
     def fits(self, request: Request, hits: Sequence[GroupHit], demand: Demand, spare: int) -> bool:

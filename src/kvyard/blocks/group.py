@@ -14,7 +14,8 @@ from kvyard.blocks.node import Node
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.registration import register_kept, register_tail, resume_points
 from kvyard.blocks.request import Request
-from kvyard.blocks.rules import Spans, rule_for
+from kvyard.blocks.rules import rule_for
+from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain

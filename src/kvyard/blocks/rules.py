@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvyard.blocks.limits import ENDLESS
+from kvyard.blocks.spans import Spans, clip
 from kvyard.blocks.spec import GroupSpec
 
 if TYPE_CHECKING:
     from kvyard.blocks.extent import Extent
-
-Spans: TypeAlias = Sequence[tuple[int, int]]
-"""Sorted, disjoint, non-touching intervals of block positions that are present."""
 
 
 class Match(NamedTuple):
@@ -232,32 +230,3 @@ def rule_for(spec: GroupSpec) -> Rule:
     if spec.is_state:
         return StateRule(spec)
     return ChunkRule(spec) if spec.kind == "chunked_local" else Rule(spec)
-
-
-def clip(intervals: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """``intervals`` cut to ``first``..``last``, sorted, with overlapping and touching ones joined."""
-    joined: list[tuple[int, int]] = []
-    for low, high in sorted(intervals):
-        low, high = max(low, first), min(high, last)
-        if low >= high:
-            continue
-        if joined and low <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
-        else:
-            joined.append((low, high))
-    return joined
-
-
-def intersect(left: Spans, right: Spans) -> list[tuple[int, int]]:
-    """The positions that are in both: groups of one kind hit only where all of them do."""
-    both: list[tuple[int, int]] = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        low, high = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if low < high:
-            both.append((low, high))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return both

@@ -1,28 +1,15 @@
-"""How long a prefix all groups of a holder can use: the block manager's rule, asked from outside.
-
-The rules themselves are ``kvyard.blocks.rules``; here they are given intervals from the index instead of the manager's map,
-and are iterated as the manager's coordinator does. Tests hold the two against each other.
-"""
+"""How long a prefix all groups of a holder can use: the rule of ``kvyard.blocks.agreement``, asked with an index's rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from kvyard.blocks.rules import Match, Rule, Spans, intersect, rule_for
-from kvyard.blocks.spec import GroupSpec
+from kvyard.blocks.agreement import Agreement
+from kvyard.blocks.rules import rule_for
+from kvyard.blocks.spans import Spans
 from kvyard.index.backend import Rows
 from kvyard.index.catalog import Layout
-
-
-class _Batch:
-    """Groups of equal kind and size: they hit only where all of them do."""
-
-    def __init__(self, members: list[int], spec: GroupSpec, drop: bool) -> None:
-        self.members = members
-        self.rule: Rule = rule_for(spec)
-        self.spec = spec
-        self.drop = drop
 
 
 class Usable:
@@ -31,18 +18,7 @@ class Usable:
     def __init__(self, layout: Layout, block_size: int) -> None:
         self.layout = layout
         self.block_size = block_size
-        self.alignment = layout.alignment
-        by_spec: dict[tuple[object, ...], list[int]] = {}
-        for at, spec in enumerate(layout.specs):
-            key = (spec.kind, spec.block_size, spec.window, spec.chunk, spec.mode, spec.spec_blocks)
-            by_spec.setdefault(key, []).append(at)
-        self.batches = sorted(
-            (
-                _Batch(members, layout.specs[members[0]], any(layout.specs[at].eagle for at in members))
-                for members in by_spec.values()
-            ),
-            key=lambda batch: not batch.spec.is_full,
-        )
+        self._agreement = Agreement(layout.specs, [spec.eagle for spec in layout.specs], layout.alignment)
 
     def spans(self, at: int, rows: Rows, mask: int) -> Spans:
         """The intervals, in blocks of the layout's group ``at``, that places in ``mask`` hold."""
@@ -66,48 +42,12 @@ class Usable:
 
     def longest(self, seen: Sequence[Spans], limit: int, end: int) -> int:
         """The longest prefix of at most ``limit`` tokens that every group can use; ``end`` is where the prompt's blocks do."""
-        batches, alignment = self.batches, self.alignment
-        spans: list[Spans] = []
-        for batch in batches:
-            both = seen[batch.members[0]]
-            for at in batch.members[1:]:
-                both = intersect(both, seen[at])
-            spans.append(both)
-        if len(batches) == 1 and len(self.layout.specs) == 1:
-            return batches[0].rule.match(spans[0], limit, alignment, batches[0].drop).tokens
-        matches: list[Match | None] = [None] * len(batches)
-        dropped: set[int] = set()
-        hit = limit
-        one_round = len(batches) == 2 and batches[0].spec.is_full
-        while True:
-            candidate = hit
-            for index, batch in enumerate(batches):
-                known = matches[index]
-                if batch.spec.is_full and known is not None:
-                    candidate = min(candidate, known.tokens)
-                    continue
-                drop = batch.drop and index not in dropped
-                reach = candidate
-                if drop and not batch.spec.is_state:
-                    reach = min(candidate + batch.spec.block_size, end)
-                match = batch.rule.match(spans[index], reach, alignment, drop)
-                if drop:
-                    dropped.add(index)
-                elif match.tokens < candidate:
-                    dropped.clear()
-                candidate = match.tokens
-                matches[index] = match
-            if candidate >= hit:
-                break
-            hit = candidate
-            if one_round:
-                break
-        return hit
+        return self._agreement.longest(seen, limit, end)
 
     def limiting(self, seen: Sequence[Spans], limit: int) -> int:
         """Which group (by position in the layout) reaches least far by itself."""
         reach = [
-            (rule_for(spec).match(seen[at], limit, self.alignment, False).tokens, at)
+            (rule_for(spec).match(seen[at], limit, self.layout.alignment, False).tokens, at)
             for at, spec in enumerate(self.layout.specs)
         ]
         return min(reach)[1]

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from kvyard.blocks import Hit
 from kvyard.blocks.cache_map import Node
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.spans import without
 from kvyard.blocks.table import Table
 from kvyard.tiers.depot import Kind
 from kvyard.tiers.outward import Outward
 from kvyard.tiers.path import whole_chain
 from kvyard.tiers.pending import Pending
 from kvyard.tiers.piece import Piece, total_pages
-from kvyard.tiers.prefix import without
 from kvyard.tiers.site import Site
 
 DEFAULT_AHEAD = 64

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvyard.blocks import Hit, Request
-from kvyard.blocks.rules import Spans, intersect
+from kvyard.blocks.spans import Spans, intersect, overlaps, unite, without
 from kvyard.tiers.depot import Copy, Kind
 from kvyard.tiers.outcome import NO_ROOM, NOTHING, Outcome, Step
 from kvyard.tiers.pending import Pending
 from kvyard.tiers.piece import Piece, total_pages
-from kvyard.tiers.prefix import overlaps, unite, without
 from kvyard.tiers.site import Site, Track
 
 if TYPE_CHECKING:

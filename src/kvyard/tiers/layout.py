@@ -12,14 +12,14 @@ from collections.abc import Iterable
 import msgspec
 
 from kvyard.blocks import BlockManager, Hit, Request
+from kvyard.blocks.agreement import Agreement
 from kvyard.blocks.demand import NO_HIT, Demand
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.rules import Spans
+from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
 from kvyard.tiers.piece import Piece
-from kvyard.tiers.prefix import Agreement
 
 
 class Contract(msgspec.Struct, frozen=True):

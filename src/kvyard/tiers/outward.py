@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.limits import ENDLESS
-from kvyard.blocks.rules import intersect
+from kvyard.blocks.spans import intersect
 from kvyard.blocks.table import Table
 from kvyard.tiers.depot import Copy, Kind
 from kvyard.tiers.piece import Piece, total_pages

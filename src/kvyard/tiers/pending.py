@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvyard.blocks.rules import Spans, clip
+from kvyard.blocks.spans import Spans, clip
 from kvyard.hashing import Key, Keys
 from kvyard.tiers.piece import Piece
 

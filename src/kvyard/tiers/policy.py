@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from kvyard.blocks import Request
-from kvyard.blocks.rules import Spans, clip
+from kvyard.blocks.spans import Spans, clip
 from kvyard.events.types import Tier
 from kvyard.hashing import Chain
 from kvyard.tiers.config import OffloadConfig

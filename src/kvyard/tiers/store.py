@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.rules import Spans
+from kvyard.blocks.spans import Spans, overlaps, without
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.clock import VirtualClock
@@ -24,7 +24,6 @@ from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Keys, Run
 from kvyard.tiers.pending import Pending
 from kvyard.tiers.piece import Piece, total_pages
-from kvyard.tiers.prefix import overlaps, without
 
 
 class TierStore:

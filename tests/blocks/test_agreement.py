@@ -1,4 +1,4 @@
-"""How far tiers together can bring a prompt: interval arithmetic, and the rules against the block manager's own lookup."""
+"""How long a prefix groups can use together, by examples and against the block manager's own lookup."""
 
 from __future__ import annotations
 
@@ -6,37 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.blocks.support import cache, make
+from tests.blocks.support import cache, make, spans_of
 
 from kvyard.blocks import BlockManager, GroupSpec
-from kvyard.tiers.layout import Layout
-from kvyard.tiers.prefix import Agreement, overlaps, unite, without
+from kvyard.blocks.agreement import Agreement
 
 FULL = GroupSpec(block_size=4)
 WINDOW = GroupSpec(kind="sliding_window", window=10, block_size=4)
 STATE = GroupSpec(kind="mamba", mode="all", block_size=4)
-
-positions = st.sets(st.integers(0, 30), max_size=20)
-
-
-def spans(present: set[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for at in sorted(present):
-        if found and found[-1][1] == at:
-            found[-1] = (found[-1][0], at + 1)
-        else:
-            found.append((at, at + 1))
-    return found
-
-
-@given(positions, positions, st.integers(0, 30), st.integers(0, 30))
-def test_intervals_are_sets(left: set[int], right: set[int], low: int, high: int) -> None:
-    assert unite(spans(left), spans(right)) == spans(left | right)
-    asked = set(range(low, high))
-    assert without(low, high, spans(left)) == spans(asked - left)
-    assert overlaps(low, high, spans(left)) == bool(asked & left)
 
 
 def agreement(*specs: GroupSpec, drops: bool = False) -> Agreement:
@@ -96,14 +73,15 @@ def test_the_manager_is_the_oracle(specs: list[GroupSpec], eagle: bool) -> None:
         manager.evict(rng.sample(held, rng.randint(0, min(5, len(held)))))
         manager.begin_step()
         request = make(manager, "c", tokens[: rng.randint(8, 80)])
-        layout = Layout(manager, 1, 1)
+        alignment = manager.geometry.scheduler_block_size if len(specs) > 1 else specs[0].block_size
+        rule = Agreement(specs, [group.eagle for group in manager.groups], alignment)
         limit = request.num_tokens - 1
         seen: list[Any] = []
         for group in manager.groups:
             end = len(request.chain.keys) * request.chain.block_size
             nodes, at = group.map.walk(group.chain_of(request).keys, end // group.block_size)
-            seen.append(spans({p for n in nodes if n.copies for p in range(n.start, min(n.stop, at))}))
-        longest = layout.agreement.longest(seen, limit, len(request.chain.keys) * request.chain.block_size)
+            seen.append(spans_of({p for n in nodes if n.copies for p in range(n.start, min(n.stop, at))}))
+        longest = rule.longest(seen, limit, len(request.chain.keys) * request.chain.block_size)
         expected = manager.lookup(request).tokens
         assert longest == expected
         different += expected > 0
