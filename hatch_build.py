@@ -19,7 +19,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 MODULES = {
     "blocks": "agreement allocation cache_map coordinator demand eviction extent fine group limits manager node pool "
     "registration request rules spans state_group step table",
-    "engine": "batch bursts cohort core drafts growth horizon job loads queue scheduler stuck policies/sglang policies/trtllm",
+    "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
+    "policies/blocked_head policies/maker policies/mixed policies/sglang policies/trtllm",
     "hashing": "chain run trace_chain",
     "index": "chains runs",
     "replay": "arrivals fleet gaps recorder shared timeline worker",

@@ -59,6 +59,14 @@ def test_three_runs_one_hash_and_another_seed_another() -> None:
     [
         {"router": "kv", "limit": 250, "num_gpu_blocks": 1500, "workers": 4, "event_lag": "20ms"},
         {"router": "round-robin", "limit": 150, "num_gpu_blocks": 2500, "workers": 2, "host_blocks": 4000},
+        {
+            "router": "round-robin",
+            "limit": 250,
+            "block_size": 16,
+            "num_gpu_blocks": 8000,
+            "workers": 2,
+            "backend": "sglang",
+        },
     ],
 )
 def test_plans_and_single_steps_agree_on_a_real_trace(settings: dict[str, object]) -> None:

@@ -162,7 +162,7 @@ def test_what_is_left_out_is_refused_by_name(name: str) -> None:
         ({"timing": "fixed:5"}, "fixed:PREFILL_MS,DECODE_MS"),
         ({"timing": "profile:tpu"}, "no profile 'tpu'"),
         ({"scheduling_policy": "lifo"}, "fcfs, priority"),
-        ({"backend": "hf"}, "vllm, sglang, trtllm"),
+        ({"backend": "hf"}, "unknown backend 'hf': choose one of sglang, trtllm, vllm"),
         ({"enable_chunked_prefill": "perhaps"}, "true or false"),
         ({"workers": [{"block_size": 16}, {"block_size": 32}]}, "kv routing needs one"),
     ],

@@ -5,14 +5,22 @@ from __future__ import annotations
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import VirtualClock
-from kvyard.engine.config import EngineConfig
+from kvyard.engine.config import BACKENDS, EngineConfig
 from kvyard.engine.core import EngineCore, EventBatcher
-from kvyard.engine.policies.registry import SCHEDULERS
+from kvyard.engine.decode_batch import DecodeBatch
+from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.loads import Loads
+from kvyard.engine.scheduler import Scheduler
+from kvyard.engine.speculative import Drafts, SpeculativeBatch
 from kvyard.engine.timing import make_timing
 from kvyard.engine.watcher import NOBODY, Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.timeline import Timeline
+
+LONGEST = 1 << 30
+"""The longest request, where the config sets no limit."""
 
 
 def make_core(
@@ -30,8 +38,8 @@ def make_core(
     """An engine rank of ``config``.
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
-    ``bulk`` lets events of several passes come out together (see ``Growth``). ``plans=False`` computes one pass at a time.
-    Raises ``ConfigError`` for a config that can't be honoured.
+    ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
+    time. Raises ``ConfigError`` for a config that can't be honoured.
     """
     config.check()
     specs = config.specs
@@ -43,7 +51,7 @@ def make_core(
         config.num_gpu_blocks + 1,
         specs,
         caching=config.enable_prefix_caching,
-        max_model_len=config.max_model_len or 1 << 30,
+        max_model_len=config.max_model_len or LONGEST,
         max_in_flight_tokens=config.max_num_batched_tokens,
         watermark=config.watermark,
         retention_interval=config.retention_interval,
@@ -60,16 +68,41 @@ def make_core(
         )
     elif timeline is not None:
         raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
-    scheduler = SCHEDULERS[config.backend](manager, config, offload=offload, watcher=watcher)
+    scheduler = _scheduler(config, manager, offload, watcher, bulk=bulk and plans)
     timing = make_timing(config.timing, config.capacity_tokens)
     return EngineCore(
         scheduler,
         timing,
         batcher=batcher,
-        watcher=watcher,
         offload=offload,
         clock=clock if manager.keeps_by_priority else None,
         plans=plans,
-        bulk=bulk,
         name=name,
     )
+
+
+def _scheduler(
+    config: EngineConfig, manager: BlockManager, offload: Offload | None, watcher: Watcher, bulk: bool
+) -> Scheduler:
+    batch = DecodeBatch()
+    loads = Loads(offload, batch, whole=config.scheduler_reserve_full_isl) if offload is not None else None
+    # Whether lower tiers must see each pass of a decode batch by itself.
+    exacting = loads is not None and (loads.cleans or loads.stores_output)
+    speculative: SpeculativeBatch | None = None
+    if config.speculative is not None:
+        rates = config.speculative.acceptance_rates[: config.speculative.num_speculative_tokens]
+        speculative = SpeculativeBatch(manager, Drafts(rates, config.seed))
+    blocks = DecodeBlocks(
+        manager,
+        batch,
+        ahead=bulk and not exacting and DecodeBlocks.can_take_ahead(manager),
+        defers=manager.caching
+        and speculative is None
+        and not any(group.restless or group.rule.forgets for group in manager.groups)
+        and not (loads is not None and loads.stores_output),
+    )
+    backend = BACKENDS.get(config.backend)
+    jobs = Lifecycle(
+        manager, backend.queue(config), batch, blocks, loads=loads, speculative=speculative, watcher=watcher
+    )
+    return Scheduler(jobs, backend.policy(jobs, config), config.max_model_len or LONGEST)

@@ -12,13 +12,12 @@ import msgspec
 
 from kvyard.blocks import ORDERS, GroupSpec
 from kvyard.blocks.spec import ConfigError
-from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings, check_backend
+from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
 from kvyard.engine.timing import PolynomialTiming, TimingConfig, read_timing
+from kvyard.registry import Registry
 from kvyard.settings import Setting, size
 from kvyard.tiers.config import OffloadConfig
-
-DEFAULT_BLOCK_SIZE = {"vllm": 64, "sglang": 1, "trtllm": 32}
-"""Tokens per block by backend, where nobody says: those of the Dynamo mocker."""
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +43,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine rank."""
 
-    backend: Annotated[Literal["vllm", "sglang", "trtllm"], Setting("Whose scheduling: {choices}.")] = "vllm"
+    backend: Annotated[str, Setting("Whose scheduling: {choices}.", choices=BACKENDS.names)] = "vllm"
     num_gpu_blocks: Annotated[int, Setting("Usable blocks on each device.", flag=True)] = 16384
     """The null block is not counted."""
     block_size: Annotated[int | None, Setting("Tokens per block. [default: 64, of a mock 16]", flag=True)] = None
@@ -78,8 +77,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def specs(self) -> tuple[GroupSpec, ...]:
         """The attention groups, the implied one included."""
-        size = self.block_size or DEFAULT_BLOCK_SIZE[self.backend]
-        return self.groups or (GroupSpec(kind="full", block_size=size),)
+        if self.groups:
+            return self.groups
+        return (GroupSpec(kind="full", block_size=self.block_size or BACKENDS.get(self.backend).block_size),)
 
     @property
     def capacity_tokens(self) -> int:
@@ -97,11 +97,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("block_size is for models with one group: with groups, each has its own")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len must leave room for a prompt and an answer, got {self.max_model_len}")
-        if self.max_num_batched_tokens < self.max_num_seqs and self.backend != "sglang":
-            raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}): every running request needs a token per pass"
-            )
         if not self.enable_chunked_prefill and self.long_prefill_token_threshold:
             raise ConfigError(
                 "long_prefill_token_threshold cuts prompts into chunks: enable_chunked_prefill must be on"
@@ -116,23 +111,59 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("long_prefill_token_threshold must not be negative; 0 turns it off")
         if self.speculative is not None:
             self.speculative.check()
-            if self.backend != "vllm":
-                raise ConfigError(f"speculative tokens are modelled for backend vllm, not for {self.backend}")
-            step = 1 + self.speculative.num_speculative_tokens
-            if self.max_num_batched_tokens < self.max_num_seqs * step:
-                raise ConfigError(
-                    f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least {step} per request of "
-                    f"max_num_seqs ({self.max_num_seqs}) with draft tokens"
-                )
         if self.tiers is not None:
             if not self.enable_prefix_caching:
                 raise ConfigError("lower tiers hold cached prefixes: enable_prefix_caching must be on")
             if self.bytes_per_block is None:
                 raise ConfigError("lower tiers need bytes_per_block, the size of a device block over all layers")
-            if self.backend != "vllm":
-                raise ConfigError(f"offloading to lower tiers is modelled for backend vllm, not for {self.backend}")
-        check_backend(self)
+        for name in BACKENDS.names():
+            if name != self.backend and getattr(self, name, None) is not None:
+                raise ConfigError(f"{name} settings are for backend {name}, not for {self.backend}")
+        BACKENDS.get(self.backend).check(self)
         self.timing.check()
+
+    # -- for backends, which check what only they care about --------------------------------------------------------
+
+    def check_token_budget(self) -> None:
+        """Raise ``ConfigError`` unless a pass has a token for every request that may decode in it."""
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs a token per pass"
+            )
+
+    def check_plain_model(self) -> None:
+        """Raise ``ConfigError`` for what is modelled with vLLM's way of scheduling only."""
+        if self.speculative is not None:
+            raise ConfigError(f"speculative tokens are modelled for backend vllm, not for {self.backend}")
+        if self.tiers is not None:
+            raise ConfigError(f"offloading to lower tiers is modelled for backend vllm, not for {self.backend}")
+        groups = self.specs
+        if len(groups) > 1 or not groups[0].is_full:
+            raise ConfigError(
+                f"backend {self.backend} is modelled for one group of full attention; hybrid models need vllm"
+            )
+
+    def refuse(self, unused: Mapping[str, str]) -> None:
+        """Raise ``ConfigError``, with the reason, if one of these settings isn't at its default: the backend has no use for
+        it, and a figure that silently changed nothing would be believed.
+        """
+        plain = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
+        for name, why in unused.items():
+            if getattr(self, name) != plain[name]:
+                raise ConfigError(f"{name} is not a setting of backend {self.backend}: {why}")
+
+
+BACKENDS: Registry[Backend[EngineConfig]] = Registry(
+    "backend",
+    "kvyard.backends",
+    {
+        "vllm": "kvyard.engine.policies.vllm:VLLM",
+        "sglang": "kvyard.engine.policies.sglang:SGLANG",
+        "trtllm": "kvyard.engine.policies.trtllm:TRTLLM",
+    },
+)
+"""Ways to schedule. An installed package adds one by an entry point that names a ``Backend``."""
 
 
 def read_engine_config(value: Mapping[str, Any]) -> EngineConfig:

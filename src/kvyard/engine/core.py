@@ -13,24 +13,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from kvyard.clock import VirtualClock
-from kvyard.engine.batch import Batch
-from kvyard.engine.growth import Growth
-from kvyard.engine.horizon import static_passes
-from kvyard.engine.job import Job, State
+from kvyard.engine.job import Job, JobState
+from kvyard.engine.passes import Pass
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.timing import Durations, TimingModel
-from kvyard.engine.watcher import NOBODY, Watcher
+from kvyard.engine.watcher import Watcher
+from kvyard.errors import KvyardError
 from kvyard.events.batcher import Batcher
 from kvyard.events.types import EventBatch, Sink, Tier
 from kvyard.hashing import Run
-
-if TYPE_CHECKING:
-    from kvyard.tiers.offload import Offload
+from kvyard.tiers.offload import Offload
 
 LONGEST_PLAN = 1024
 """Passes computed ahead at most: a plan is often cut, and then the rest was for nothing."""
@@ -44,7 +41,12 @@ class EventBatcher(Sink, Protocol):
 
 
 class EngineCore:
-    """One rank: a scheduler, a timing model, and the plan they made."""
+    """One rank: a scheduler, a timing model, and the plan they made.
+
+    A pass is *decided* by the scheduler and *started* by the clock. Decided passes wait in a queue until they start; it is one
+    long, and a pass is decided at the instant at which it starts. Asynchronous scheduling, which decides on a pass while the
+    one before it runs, is a longer queue.
+    """
 
     def __init__(
         self,
@@ -52,32 +54,34 @@ class EngineCore:
         timing: TimingModel,
         *,
         batcher: EventBatcher | None = None,
-        watcher: Watcher = NOBODY,
         offload: Offload | None = None,
         clock: VirtualClock | None = None,
         plans: bool = True,
-        bulk: bool = False,
+        depth: int = 1,
         name: str = "",
     ) -> None:
-        """``batcher`` is the sink of every tier's map, where events are wanted. ``clock`` is told the time, where an eviction
-        order goes by it. ``bulk`` lets the events of several passes come out together where nobody can have looked in
-        between, which is faster.
+        """``batcher`` is the sink of every tier's map, where events are wanted; ``clock`` is told the time, where an
+        eviction order goes by it; ``depth`` is how long the queue of decided passes may be.
+
+        Raises ``KvyardError`` for a depth that isn't supported.
         """
+        if depth != 1:
+            raise KvyardError(f"a depth of {depth}, deciding on passes before they start, is not supported yet")
         self.name = name
         self.scheduler = scheduler
         self.timing = timing
         self.batcher = batcher
-        self.watcher = watcher
         self.offload = offload
         self._clock = clock
         self.busy_ns = 0
         """How long passes took that are over, in all."""
         self.passes = 0
         """Passes that have ended."""
-        if bulk and plans and Growth.fits(scheduler.manager) and not scheduler.exacting:
-            scheduler.growth = Growth(scheduler.manager, scheduler.cohort)
         self._longest = LONGEST_PLAN if plans else 1
-        self._batch: Batch | None = None
+        self._decided: list[Pass] = []
+        """Passes that have not started, the next one first."""
+        self._batch: Pass | None = None
+        """The pass under way, or the plan of passes that it begins."""
         self._start = 0
         self._durations: Durations = np.zeros(0, dtype=np.int64)
         self._ends: list[int] = []
@@ -86,6 +90,15 @@ class EngineCore:
         self._first = 0
         """The number of the plan's first pass."""
         self._cancelled: list[Job] = []
+
+    @property
+    def watcher(self) -> Watcher:
+        """The one that is told what happens here."""
+        return self.scheduler.jobs.watcher
+
+    @watcher.setter
+    def watcher(self, watcher: Watcher) -> None:
+        self.scheduler.jobs.watcher = watcher
 
     # -- driving ----------------------------------------------------------------------------------------------------
 
@@ -102,13 +115,15 @@ class EngineCore:
         """A request is given up at ``now``. If it is in a pass, it leaves when that ends."""
         if job.state.ended:
             return
-        if self._ends and job.state in (State.PREFILL, State.DECODE):
+        if self._ends and job.state in (JobState.PREFILL, JobState.DECODE):
             self.cut(now)
             if self._ends:
                 self._cancelled.append(job)
                 return
         elif self._ends and (
-            job.state is State.LOADING or job is next(iter(self.scheduler.waiting)) or not self.scheduler.waiting.strict
+            job.state is JobState.LOADING
+            or job is next(iter(self.scheduler.waiting))
+            or not self.scheduler.waiting.strict
         ):
             self.cut(now)  # it may have been in the way of others
         if self._clock is not None:
@@ -126,8 +141,7 @@ class EngineCore:
     @property
     def restless(self) -> bool:
         """Whether it may come to something else if it is asked to ``propose`` once more, though nothing happens until then."""
-        loads = self.scheduler.loads
-        return len(self.scheduler.waiting) > 0 or (loads is not None and loads.cleaning)
+        return self.scheduler.restless
 
     @property
     def busy(self) -> bool:
@@ -147,65 +161,58 @@ class EngineCore:
         """
         if self._ends:
             return True
-        batch = self._form(now)
-        if batch is None:
+        if not self._decide(now):
             return False
-        if batch.chunks or batch.bursts:
+        following = self._decided[0]
+        if following.chunks or following.drafted:
             # One pass by itself, which is most of them: no need for a vector.
-            self._start = now
-            self._ends = [now + self._single(batch)]
-            self._done = 0
-            self._first = self.scheduler.cohort.tick
+            self._run(now, [now + self._single(following)])
         else:
-            self.adopt(self._durations_of(batch, now), now)
+            self.adopt(self._durations_of(following, now), now)
         return True
 
     def propose(self, now: int) -> Durations | None:
         """Decide on what runs from ``now`` on, and say how long its passes take; ``None`` where there is nothing to run.
 
-        ``begin`` does this and ``adopt``. Whoever runs several ranks in step asks all of them, and has them adopt what
-        the slowest takes.
+        ``begin`` does this and ``adopt``. Several ranks in step all propose, and then all adopt what the slowest takes.
         """
-        batch = self._form(now)
-        return self._durations_of(batch, now) if batch is not None else None
+        return self._durations_of(self._decided[0], now) if self._decide(now) else None
 
     def adopt(self, durations: Durations, now: int) -> None:
         """Run what was proposed from ``now`` on, in passes of these lengths."""
-        self._start = now
         self._durations = durations
-        self._ends = (durations.cumsum() + now).tolist()
-        self._done = 0
-        self._first = self.scheduler.cohort.tick
+        self._run(now, (durations.cumsum() + now).tolist())
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
-    def _form(self, now: int) -> Batch | None:
-        """What runs from ``now`` on, if anything does."""
-        scheduler = self.scheduler
-        loads = scheduler.loads
-        if self._clock is not None:
-            self._clock.sleep_until(now)
-        if loads is not None:
-            loads.land(now)
-        batch = scheduler.form(now)
-        if loads is not None:
-            loads.formed()
-        if batch is None:
-            self._announce(now)
-        else:
-            self._batch = batch
-        return batch
+    def _decide(self, now: int) -> bool:
+        """See that a pass is decided on that can start at ``now``; returns whether there is one."""
+        if not self._decided:
+            if self._clock is not None:
+                self._clock.sleep_until(now)
+            made = self.scheduler.form(now, self._longest)
+            if made is None:
+                self._announce(now)
+                return False
+            self._decided.append(made)
+        return True
 
-    def _single(self, batch: Batch) -> int:
-        return self.timing.pass_ns([(new, past) for _, new, past in batch.chunks], batch.decoding, batch.context)
+    def _run(self, now: int, ends: list[int]) -> None:
+        """The next decided pass starts ``now``; it and those that are like it end at ``ends``."""
+        self._batch = self._decided.pop(0)
+        self._start = now
+        self._ends = ends
+        self._done = 0
+        self._first = self.scheduler.batch.tick
 
-    def _durations_of(self, batch: Batch, now: int) -> Durations:
-        scheduler = self.scheduler
-        if batch.chunks or batch.bursts:
-            return np.array([self._single(batch)], dtype=np.int64)
-        passes = static_passes(scheduler, self._longest)
-        durations = self.timing.decode_ns(batch.decoding, batch.context, passes)
-        if self.offload is not None and passes > 1:
+    def _single(self, of: Pass) -> int:
+        return self.timing.pass_ns([(new, past) for _, new, past in of.chunks], of.decoding, of.context)
+
+    def _durations_of(self, of: Pass, now: int) -> Durations:
+        if of.chunks or of.drafted:
+            return np.array([self._single(of)], dtype=np.int64)
+        durations = self.timing.decode_ns(of.decoding, of.context, of.stable_for)
+        if self.offload is not None and of.stable_for > 1:
             deadline = self.offload.earliest_deadline()
             if deadline is not None:
                 # The pass under way when something lands is the last one that is certain.
@@ -230,16 +237,13 @@ class EngineCore:
         return self.offload.earliest_deadline() if self.offload is not None else None
 
     def uncertain_from(self, now: int) -> int | None:
-        """From when on things may be other than planned: from ``now``, if a shared tier has changed for somebody here, else
+        """From when on things may be other than planned: from ``now``, if a shared tier has changed for a job here, else
         from the next landing on.
         """
-        loads = self.scheduler.loads
-        if loads is None:
-            return None
-        return now if loads.disturbed else loads.offload.earliest_deadline()
+        return now if self.scheduler.disturbed else self.next_landing()
 
     def trim(self, now: int, begun: bool = False) -> None:
-        """Somebody used a tier that is shared: plan no further than is certain. ``begun``: passes due now have started."""
+        """A shared tier was used: plan no further than is certain. ``begun``: passes due now have started."""
         self.plan_until(self.uncertain_from(now), now, begun)
 
     def plan_until(self, when: int | None, now: int, begun: bool = False) -> None:
@@ -253,70 +257,41 @@ class EngineCore:
 
     def _commit(self, count: int) -> None:
         """Carry out the plan's passes up to, not including, number ``count``."""
-        scheduler = self.scheduler
-        cohort, batch, ends = scheduler.cohort, self._batch, self._ends
+        blocks, batch, ends, done = self.scheduler.blocks, self._batch, self._ends, self._done
         assert batch is not None
-        done = self._done
-        first = self._first
-        if scheduler.growth is not None and not cohort.exact:
-            if batch.decoding:
-                scheduler.growth.through(first + count)
-            if count < len(ends):
-                self._announce(ends[count - 1])
-            self._settle(done, count)
-            return
         at = done
-        while True:
-            if at:
-                if self._clock is not None:
-                    self._clock.sleep_until(ends[at - 1])
-                self._touch(first + at)
-            if at < count - 1 or count < len(ends):
-                self._announce(ends[at])
-            touch = cohort.next_touch()
-            at += 1
-            if touch is not None and touch - first > at:
-                at = touch - first
-            elif touch is None:
-                at = count
-            if at >= count:
-                break
-        self._settle(done, count)
-
-    def _settle(self, done: int, count: int) -> None:
-        """The plan's passes from ``done`` to ``count`` have been."""
-        cohort, batch = self.scheduler.cohort, self._batch
-        assert batch is not None
+        while at < count:
+            until = self._take_blocks(at, count) if batch.decoding else count
+            # What was taken together is told together; otherwise nothing is to be told of the passes after this one.
+            told = until - 1 if blocks.together else at
+            if told + 1 < len(ends):
+                self._announce(ends[told])
+            at = until
         if batch.decoding:
-            cohort.advance(self._first + count - cohort.tick)
+            lockstep = self.scheduler.batch
+            lockstep.advance(self._first + count - lockstep.tick)
         self._tell(done, count)
         self.passes += count - done
         self._done = count
-        if count == len(self._ends):
+        if count == len(ends):
             self._close(count)
 
-    def _touch(self, tick: int) -> None:
-        """The start of a pass inside the plan: decoding jobs that need their block manager in it get it."""
-        cohort, manager = self.scheduler.cohort, self.scheduler.manager
-        cohort.advance(tick - cohort.tick)
-        for job in cohort.due():
-            if manager.allocate(job, 1) is None:
-                raise AssertionError(f"{job} was promised a block and there is none")
-            cohort.watch(job, tick + 1)
+    def _take_blocks(self, at: int, count: int) -> int:
+        """Take the blocks of the plan's pass ``at``, or of all passes before ``count``; returns the next that needs any."""
+        if at and self._clock is not None:
+            self._clock.sleep_until(self._ends[at - 1])
+        first = self._first
+        return self.scheduler.blocks.carry_out(first + at, first + count) - first
 
     def occupy(self) -> None:
         """Give the pass under way its blocks now, which it has had since it started: those of a plan get theirs late, when
-        they are carried out. For whoever looks at what is held after ``advance``.
+        they are carried out. Call it before looking at what is held after ``advance``.
         """
-        if self._ends:
-            scheduler = self.scheduler
-            if scheduler.growth is not None and not scheduler.cohort.exact:
-                scheduler.growth.through(self._first + self._done + 1)
-            elif self._done:
-                self._touch(self._first + self._done)
+        if self._ends and self._batch is not None and self._batch.decoding:
+            self._take_blocks(self._done, self._done + 1)
 
     def _close(self, count: int) -> None:
-        """The plan is over after ``count`` passes: whoever ends with it ends now."""
+        """The plan is over after ``count`` passes: jobs that end with it end now."""
         end = self._ends[count - 1]
         self.busy_ns += end - self._start
         batch = self._batch
@@ -335,8 +310,8 @@ class EngineCore:
         batch = self._batch
         assert batch is not None
         start = self._ends[done - 1] if done else self._start
-        if batch.chunks or batch.bursts:
-            waiting = self.scheduler.cohort.count
+        if batch.chunks or batch.drafted:
+            waiting = self.scheduler.batch.count
             if waiting and not batch.decoding:
                 self.watcher.paused(start, self._ends[0], waiting)
             self.watcher.passed(start, self._ends[0], batch.chunks, batch.decoding)  # such a plan has one pass

@@ -6,49 +6,80 @@ waiting job in. The answer may be too small, never too large; tests hold plans a
 
 from __future__ import annotations
 
-from kvyard.engine.scheduler import Scheduler
+from collections.abc import Mapping
+
+from kvyard.blocks import BlockManager
+from kvyard.engine.decode_batch import DecodeBatch
+from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.job import Job, JobState
+from kvyard.engine.loads import Loads
+from kvyard.engine.queue import Queue
 from kvyard.hashing import TraceChain
 
 
-def static_passes(scheduler: Scheduler, most: int) -> int:
-    """How many passes from now on are nothing but the same decode steps, up to ``most``; at least one.
+class Horizon:
+    """Looks ahead over the jobs of one engine; changes nothing."""
 
-    To be asked when a pass was formed that has no chunks and no bursts.
-    """
-    cohort, loads, manager = scheduler.cohort, scheduler.loads, scheduler.manager
-    if scheduler.preempted or scheduler.steps_alone or (scheduler.prefilling and not scheduler.prompts_apart):
-        return 1
-    cleans = loads is not None and loads.cleans
-    if cleans and loads is not None and (scheduler.took_blocks or loads.stalled or loads.cleaning):
-        return 1
-    end = cohort.next_end()
-    assert end is not None
-    passes = min(most, end - cohort.tick)
-    # A block taken may be of the head's own prefix, and that it then asks lower tiers for.
-    asks = loads is not None
-    if passes > 1 and (cleans or (scheduler.waiting and (asks or not _only_shrinks(scheduler)))):
-        touch = cohort.next_touch()
-        if touch is not None:
-            # A pass that sees to blocks may free or register some, and then lets somebody in: it must be formed.
-            passes = min(passes, max(1, touch - cohort.tick))
-    if passes > 1:
-        passes = scheduler.shut_passes(passes)
-    if passes > 1 and loads is not None and loads.stores_output:
-        passes = min(passes, loads.quiet_passes())
-    if passes > 1:
-        size = min(group.block_size for group in manager.groups)
-        room = manager.pool.free // (cohort.count * len(manager.groups))
-        if passes // size + 1 > room:
-            passes = max(1, (room - 1) * size)
-    return passes
+    def __init__(
+        self,
+        manager: BlockManager,
+        batch: DecodeBatch,
+        blocks: DecodeBlocks,
+        loads: Loads | None,
+        waiting: Queue,
+        running: Mapping[int, Job],
+    ) -> None:
+        self._manager = manager
+        self._batch = batch
+        self._blocks = blocks
+        self._loads = loads
+        self._waiting = waiting
+        self._running = running
+        self._stepwise = any(group.restless for group in manager.groups)
+        self._unit = min(group.block_size for group in manager.groups)
+        self._never_forgets = all(not group.rule.forgets for group in manager.groups)
+
+    def passes(self, most: int, took_blocks: bool) -> int:
+        """How many passes from now on are nothing but the same decode steps, up to ``most``; at least one.
+
+        For a pass that has just been formed, has neither chunks nor drafts and preempted no job; ``took_blocks`` says whether
+        decoding jobs asked for blocks in it.
+        """
+        if most == 1 or self._stepwise:
+            return 1
+        batch, loads, pool = self._batch, self._loads, self._manager.pool
+        cleans = loads is not None and loads.cleans
+        if cleans and loads is not None and (took_blocks or loads.stalled or loads.cleaning):
+            return 1
+        end = batch.next_end()
+        assert end is not None
+        passes = min(most, end - batch.tick)
+        # A block taken may be of the head's own prefix, and that it then asks lower tiers for.
+        asks = loads is not None
+        if passes > 1 and (cleans or (self._waiting and (asks or not self._only_shrinks()))):
+            touch = batch.next_touch()
+            if touch is not None:
+                # A pass that sees to blocks may free or register some, and that may let a job in: it must be formed.
+                passes = min(passes, max(1, touch - batch.tick))
+        if passes > 1 and loads is not None and loads.stores_output:
+            passes = min(passes, loads.quiet_passes(in_lockstep(self._running, loads)))
+        if passes > 1:
+            room = pool.free // (batch.count * len(self._manager.groups))
+            if passes // self._unit + 1 > room:
+                passes = max(1, (room - 1) * self._unit)
+        return passes
+
+    def _only_shrinks(self) -> bool:
+        """Whether decode steps can do nothing for a job that couldn't be admitted: no window gives blocks back, and what is
+        registered has hashes that no other job can have.
+        """
+        if self._blocks.together:
+            return True
+        return self._never_forgets and all(isinstance(job.chain, TraceChain) for job in self._running.values())
 
 
-def _only_shrinks(scheduler: Scheduler) -> bool:
-    """Whether decode steps can do nothing for a job that couldn't be admitted: no window gives blocks back, and what is
-    registered has hashes nobody else can have.
-    """
-    if scheduler.growth is not None and not scheduler.cohort.exact:
-        return True
-    return all(not group.rule.forgets for group in scheduler.manager.groups) and all(
-        isinstance(job.chain, TraceChain) for job in scheduler.running.values()
-    )
+def in_lockstep(running: Mapping[int, Job], loads: Loads | None) -> list[Job]:
+    """The jobs that take part in every decode pass, in order of admission."""
+    if loads is None or not loads.stalled:
+        return [job for job in running.values() if job.state is JobState.DECODE]
+    return [job for job in running.values() if job.state is JobState.DECODE and job.serial not in loads.stalled]

@@ -1,7 +1,7 @@
 """A job: one request as the engine runs it, from arrival to its last token.
 
 It is the block manager's ``Request`` plus what scheduling needs. While it decodes, its counts are not kept up token by token:
-``Cohort`` knows how many passes ago it joined, and ``catch_up`` writes the counts down when somebody needs them.
+``DecodeBatch`` knows how many passes ago it joined, and ``catch_up`` writes the counts down when somebody needs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvyard.blocks import Request, Retention
 from kvyard.hashing import TokenChain, TraceChain
 
 
-class State(IntEnum):
+class JobState(IntEnum):
     """Where a job is."""
 
     WAITING = 0
@@ -31,7 +31,7 @@ class State(IntEnum):
     @property
     def ended(self) -> bool:
         """Whether nothing more will come of it."""
-        return self >= State.FINISHED
+        return self >= JobState.FINISHED
 
 
 class Job(Request):
@@ -83,7 +83,7 @@ class Job(Request):
         self.max_tokens = max_tokens
         self.arrival = arrival
         self.priority = priority
-        self.state = State.WAITING
+        self.state = JobState.WAITING
         self.output = 0
         """Tokens produced, as of the last ``catch_up``."""
         self.serial = 0
@@ -101,8 +101,8 @@ class Job(Request):
         """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, and
         nobody can tell, since their names are its own."""
         self.ahead: list[int] = []
-        """Blocks taken for it that its table doesn't have yet (``Growth``)."""
-        # The cohort's own.
+        """Blocks taken for it that its table doesn't have yet (``DecodeBlocks``)."""
+        # Kept by the decode batch.
         self.base = 0
         self.joined = 0
         self.touch = self.end = -1

@@ -1,26 +1,31 @@
-"""Loads: the scheduler's dealings with lower tiers. Who waits for blocks on the way, and when they come back.
+"""Loads: jobs that depend on transfers. Which ones wait for blocks on the way, and when they come back.
 
-What is copied, where to and how long it takes is the offload engine's (``kvyard.tiers``); here it is about jobs.
+What is copied, where to and how long it takes is the offload engine's (``kvyard.tiers``); queues and passes are the
+scheduler's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Final
 
-from kvyard.engine.job import Job, State
+from kvyard.blocks import Hit
+from kvyard.engine.decode_batch import DecodeBatch
+from kvyard.engine.job import Job, JobState
+from kvyard.tiers.offload import Offload
 from kvyard.tiers.outcome import Step
 
-if TYPE_CHECKING:
-    from kvyard.blocks import Hit
-    from kvyard.engine.scheduler import Scheduler
-    from kvyard.tiers.offload import Offload
+NO_HELP: Final = -1
+"""Lower tiers have nothing that a job could use."""
+NO_ROOM: Final = -2
+"""They have, and the device has no room for it yet."""
 
 
 class Loads:
-    """Jobs that depend on transfers."""
+    """Jobs of one engine that wait for transfers."""
 
-    def __init__(self, scheduler: Scheduler, offload: Offload) -> None:
-        self._scheduler = scheduler
+    def __init__(self, offload: Offload, batch: DecodeBatch, *, whole: bool) -> None:
+        """``whole``: a load starts only if the whole known sequence of its job fits."""
         self.offload = offload
         self.parked: dict[str, Job] = {}
         """Jobs in no queue, because their blocks are on the way."""
@@ -29,8 +34,10 @@ class Loads:
         self.cleans = offload.config.policy == "on_eviction"
         """Whether blocks must be copied before they are taken."""
         self.stores_output = offload.config.policy == "write_through_generated"
+        self._batch = batch
+        self._whole = whole
         self._deferred: list[Job] = []
-        """Those of the parked that wait for somebody else's transfer, and ask again after each landing."""
+        """Those of the parked that wait for another job's transfer, and ask again after each landing."""
         self._landings = 0
         self._known = 0
         """How often shared tiers had been disturbed when the last pass was formed."""
@@ -38,53 +45,83 @@ class Loads:
         self._barred: set[str] = set()
         """Jobs that must compute what they could load: with it they would never get in."""
 
-    def ask(self, job: Job, hit: Hit, now: int) -> bool | None:
-        """See whether lower tiers have more of the head's prompt. True: it was taken out of the queue and waits for them.
-        False: it must wait at the head. ``None``: they don't help.
+    # -- prompts ----------------------------------------------------------------------------------------------------
+
+    def ask(self, job: Job, hit: Hit, now: int, others_run: bool) -> int:
+        """See whether lower tiers have more of a prompt. If so, ``job`` is parked until it is here, and the answer is how many
+        tokens it waits for. Otherwise ``NO_HELP``, or ``NO_ROOM``: then it must wait where it is.
         """
-        scheduler, offload = self._scheduler, self.offload
+        offload = self.offload
         if job.id in self._barred:
-            return None
-        running = bool(scheduler.running)
-        outcome = offload.onboard(
-            job, hit, now, must_fit=scheduler.config.scheduler_reserve_full_isl, has_running=running
-        )
+            return NO_HELP
+        outcome = offload.onboard(job, hit, now, must_fit=self._whole, has_running=others_run)
         step = outcome.step
         if step is Step.NOTHING:
-            return None
+            return NO_HELP
         if step is Step.NO_ROOM:
-            # With nobody around to make room later, computing it is the only way left.
-            return False if running or offload.earliest_deadline() is not None else None
-        scheduler.waiting.pop()
-        job.state = State.LOADING
+            # With nothing under way that makes room later, computing it is the only way left.
+            return NO_ROOM if others_run or offload.earliest_deadline() is not None else NO_HELP
+        job.state = JobState.LOADING
         self.parked[job.id] = job
         if step is Step.STARTED:
             job.loaded, job.loaded_storage = outcome.tokens, outcome.storage_tokens
         else:
             self._deferred.append(job)
-        scheduler.watcher.loading(job, now, outcome.tokens)
-        return True
+        return outcome.tokens
 
-    def land(self, now: int) -> None:
-        """Transfers that ended by ``now`` take effect. Jobs whose blocks have come go to the front, first come first;
-        those that waited for somebody else's blocks ask again behind them.
+    def land(self, now: int) -> list[Job]:
+        """Transfers that ended by ``now`` take effect. Returns the jobs that wait in the queue again, each to be put before the
+        one returned before it: those that waited for another's blocks, then those whose blocks have come.
         """
         offload = self.offload
         self._line = offload.line
         loaded = offload.tick(now)
+        back: list[Job] = []
         landings = offload.landings
         if landings != self._landings:
             self._landings = landings
             deferred, self._deferred = self._deferred, []
             for job in reversed(deferred):
-                if job.state is State.LOADING:
-                    self._return(job)
+                if job.state is JobState.LOADING:
+                    back.append(job)
             for job in self.stalled.values():
-                self._scheduler.cohort.join(job)
+                self._batch.join(job)
             self.stalled.clear()
         for request in reversed(loaded):
             assert isinstance(request, Job)
-            self._return(request)
+            back.append(request)
+        for job in back:
+            del self.parked[job.id]
+            job.state = JobState.WAITING
+        return back
+
+    def unpark(self, job: Job) -> None:
+        """``job`` is given up while its blocks are on the way."""
+        del self.parked[job.id]
+
+    def give_back(self, job: Job, now: int, bar: bool) -> None:
+        """A waiting ``job`` gives back what was loaded for it; ``bar``: it must compute it from now on."""
+        self.offload.forget(job, now)
+        job.loaded = job.loaded_storage = 0
+        if bar:
+            self._barred.add(job.id)
+
+    def forget(self, job: Job, now: int) -> None:
+        """``job`` has ended or is preempted; before its blocks are freed."""
+        self.offload.forget(job, now)
+        self._barred.discard(job.id)
+
+    # -- blocks that must be copied before they are taken -----------------------------------------------------------
+
+    def must_wait(self, job: Job, tokens: int, now: int, hit: Hit | None = None) -> bool:
+        """Whether the blocks that ``job`` would get for ``tokens`` more tokens, after ``hit``, are still being copied out."""
+        blocks = self.offload.needed(job, tokens, hit)
+        return blocks > 0 and self.offload.make_clean(blocks, now, hit) is not None
+
+    def stall(self, job: Job) -> None:
+        """``job`` leaves the decode batch until a copy has landed."""
+        self._batch.leave(job)
+        self.stalled[job.serial] = job
 
     @property
     def cleaning(self) -> bool:
@@ -93,68 +130,36 @@ class Loads:
         """
         return self.offload.line != self._line
 
-    def untangle(self, now: int) -> bool:
-        """Nothing runs and nobody could be let in. If that is because waiting jobs hold loaded blocks, and no transfer will
-        ever change it, take the blocks of the last such job; returns whether there was one.
-        """
-        scheduler = self._scheduler
-        if scheduler.running or self.offload.earliest_deadline() is not None:
-            return False
-        for job in reversed(list(scheduler.waiting)):
-            if job.tables:
-                self.offload.forget(job, now)
-                scheduler.manager.preempt(job)
-                scheduler.preemptions += 1
-                job.preemptions += 1
-                job.loaded = job.loaded_storage = 0
-                if not scheduler.manager.requests:
-                    self._barred.add(job.id)
-                scheduler.watcher.preempted(job, now)
-                return True
-        return False
+    # -- output -----------------------------------------------------------------------------------------------------
 
-    def forget(self, job: Job, now: int) -> None:
-        """``job`` has ended or is pushed out; before its blocks are freed."""
-        self.offload.forget(job, now)
-        self._barred.discard(job.id)
+    def store(self, job: Job, end: int) -> None:
+        """What ``job`` has computed by ``end`` may be stored."""
+        self.offload.offload(job, end)
 
-    def _return(self, job: Job) -> None:
-        del self.parked[job.id]
-        job.state = State.WAITING
-        self._scheduler.waiting.push_front(job)
+    def store_output(self, decoding: Iterable[Job], end: int) -> None:
+        """Complete blocks that ``decoding`` jobs generated may be stored too."""
+        offload, tick = self.offload, self._batch.tick
+        for job in decoding:
+            job.catch_up(tick)
+            if job.num_computed_tokens >= offload.quiet_until(job):
+                offload.offload(job, end)
 
-    def must_wait(self, job: Job, tokens: int, now: int, hit: Hit | None = None) -> bool:
-        """Whether the blocks that ``job`` would get for ``tokens`` more tokens, after ``hit``, are still being copied out."""
-        blocks = self.offload.needed(job, tokens, hit)
-        return blocks > 0 and self.offload.make_clean(blocks, now, hit) is not None
+    def quiet_passes(self, decoding: Iterable[Job]) -> int:
+        """How many passes until one of the ``decoding`` jobs may have something to store; at least one."""
+        offload, tick = self.offload, self._batch.tick
+        left = min(offload.quiet_until(job) - (job.base + tick - job.joined) for job in decoding)
+        return max(1, min(left, 1 << 30))
+
+    # -- shared tiers -----------------------------------------------------------------------------------------------
 
     def formed(self) -> None:
         """A pass was formed, with all that is known now."""
         self._known = self.offload.disturbances
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether what a shared tier has to offer has changed since, and somebody here may be about to ask for it."""
+    def disturbed(self, waiting: bool) -> bool:
+        """Whether what a shared tier has to offer has changed since, and a job here may be about to ask for it: one that is
+        ``waiting``, or one that is parked.
+        """
         if self.offload.disturbances == self._known:
             return False
-        return self.cleans or bool(self._deferred) or len(self._scheduler.waiting) > 0
-
-    def stall(self, job: Job) -> None:
-        """``job`` leaves the lockstep until a copy has landed."""
-        self._scheduler.cohort.leave(job)
-        self.stalled[job.serial] = job
-
-    def offer_output(self, end: int) -> None:
-        """Generated blocks that are complete may be stored too."""
-        scheduler, offload = self._scheduler, self.offload
-        for job in scheduler.lockstep():
-            job.catch_up(scheduler.cohort.tick)
-            if job.num_computed_tokens >= offload.quiet_until(job):
-                offload.offload(job, end)
-
-    def quiet_passes(self) -> int:
-        """How many passes until a decoding job may have something to store; at least one."""
-        scheduler, offload = self._scheduler, self.offload
-        tick = scheduler.cohort.tick
-        left = min(offload.quiet_until(job) - (job.base + tick - job.joined) for job in scheduler.lockstep())
-        return max(1, min(left, 1 << 30))
+        return self.cleans or bool(self._deferred) or waiting

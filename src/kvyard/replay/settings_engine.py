@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from kvyard.blocks import ORDERS
-from kvyard.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig, SpeculativeConfig
+from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import plan, preset, presets, read_config
 from kvyard.engine.timing import parse_timing, timing_choices
 from kvyard.errors import KvyardError
@@ -128,7 +128,7 @@ def _from_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
         if "bytes_per_token" in given:
             raise KvyardError("bytes_per_token is for models with one group: say bytes_per_block beside groups")
         return {}
-    size = given.get("block_size", DEFAULT_BLOCK_SIZE[given.get("backend", "vllm")])
+    size = given.get("block_size", BACKENDS.get(given.get("backend", "vllm")).block_size)
     if size < 1:
         raise KvyardError(f"block_size must be at least 1, got {size}")
     taken = given.get("bytes_per_block", size * given.get("bytes_per_token", BYTES_PER_TOKEN))

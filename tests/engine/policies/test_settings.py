@@ -8,16 +8,26 @@ import pytest
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.build import make_core
-from kvyard.engine.config import EngineConfig, SpeculativeConfig
-from kvyard.engine.policies.registry import SCHEDULERS
+from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
+from kvyard.engine.policies.mixed import MixedPasses
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
+from kvyard.engine.policies.sglang import ApartPasses
+from kvyard.errors import KvyardError
 
 
-@pytest.mark.parametrize("backend", SCHEDULERS)
-def test_each_backend_has_its_scheduler_and_block_size(backend):
+@pytest.mark.parametrize(
+    ("backend", "policy", "size"), [("vllm", MixedPasses, 64), ("sglang", ApartPasses, 1), ("trtllm", MixedPasses, 32)]
+)
+def test_each_backend_has_its_policy_and_block_size(backend, policy, size):
     core = make_core(EngineConfig(backend=backend))
-    assert type(core.scheduler) is SCHEDULERS[backend]
-    assert core.scheduler.manager.groups[0].block_size == {"vllm": 64, "sglang": 1, "trtllm": 32}[backend]
+    assert type(core.scheduler.policy) is policy
+    assert core.scheduler.manager.groups[0].block_size == size
+
+
+def test_the_backends_are_those_of_the_registry():
+    assert BACKENDS.names() == ["vllm", "sglang", "trtllm"]
+    with pytest.raises(KvyardError, match="unknown backend 'vlm': choose one of sglang, trtllm, vllm"):
+        EngineConfig(backend="vlm").check()
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,5 @@ def test_a_prompt_without_room_for_an_answer_is_turned_away():
 
 def test_preempting_is_a_fault():
     core = make_core(SMALL)
-    (job,) = drive(core, [Row(0, 100, 5, (1,))])
     with pytest.raises(AssertionError, match="guaranteed not to happen"):
-        core.scheduler._preempt(job, 0)
+        core.scheduler.policy._victim(core.scheduler.running)

@@ -1,18 +1,12 @@
-"""Settings that one backend has and the others don't. Values only; what they do is in the policies.
-
-A setting that a backend can't honour is refused by name: a figure that silently changed nothing would be believed.
-"""
+"""Settings that one backend has and the others don't. Values only; what they do is in the policies."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from kvyard.blocks.spec import ConfigError
-
-if TYPE_CHECKING:
-    from kvyard.engine.config import EngineConfig
 
 
 class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,38 +53,3 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     capacity_scheduler_policy: Literal["guaranteed_no_evict"] = "guaranteed_no_evict"
     """Only what can run to its end without anybody's blocks is admitted."""
-
-
-_NOT_SGLANG = {
-    "max_num_batched_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
-    "long_prefill_token_threshold": "it has sglang.chunked_prefill_size",
-    "enable_chunked_prefill": "its prompts are always cut at sglang.chunked_prefill_size",
-    "scheduling_policy": "it has sglang.schedule_policy",
-    "preemption_mode": "it retracts the request with the least output",
-    "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
-    "watermark": "it admits by a budget of free tokens",
-}
-_NOT_TRTLLM = {
-    "preemption_mode": "it never preempts",
-    "scheduler_reserve_full_isl": "it always reserves a request to its end",
-    "watermark": "it always reserves a request to its end",
-}
-
-
-def check_backend(config: EngineConfig) -> None:
-    """Raise ``ConfigError`` for settings that ``config.backend`` can't honour."""
-    backend = config.backend
-    for name in ("sglang", "trtllm"):
-        if getattr(config, name) is not None and backend != name:
-            raise ConfigError(f"{name} settings are for backend {name}, not for {backend}")
-    if backend == "vllm":
-        return
-    groups = config.specs
-    if len(groups) > 1 or not groups[0].is_full:
-        raise ConfigError(f"backend {backend} is modelled for one group of full attention; hybrid models need vllm")
-    plain = {field.name: field.default for field in msgspec.structs.fields(type(config))}
-    for name, why in (_NOT_SGLANG if backend == "sglang" else _NOT_TRTLLM).items():
-        if getattr(config, name) != plain[name]:
-            raise ConfigError(f"{name} is not a setting of backend {backend}: {why}")
-    if backend == "sglang":
-        (config.sglang or SglangSettings()).check(groups[0].block_size)

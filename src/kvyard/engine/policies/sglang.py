@@ -15,17 +15,25 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from kvyard.blocks import BlockManager
-from kvyard.engine.batch import Batch, Chunk
 from kvyard.engine.config import EngineConfig
-from kvyard.engine.job import Job, State
+from kvyard.engine.job import Job, JobState
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.passes import Chunk, Pass
+from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.ratio import NewTokenRatio
 from kvyard.engine.policies.settings import SglangSettings
-from kvyard.engine.queue import ArrivalQueue
-from kvyard.engine.scheduler import Scheduler
-from kvyard.engine.watcher import NOBODY, Watcher
-from kvyard.tiers.offload import Offload
+from kvyard.engine.queue import ArrivalQueue, Queue
 
+UNUSED = {
+    "max_num_batched_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
+    "long_prefill_token_threshold": "it has sglang.chunked_prefill_size",
+    "enable_chunked_prefill": "its prompts are always cut at sglang.chunked_prefill_size",
+    "scheduling_policy": "it has sglang.schedule_policy",
+    "preemption_mode": "it retracts the request with the least output",
+    "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
+    "watermark": "it admits by a budget of free tokens",
+}
 LONGEST_SORTED = 128
 """With more waiting than this, longest prefix first would cost more than it gains: first come, first served."""
 SAME_START = 32
@@ -38,22 +46,20 @@ class PrefixQueue(ArrivalQueue):
     strict = False
 
 
-class SglangScheduler(Scheduler):
+class ApartPasses(PassMaker):
     """Extend passes and decode passes, first in first out or longest prefix first."""
 
-    prompts_apart = True
-
-    def __init__(
-        self, manager: BlockManager, config: EngineConfig, *, offload: Offload | None = None, watcher: Watcher = NOBODY
-    ) -> None:
-        super().__init__(manager, config, offload=offload, watcher=watcher)
+    def __init__(self, jobs: Lifecycle, config: EngineConfig) -> None:
+        super().__init__(jobs)
         settings = config.sglang or SglangSettings()
-        self.settings = settings
-        self.ratio = NewTokenRatio(settings.schedule_conservativeness)
-        self._page = manager.groups[0].block_size
-        self._sorts = settings.schedule_policy == "lpm" and config.enable_prefix_caching
-        if self._sorts:
-            self.waiting = PrefixQueue()
+        self._max_prefill = settings.max_prefill_tokens
+        self._chunk_size = settings.chunked_prefill_size
+        self._clip = settings.clip_max_new_tokens
+        self._books_sampled = settings.books_sampled
+        self._ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._page = jobs.manager.groups[0].block_size
+        self._max_seqs = config.max_num_seqs
+        self._sorts = isinstance(jobs.waiting, PrefixQueue)
         self._verbose: set[Job] = set()
         """Jobs that may produce more tokens than count."""
         self._head: tuple[Job, int] | None = None
@@ -61,47 +67,44 @@ class SglangScheduler(Scheduler):
         self._seen = 0
         """The pool's version when the order of waiting jobs was last worked out."""
 
-    def add(self, job: Job, now: int) -> None:
-        """``job`` has arrived; it may produce no more than the pool has room for, a page for rounding left out."""
-        room = (self._usable - 1) * self._page - job.num_prompt_tokens
-        if room < 1:
-            self._reject(
-                job,
-                now,
-                f"its prompt of {job.num_prompt_tokens} tokens leaves no room in the {self._usable} pages there are",
-            )
-            return
-        job.max_tokens = min(job.max_tokens, room)
-        super().add(job, now)
+    def room(self) -> tuple[int, str]:
+        """All pages but one, for rounding."""
+        usable = self.jobs.manager.pool.num_blocks - 1
+        return (usable - 1) * self._page, f"the {usable} pages there are"
 
     # -- a pass -----------------------------------------------------------------------------------------------------
 
-    def _form(self, now: int) -> Batch | None:
-        self.manager.begin_step()
-        self.preempted = self.took_blocks = False
-        if self.waiting or self.prefilling:
+    def form(self, now: int, longest: int) -> Pass | None:
+        jobs = self.jobs
+        jobs.manager.begin_step()
+        if jobs.waiting or jobs.prefilling:
             chunks = self._extend(now)
             if chunks:
-                return Batch(chunks, 0, 0)
-        cohort = self.cohort
-        if not cohort.count:
+                return Pass(chunks, 0, 0)
+        batch = jobs.batch
+        if not batch.count:
             return None
-        self._decode(now)
-        return Batch((), cohort.count, cohort.context)
+        before = jobs.preemptions
+        took_blocks = self._decode(now)
+        stable_for = 1
+        if jobs.preemptions == before:
+            stable_for = self._shut_passes(self.horizon.passes(longest, took_blocks))
+        return Pass((), batch.count, batch.context, stable_for=stable_for)
 
     def _extend(self, now: int) -> list[Chunk]:
         """Let prompts in, in order, until one has to wait."""
-        manager, settings, page = self.manager, self.settings, self._page
-        free = manager.pool.free - (self._wanted(self.lockstep(), 0) if settings.books_sampled else 0)
-        budget = free * page - self.ratio.at(self.cohort.tick) * self._outstanding()
-        prompt_budget, chunk_budget = settings.max_prefill_tokens, settings.chunked_prefill_size
+        jobs, page = self.jobs, self._page
+        manager = jobs.manager
+        free = manager.pool.free - (self._wanted(jobs.lockstep(), 0) if self._books_sampled else 0)
+        budget = free * page - self._ratio.at(jobs.batch.tick) * self._outstanding()
+        prompt_budget, chunk_budget = self._max_prefill, self._chunk_size
         chunks: list[Chunk] = []
         self._head = None
         for job in self._candidates():
             hit = None
             past = job.num_computed_tokens
-            if job.state is State.WAITING:
-                if len(self.running) >= self._max_seqs:
+            if job.state is JobState.WAITING:
+                if len(jobs.running) >= self._max_seqs:
                     break
                 hit = manager.lookup(job)
                 past = hit.tokens
@@ -112,10 +115,10 @@ class SglangScheduler(Scheduler):
             # Others find a page in the tree when it has been computed, not when it is about to be.
             if manager.allocate(job, new, hit, delay_caching=True) is None:
                 break
-            if job.state is State.WAITING:
-                self.waiting.remove(job)
-                self._start(job, new, past, now)
-                if job.remaining > settings.clip_max_new_tokens:
+            if job.state is JobState.WAITING:
+                jobs.waiting.remove(job)
+                jobs.start(job, past, now)
+                if job.remaining > self._clip:
                     self._verbose.add(job)
             chunks.append((job, new, past))
             budget -= charged + reserve
@@ -131,18 +134,18 @@ class SglangScheduler(Scheduler):
         left = job.num_tokens - past
         charged = -(-left // page) * page
         if charged <= chunk_budget:
-            return left, charged, min(job.remaining, self.settings.clip_max_new_tokens)
+            return left, charged, min(job.remaining, self._clip)
         whole = chunk_budget // page * page
         return whole, whole, 0
 
     def _outstanding(self) -> int:
         """How many tokens the decoding jobs may still produce, each no more than counts."""
-        cohort, clip = self.cohort, self.settings.clip_max_new_tokens
-        tokens = cohort.ends - cohort.count * cohort.tick
+        batch, clip = self.jobs.batch, self._clip
+        tokens = batch.ends - batch.count * batch.tick
         for job in list(self._verbose):
-            if job.state is State.DECODE:
-                tokens -= max(0, job.end - cohort.tick - clip)
-            elif job.state is not State.PREFILL:
+            if job.state is JobState.DECODE:
+                tokens -= max(0, job.end - batch.tick - clip)
+            elif job.state is not JobState.PREFILL:
                 self._verbose.remove(job)
         return tokens
 
@@ -150,10 +153,10 @@ class SglangScheduler(Scheduler):
         """A prompt that is under way, then those that wait, in the order of the policy. Who asks for the next one has let the
         last one in.
         """
-        yield from list(self.prefilling.values())
-        waiting = self.waiting
+        yield from list(self.jobs.prefilling.values())
+        waiting = self.jobs.waiting
         if self._sorts:
-            self._seen = self.manager.pool.version
+            self._seen = self.jobs.manager.pool.version
             if len(waiting) <= LONGEST_SORTED:
                 yield from self._by_prefix()
         while waiting:
@@ -163,11 +166,11 @@ class SglangScheduler(Scheduler):
         """Longest cached prefix first, arrival among equals. Of those that begin alike, with nothing of it cached yet, all but
         one go last: in a later pass they find what that one computed.
         """
-        lookup = self.manager.lookup
+        lookup = self.jobs.manager.lookup
         blocks = -(-SAME_START // self._page)
         starts: set[object] = set()
         ranked: list[tuple[bool, int, int, Job]] = []
-        for at, job in enumerate(self.waiting):
+        for at, job in enumerate(self.jobs.waiting):
             cached = lookup(job).tokens
             twin = False
             if cached <= SAME_START and job.num_tokens >= blocks * self._page:
@@ -178,33 +181,35 @@ class SglangScheduler(Scheduler):
         ranked.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in ranked]
 
-    def _decode(self, now: int) -> None:
-        """Provide for a decode pass, retracting until what is left of the batch fits."""
-        cohort, manager = self.cohort, self.manager
-        due = cohort.due()
-        self.took_blocks = bool(due)
-        if self.growth is not None:
-            self.growth.settle_all(due)
-        ahead = self.settings.books_sampled
-        while self._wanted(self.lockstep() if ahead else due, int(ahead)) > manager.pool.free:
-            victim = self._retracted()
+    def _decode(self, now: int) -> bool:
+        """Provide for a decode pass, retracting until what is left of the batch fits; returns whether a job needed a page."""
+        jobs = self.jobs
+        batch, pool = jobs.batch, jobs.manager.pool
+        due = jobs.blocks.due()
+        took_blocks = bool(due)
+        ahead = self._books_sampled
+        retracted = False
+        while self._wanted(jobs.lockstep() if ahead else due, int(ahead)) > pool.free:
+            victim = self._victim()
             if victim is None:
                 break
-            self._preempt(victim, now)
+            # What is cached of it stays, and it queues up behind all others.
+            jobs.preempt(victim, now, to_front=False)
+            retracted = True
             due = [job for job in due if job is not victim]
-        if self.preempted:
-            left = self.lockstep()
+        if retracted:
+            left = jobs.lockstep()
             produced = sum(self._produced(job) for job in left)
-            self.ratio.estimate(cohort.tick, produced, sum(job.max_tokens for job in left), len(left))
+            self._ratio.estimate(batch.tick, produced, sum(job.max_tokens for job in left), len(left))
         for job in due:
-            taken = manager.allocate(job, 1)
-            assert taken is not None, f"{job} was left without a page"
-            cohort.watch(job, cohort.tick + 1)
+            taken = jobs.blocks.take(job)
+            assert taken, f"{job} was left without a page"
+        return took_blocks
 
     def _wanted(self, jobs: Iterable[Job], ahead: int) -> int:
         """How many pages decoding ``jobs`` lack for the tokens they know, and ``ahead`` more."""
         page = self._page
-        shift = self.cohort.tick + 1 + ahead
+        shift = self.jobs.batch.tick + 1 + ahead
         return sum(
             [
                 max(0, -(-(job.base - job.joined + shift) // page) - job.tables[0].length - len(job.ahead))
@@ -212,57 +217,65 @@ class SglangScheduler(Scheduler):
             ]
         )
 
-    def _retracted(self) -> Job | None:
+    def _victim(self) -> Job | None:
         """Who has to go: least output first. The last one decoding stays, and a prompt under way makes room for it."""
-        decoding = self.lockstep()
+        decoding = self.jobs.lockstep()
         if len(decoding) > 1:
             return min(decoding, key=self._produced)
-        return next(iter(self.prefilling.values()), None)
+        return next(iter(self.jobs.prefilling.values()), None)
 
     def _produced(self, job: Job) -> int:
-        return job.max_tokens - (job.end - self.cohort.tick)
-
-    def _preempt(self, job: Job, now: int) -> None:
-        """Retract ``job``: what is cached of it stays, and it queues up behind all others."""
-        super()._preempt(job, now)
-        self.waiting.remove(job)
-        self.waiting.push(job)
+        return job.max_tokens - (job.end - self.jobs.batch.tick)
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
-    def shut_passes(self, passes: int) -> int:
+    def _shut_passes(self, passes: int) -> int:
         """How many of ``passes`` decode passes are over before a prompt could get in; at least one.
 
         The budget grows as the ratio falls and as output is produced, and shrinks as pages are taken. What is computed here
         is never less than the budget will be.
         """
-        if self._head is None or not (self.waiting or self.prefilling):
+        jobs, page = self.jobs, self._page
+        batch, pool = jobs.batch, jobs.manager.pool
+        if passes == 1 or self._head is None or not (jobs.waiting or jobs.prefilling):
             return passes
-        cohort, page = self.cohort, self._page
-        if self._sorts and not self.prefilling:
-            # Whoever is next may be another as soon as something is evicted.
-            if self._seen != self.manager.pool.version:
+        if self._sorts and not jobs.prefilling:
+            # Another may be next as soon as something is evicted.
+            if self._seen != pool.version:
                 return 1
-            touch = cohort.next_touch()
+            touch = batch.next_touch()
             if touch is not None:
-                passes = min(passes, max(1, touch - cohort.tick))
+                passes = min(passes, max(1, touch - batch.tick))
         candidate, past = self._head
-        chunk = self.settings.chunked_prefill_size
+        chunk = self._chunk_size
         _, charged, reserve = self._price(candidate, past, chunk)
         need = charged + reserve
-        if candidate.state is State.WAITING and candidate.num_tokens > chunk:
+        if candidate.state is JobState.WAITING and candidate.num_tokens > chunk:
             need = min(need, chunk)  # having lost what is cached of it, it would come in chunks and need less at once
-        held = sum([job.tables[0].length + len(job.ahead) for job in self.lockstep()])
+        held = sum([job.tables[0].length + len(job.ahead) for job in jobs.lockstep()])
         after = np.arange(1, passes)
-        taken = np.maximum(0, cohort.context + (after - 1) * cohort.count - held * page)
-        aside = self.ratio.many(cohort.tick, passes - 1) * (self._outstanding() - after * cohort.count)
-        fits = self.manager.pool.free * page - taken - aside + 1 > need
+        taken = np.maximum(0, batch.context + (after - 1) * batch.count - held * page)
+        aside = self._ratio.many(batch.tick, passes - 1) * (self._outstanding() - after * batch.count)
+        fits = pool.free * page - taken - aside + 1 > need
         return int(fits.argmax()) + 1 if fits.any() else passes
 
-    # -- the end of a pass ------------------------------------------------------------------------------------------
+    def computed(self, done: Pass) -> None:
+        """What was computed of prompts can be found from now on."""
+        for job, new, past in done.chunks:
+            self.jobs.manager.cache(job, past + new)
 
-    def complete(self, batch: Batch, end: int) -> None:
-        """The pass of ``batch`` is over: what it computed of prompts can be found from now on."""
-        for job, new, past in batch.chunks:
-            self.manager.cache(job, past + new)
-        super().complete(batch, end)
+
+def queue(config: EngineConfig) -> Queue:
+    """In order of arrival; ``lpm`` chooses from it by what is cached."""
+    sorts = config.sglang is not None and config.sglang.schedule_policy == "lpm" and config.enable_prefix_caching
+    return PrefixQueue() if sorts else ArrivalQueue()
+
+
+def check(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for what it isn't modelled with."""
+    config.check_plain_model()
+    config.refuse(UNUSED)
+    (config.sglang or SglangSettings()).check(config.specs[0].block_size)
+
+
+SGLANG = Backend(block_size=1, check=check, queue=queue, policy=ApartPasses)

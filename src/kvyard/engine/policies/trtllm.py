@@ -1,4 +1,4 @@
-"""TensorRT-LLM's way: what is admitted runs to its end. Nobody is ever pushed out.
+"""TensorRT-LLM's way: what is admitted runs to its end. No job is ever preempted.
 
 A request gets in only when its prompt and all the output it may produce have blocks, next to what the running ones have yet
 to take. That reserves for the worst case, so fewer run at once than could; in return nothing is ever computed twice.
@@ -6,68 +6,86 @@ to take. That reserves for the worst case, so fewer run at once than could; in r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from kvyard.blocks import Hit
+from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
-from kvyard.engine.scheduler import Scheduler
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.maker import PassMaker
+from kvyard.engine.policies.mixed import AdmissionRule, MixedPasses
+from kvyard.engine.queue import make_queue
 
-if TYPE_CHECKING:
-    from kvyard.blocks import Hit
+UNUSED = {
+    "preemption_mode": "it never preempts",
+    "scheduler_reserve_full_isl": "it always reserves a request to its end",
+    "watermark": "it always reserves a request to its end",
+}
 
 
-class NoEvictScheduler(Scheduler):
-    """``guaranteed_no_evict``: passes are formed as vLLM does it, but admission reserves to the end."""
+class FitsToTheEnd(AdmissionRule):
+    """``guaranteed_no_evict``: a job gets in when it can run to its end without any blocks but those that are free."""
 
-    _left: int | None = None
-    """Free blocks that are promised to nobody. A block that a running job takes leaves both the free and the promised ones, so
-    this only changes when somebody comes or goes; ``None`` if somebody went.
-    """
+    def __init__(self, jobs: Lifecycle) -> None:
+        self._jobs = jobs
+        self._size = jobs.manager.groups[0].block_size
+        self._left = 0
+        """Free blocks that are promised to no job. A block that a running job takes leaves both the free and the promised ones,
+        so this only changes when a job comes or ends."""
+        self._endings = -1
+        """How many jobs had ended when that was counted."""
 
-    def add(self, job: Job, now: int) -> None:
-        """``job`` has arrived; it may produce no more than the pool has room for."""
-        size = self.manager.groups[0].block_size
-        room = self._usable * size - job.num_prompt_tokens
-        if room < 1:
-            self._reject(
-                job,
-                now,
-                f"its prompt of {job.num_prompt_tokens} tokens leaves no room in the {self._usable} blocks there are",
-            )
-            return
-        job.max_tokens = min(job.max_tokens, room)
-        super().add(job, now)
+    def room(self) -> tuple[int, str]:
+        usable = self._jobs.manager.pool.num_blocks - 1
+        return usable * self._size, f"the {usable} blocks there are"
 
-    def _enter(self, job: Job, new: int, hit: Hit | None) -> bool:
+    def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
+        jobs = self._jobs
         need = self._to_the_end(job)
         if hit is not None:
-            # Only what somebody holds is no longer among the free blocks.
+            # Only what another job holds is no longer among the free blocks.
             need -= hit.groups[0].blocks - hit.groups[0].free_blocks(0)
-        if self._left is None:
-            self._left = self.manager.pool.free - self._promised()
+        if self._endings != jobs.endings:
+            self._endings = jobs.endings
+            self._left = jobs.manager.pool.free - self._promised()
         if need > self._left:
             return False
-        entered = super()._enter(job, new, hit)
-        assert entered, f"{job} was promised blocks and there are none"
+        taken = jobs.manager.allocate(job, new, hit, must_fit=True, has_running=bool(jobs.running))
+        assert taken is not None, f"{job} was promised blocks and there are none"
         self._left -= need
         return True
 
-    def _release(self, job: Job, now: int) -> None:
-        self._left = None
-        super()._release(job, now)
-
     def _to_the_end(self, job: Job) -> int:
-        size = self.manager.groups[0].block_size
-        return -(-(job.num_prompt_tokens + job.max_tokens) // size)
+        return -(-(job.num_prompt_tokens + job.max_tokens) // self._size)
 
     def _promised(self) -> int:
         """The blocks that running jobs have yet to take."""
-        return sum([self._to_the_end(job) - job.tables[0].length - len(job.ahead) for job in self.running.values()])
-
-    def _preempt(self, job: Job, now: int) -> NoReturn:
-        raise AssertionError(f"{job} would have to be evicted, which was guaranteed not to happen")
+        running = self._jobs.running.values()
+        return sum([self._to_the_end(job) - job.tables[0].length - len(job.ahead) for job in running])
 
     def check_integrity(self) -> None:
-        super().check_integrity()
-        promised, free = self._promised(), self.manager.pool.free
+        promised, free = self._promised(), self._jobs.manager.pool.free
         assert promised <= free, f"{promised} blocks are promised and {free} are free"
-        assert self._left in (None, free - promised), f"{self._left} blocks are left by count, {free - promised} are"
+        if self._endings == self._jobs.endings:
+            assert self._left == free - promised, f"{self._left} blocks are left by count, {free - promised} are"
+
+
+def no_victim(running: dict[int, Job]) -> NoReturn:
+    """For a policy that guarantees that no job is preempted."""
+    raise AssertionError(f"one of {len(running)} jobs would have to be evicted, which was guaranteed not to happen")
+
+
+def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
+    """Passes are formed as vLLM does it; only admission differs."""
+    return MixedPasses(jobs, config, FitsToTheEnd(jobs), no_victim)
+
+
+def check(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for what it isn't modelled with."""
+    config.check_token_budget()
+    config.check_plain_model()
+    config.refuse(UNUSED)
+
+
+TRTLLM = Backend(block_size=32, check=check, queue=lambda config: make_queue(config.scheduling_policy), policy=policy)

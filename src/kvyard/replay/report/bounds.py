@@ -101,7 +101,7 @@ class _Prompts:
 
 def _rooms(core: EngineCore) -> list[tuple[int, int]]:
     """The pools of all tiers of a rank, each with the tokens it holds; a shared one has the same name everywhere."""
-    size = max(spec.block_size for spec in core.scheduler.config.specs)
+    size = max(group.block_size for group in core.scheduler.manager.groups)
     pool = core.scheduler.manager.pool
     rooms = [(id(pool), (pool.num_blocks - 1) * size)]
     if core.offload is not None:

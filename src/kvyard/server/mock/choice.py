@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from kvyard.engine.job import Job, State
+from kvyard.engine.job import Job, JobState
 from kvyard.server.mock.answers import MadeAnswer
 
 
@@ -56,7 +56,7 @@ class MockChoice:
     @property
     def refused(self) -> str:
         """Why the engine turned it away; empty where it didn't."""
-        return self.reason if self.job.state is State.REJECTED else ""
+        return self.reason if self.job.state is JobState.REJECTED else ""
 
 
 class RequestFlow:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvyard.clock import SECOND, WallClock
-from kvyard.engine.job import Job, State
+from kvyard.engine.job import Job, JobState
 from kvyard.index.metrics import Sample
 from kvyard.server.metrics import Metrics
 from kvyard.server.mock.catalog import (
@@ -93,7 +93,7 @@ class MockMetrics(Metrics):
             for choice in watcher.choices.values():
                 name = choice.job.chain.namespace.lora_name
                 if name is not None:
-                    names[choice.job.state in (State.PREFILL, State.DECODE)].add(name)
+                    names[choice.job.state in (JobState.PREFILL, JobState.DECODE)].add(name)
         adapters = {
             "max_lora": str(worker.config.max_loras),
             "running_lora_adapters": ",".join(sorted(names[True])),
@@ -174,8 +174,8 @@ class RankMeasures:
     def ended(self, choice: MockChoice, now: int) -> None:
         """A choice is through."""
         job = choice.job
-        if job.state is not State.FINISHED:
-            self._success["abort" if job.state is State.CANCELLED else "error"]()
+        if job.state is not JobState.FINISHED:
+            self._success["abort" if job.state is JobState.CANCELLED else "error"]()
             return
         self._success[choice.answer.finish]()
         observe = self._observe

@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from kvyard.clock import MS, SECOND, WallClock
-from kvyard.engine.job import Job, State
+from kvyard.engine.job import Job, JobState
 from kvyard.events.types import Tier
 from kvyard.server.dashboard.latency import LatencyWindow
 from kvyard.server.dashboard.view import MOST_DECISIONS
@@ -96,9 +96,9 @@ class WorkerTally:
     def ended(self, choice: MockChoice) -> None:
         """A choice is through."""
         state = choice.job.state
-        if state is State.FINISHED:
+        if state is JobState.FINISHED:
             self.finished += 1
-        elif state is State.CANCELLED:
+        elif state is JobState.CANCELLED:
             self.cancelled += 1
         else:
             self.refused += 1

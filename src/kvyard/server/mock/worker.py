@@ -102,7 +102,7 @@ class MockWorker:
         for rank, core in enumerate(self.cores):
             watcher = RankWatcher(rank, self.rank_measures[rank], self.tally, partial(self._announce, rank))
             watcher.core = core
-            core.watcher = core.scheduler.watcher = watcher
+            core.watcher = watcher
             self.watchers.append(watcher)
 
     # -- life -----------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class LiveFleet:
             for worker in self.fleet.workers:
                 self.logs.append([EngineLog() for _ in worker.cores])
                 for core, watcher, log in zip(worker.cores, worker.watchers, self.logs[-1], strict=True):
-                    core.watcher = core.scheduler.watcher = Both(log, watcher)
+                    core.watcher = Both(log, watcher)
 
     @property
     def clock(self) -> WallClock:

@@ -70,7 +70,7 @@ class OfflineEngine:
         """By rank: what is held after which batch, as a publisher keeps it for snapshots."""
         for core, log in zip(self.worker.cores, self.logs, strict=True):
             log.batches = {}
-            core.watcher = core.scheduler.watcher = log
+            core.watcher = log
 
     def batch(self, rank: int, seq: int) -> bytes:
         """The payload of a batch, for whose sake time passes as far as it must. Raises ``Apart`` where it never comes."""

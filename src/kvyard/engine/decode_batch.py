@@ -1,4 +1,4 @@
-"""The cohort: the jobs that decode. All of them take one step in every pass, so one counter of passes serves them all.
+"""The decode batch: jobs that decode in lockstep. All take one step in every pass, so one counter of passes serves them all.
 
 Nothing is done per job and pass. Two heaps know when something is to be done: the pass in which a job needs its block manager
 (a block to take, to register or to give up), and the pass after which it has its last token. In between, a pass is one
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 
-from kvyard.engine.job import Job, State
+from kvyard.engine.job import Job, JobState
 
 
-class Cohort:
-    """Decoding jobs in lockstep. ``tick`` counts passes; a pass in progress has the number ``tick``."""
+class DecodeBatch:
+    """Jobs that decode in lockstep. ``tick`` counts passes; a pass in progress has the number ``tick``."""
 
     __slots__ = ("_ends", "_touches", "context", "count", "ends", "exact", "tick")
 
@@ -21,7 +21,7 @@ class Cohort:
         self.tick = 0
         self.count = 0
         self.exact = 0
-        """How many of them have blocks that others may ask for, so that every pass counts."""
+        """How many of them complete blocks that others may ask for, so that each must be registered in its own pass."""
         self.context = 0
         """The sum of the jobs' lengths in the pass ``tick``, the token being computed included."""
         self.ends = 0
@@ -31,7 +31,7 @@ class Cohort:
 
     def join(self, job: Job) -> None:
         """``job`` has computed all its known tokens but the last, which it just produced; it takes part from ``tick`` on."""
-        job.state = State.DECODE
+        job.state = JobState.DECODE
         job.joined = self.tick
         job.base = job.num_computed_tokens
         self.count += 1
@@ -68,19 +68,21 @@ class Cohort:
         jobs: list[Job] = []
         while touches and touches[0][0] <= tick:
             when, _, job = heappop(touches)
-            if job.touch == when and job.state is State.DECODE:
+            if job.touch == when and job.state is JobState.DECODE:
                 job.touch = -1  # one that left and came back may have a second entry for this pass
                 job.catch_up(tick)
                 jobs.append(job)
         return jobs
 
-    def grow(self, tick: int, size: int) -> list[Job]:
-        """The jobs that need a block in passes before ``tick``, in order, as often as they do; it lasts ``size`` passes."""
+    def due_before(self, tick: int, size: int) -> list[Job]:
+        """The jobs that need a block in passes before ``tick``, in the order of passes and, in a pass, of admission, each as
+        often as it needs one, which lasts ``size`` passes. Notes that they have it.
+        """
         touches = self._touches
         jobs: list[Job] = []
         while touches and touches[0][0] < tick:
             when, serial, job = touches[0]
-            if job.touch == when and job.state is State.DECODE:
+            if job.touch == when and job.state is JobState.DECODE:
                 jobs.append(job)
                 job.touch = when + size
                 heapreplace(touches, (when + size, serial, job))
@@ -93,7 +95,7 @@ class Cohort:
         touches = self._touches
         while touches:
             when, _, job = touches[0]
-            if job.touch == when and job.state is State.DECODE:
+            if job.touch == when and job.state is JobState.DECODE:
                 return when
             heappop(touches)
         return None
@@ -103,7 +105,7 @@ class Cohort:
         ends = self._ends
         while ends:
             when, _, job = ends[0]
-            if job.end == when and job.state is State.DECODE:
+            if job.end == when and job.state is JobState.DECODE:
                 return when
             heappop(ends)
         return None
@@ -114,7 +116,7 @@ class Cohort:
         self.context += passes * self.count
 
     def finished(self) -> list[Job]:
-        """The jobs that have all their tokens now, in order of admission. Takes them out of the cohort."""
+        """The jobs that have all their tokens now, in order of admission. Takes them out of the batch."""
         done: list[Job] = []
         while self.next_end() == self.tick:
             job = heappop(self._ends)[2]
@@ -124,7 +126,7 @@ class Cohort:
 
     def _sweep(self) -> None:
         """Drop void entries: preempted and cancelled jobs leave them behind."""
-        self._ends = [e for e in self._ends if e[2].end == e[0] and e[2].state is State.DECODE]
-        self._touches = [e for e in self._touches if e[2].touch == e[0] and e[2].state is State.DECODE]
+        self._ends = [e for e in self._ends if e[2].end == e[0] and e[2].state is JobState.DECODE]
+        self._touches = [e for e in self._touches if e[2].touch == e[0] and e[2].state is JobState.DECODE]
         heapify(self._ends)
         heapify(self._touches)

@@ -10,13 +10,13 @@ from tests.engine.test_traces import conversation
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
-from kvyard.engine.growth import Growth
+from kvyard.engine.decode_blocks import DecodeBlocks
 
 
 def run(config, rows, looks, bulk):
     log = Log()
     core = make_core(config, watcher=log, plans=bulk, bulk=bulk)
-    assert (core.scheduler.growth is not None) == (bulk and Growth.fits(core.scheduler.manager))
+    assert core.scheduler.blocks.ahead == (bulk and DecodeBlocks.can_take_ahead(core.scheduler.manager))
     drive(core, rows, looks)
     pool = core.scheduler.manager.pool
     return log.passes, log.jobs, list(pool.line()), sorted(pool.cached_blocks())
@@ -39,4 +39,4 @@ def test_only_for_one_group_of_full_attention():
     from tests.engine.test_plans import MODELS
 
     core = make_core(EngineConfig(groups=MODELS["window"]), bulk=True)
-    assert core.scheduler.growth is None
+    assert not core.scheduler.blocks.ahead

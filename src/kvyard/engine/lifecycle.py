@@ -1,0 +1,242 @@
+"""The life of jobs in one engine: where each one is, and every step from one state to the next.
+
+A job waits, may load, runs (computes its prompt, then decodes), and ends. Here is what each of those steps does to queues,
+blocks, lower tiers and counts, and what the watcher is told. Which job takes which step, and when, is decided elsewhere: by the
+policy that forms passes, and by the clients.
+"""
+
+from __future__ import annotations
+
+from kvyard.blocks import BlockManager, Hit
+from kvyard.engine.decode_batch import DecodeBatch
+from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.horizon import in_lockstep
+from kvyard.engine.job import Job, JobState
+from kvyard.engine.loads import NO_HELP, Loads
+from kvyard.engine.passes import Pass
+from kvyard.engine.queue import Queue
+from kvyard.engine.speculative import SpeculativeBatch
+from kvyard.engine.watcher import Watcher
+
+
+class Lifecycle:
+    """Every job of one engine."""
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        waiting: Queue,
+        batch: DecodeBatch,
+        blocks: DecodeBlocks,
+        *,
+        loads: Loads | None,
+        speculative: SpeculativeBatch | None,
+        watcher: Watcher,
+    ) -> None:
+        self.manager = manager
+        self.waiting = waiting
+        self.running: dict[int, Job] = {}
+        """Every running job by its serial, hence in order of admission."""
+        self.prefilling: dict[int, Job] = {}
+        """Those of them that still compute known tokens."""
+        self.batch = batch
+        """Those of them that decode in lockstep."""
+        self.blocks = blocks
+        self.loads = loads
+        self.speculative = speculative
+        """Those of them that decode with drafts, if that is how this engine decodes."""
+        self.watcher = watcher
+        """The one that is told, by all parts of the engine."""
+        self.preemptions = 0
+        self.rejections = 0
+        self.endings = 0
+        """Jobs that have ended in any way."""
+        self._serial = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits, loads included."""
+        return not (self.running or self.waiting or (self.loads is not None and self.loads.parked))
+
+    def lockstep(self) -> list[Job]:
+        """The jobs that take part in every decode pass, in order of admission."""
+        return in_lockstep(self.running, self.loads) if self.speculative is None else []
+
+    # -- in ---------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, job: Job) -> None:
+        """``job`` has arrived and waits."""
+        self.blocks.arrive(job)
+        self.waiting.push(job)
+
+    def land(self, now: int) -> None:
+        """Transfers that have ended by ``now`` take effect: who waited for them goes to the front."""
+        if self.loads is not None:
+            for job in self.loads.land(now):
+                self.waiting.push_front(job)
+
+    def load(self, job: Job, hit: Hit, now: int) -> int:
+        """Have the head of the queue wait for what lower tiers have of its prompt. The answer is that of ``Loads.ask``: from 0
+        on, it has left the queue.
+        """
+        if self.loads is None:
+            return NO_HELP
+        tokens = self.loads.ask(job, hit, now, bool(self.running))
+        if tokens > NO_HELP:
+            self.waiting.pop()
+            self.watcher.loading(job, now, tokens)
+        return tokens
+
+    def start(self, job: Job, past: int, now: int) -> None:
+        """``job``, which has left the queue and has its first blocks, runs from now on, with ``past`` tokens computed."""
+        self._serial += 1
+        job.serial = self._serial
+        job.state = JobState.PREFILL
+        job.running = True
+        job.num_computed_tokens = past
+        self.running[job.serial] = self.prefilling[job.serial] = job
+        cached = past - job.loaded
+        if job.cached_tokens < 0:
+            job.cached_tokens = cached
+            job.external_tokens = past - cached
+            job.storage_tokens = job.loaded_storage
+        self.watcher.admitted(job, now, cached, past - cached)
+        job.loaded = job.loaded_storage = 0
+
+    # -- back -------------------------------------------------------------------------------------------------------
+
+    def preempt(self, job: Job, now: int, to_front: bool = True) -> None:
+        """Take everything from ``job``; it goes back to the queue and will compute again what isn't cached any more."""
+        self.preemptions += 1
+        job.preemptions += 1
+        self._stop(job)
+        if self.loads is not None:
+            self.loads.forget(job, now)
+        self.manager.preempt(job)
+        job.state = JobState.WAITING
+        if to_front:
+            self.waiting.push_front(job)
+        else:
+            self.waiting.push(job)
+        self.watcher.preempted(job, now)
+
+    def untangle(self, now: int) -> bool:
+        """Nothing runs and no job could be let in. If that is because waiting jobs hold loaded blocks, and no transfer will
+        ever change it, take the blocks of the last such job; returns whether there was one.
+        """
+        loads = self.loads
+        if loads is None or self.running or loads.offload.earliest_deadline() is not None:
+            return False
+        for job in reversed(list(self.waiting)):
+            if job.tables:
+                self.preemptions += 1
+                job.preemptions += 1
+                loads.give_back(job, now, bar=len(self.manager.requests) == 1)
+                self.manager.preempt(job)
+                self.watcher.preempted(job, now)
+                return True
+        return False
+
+    # -- out --------------------------------------------------------------------------------------------------------
+
+    def reject(self, job: Job, now: int, reason: str) -> None:
+        """``job``, which is in no queue, can never be served."""
+        self.rejections += 1
+        job.state = JobState.REJECTED
+        self._release(job, now)
+        self.watcher.ended(job, now, reason)
+
+    def drop(self, job: Job, now: int) -> None:
+        """``job`` is cancelled: take it out of wherever it is and give its blocks back. Between passes only."""
+        if job.state.ended:
+            return
+        if job.state is JobState.WAITING:
+            self.waiting.remove(job)
+        elif job.state is JobState.LOADING:
+            assert self.loads is not None
+            self.loads.unpark(job)
+        else:
+            self._stop(job)
+        self._release(job, now)
+        job.state = JobState.CANCELLED
+        self.watcher.ended(job, now, "cancelled")
+
+    def complete(self, done: Pass, end: int) -> None:
+        """The pass ``done`` is over at ``end``, its lockstep part included (``DecodeBatch.advance`` was called)."""
+        loads, speculative, watcher = self.loads, self.speculative, self.watcher
+        joining: list[Job] = []
+        for job, new, past in done.chunks:
+            job.num_computed_tokens = past + new
+            if loads is not None:
+                loads.store(job, end)
+            if past + new == job.num_tokens:
+                del self.prefilling[job.serial]
+                job.emit(1)
+                watcher.produced(job, 1, end)
+                joining.append(job)
+        if speculative is not None:
+            for job, tokens in done.drafted:
+                produced = speculative.verify(job, tokens)
+                if loads is not None:
+                    loads.store(job, end)
+                watcher.produced(job, produced, end)
+                if job.output >= job.max_tokens:
+                    speculative.leave(job)
+                    self._finish(job, end)
+        if loads is not None and loads.stores_output:
+            loads.store_output(self.lockstep(), end)
+        for job in self.batch.finished():
+            self._finish(job, end)
+        for job in joining:
+            if job.output >= job.max_tokens:
+                self._finish(job, end)
+            elif speculative is not None:
+                speculative.join(job)
+            else:
+                self.blocks.join(job)
+
+    def _finish(self, job: Job, end: int) -> None:
+        del self.running[job.serial]
+        self.blocks.close(job)
+        job.state = JobState.FINISHED
+        self._release(job, end)
+        self.watcher.ended(job, end, "")
+
+    def _stop(self, job: Job) -> None:
+        """``job`` doesn't run any more, though it isn't finished; its blocks are still its own."""
+        del self.running[job.serial]
+        if self.prefilling.pop(job.serial, None) is None:
+            if self.speculative is not None:
+                self.speculative.leave(job)
+            elif self.loads is None or self.loads.stalled.pop(job.serial, None) is None:
+                self.batch.leave(job)
+        self.blocks.close(job)
+
+    def _release(self, job: Job, now: int) -> None:
+        self.endings += 1
+        if self.loads is not None:
+            self.loads.forget(job, now)
+        if job.tables:
+            self.manager.free(job)
+        if self.speculative is not None:
+            self.speculative.forget(job)
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError``, saying what is wrong, unless every job is in one place and the blocks add up."""
+        self.blocks.settle(self.running.values())
+        self.manager.check_integrity()
+        parked = self.loads.parked.values() if self.loads is not None else ()
+        places = [*self.waiting, *parked, *self.running.values()]
+        assert len({id(job) for job in places}) == len(places), "a job is in two places (I9)"
+        for job in places:
+            assert not job.state.ended, f"{job} has ended and is still here (I9)"
+        decoding = self.lockstep()
+        batch = self.batch
+        assert len(decoding) == batch.count, f"{batch.count} decode by count, {len(decoding)} do"
+        context = sum(job.base + batch.tick - job.joined + 1 for job in decoding)
+        assert context == batch.context, f"the context is {context}, not {batch.context}"
+        assert list(self.running) == sorted(self.running), "the running are out of order"
+        for holder in self.manager.requests.values():
+            assert holder in places, f"{holder} holds blocks and is nowhere"

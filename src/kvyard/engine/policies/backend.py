@@ -1,0 +1,26 @@
+"""A backend: one engine's way to schedule, put together from parts, and which settings it can honour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.policies.maker import PassMaker
+from kvyard.engine.queue import Queue
+
+Config = TypeVar("Config")
+"""``EngineConfig``, which names a backend and so knows of this."""
+
+
+class Backend(NamedTuple, Generic[Config]):
+    """What ``EngineConfig.backend`` stands for."""
+
+    block_size: int
+    """Tokens per block, where the config doesn't say."""
+    check: Callable[[Config], None]
+    """Raises ``ConfigError`` for settings that it can't honour."""
+    queue: Callable[[Config], Queue]
+    """Where jobs wait."""
+    policy: Callable[[Lifecycle, Config], PassMaker]
+    """What makes passes of an engine's jobs."""

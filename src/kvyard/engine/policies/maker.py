@@ -1,0 +1,36 @@
+"""What a policy is: the part of a scheduler that decides which jobs a pass has. Everything else is the same for all of them."""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from kvyard.engine.horizon import Horizon
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.passes import Pass
+
+UNLIMITED = 1 << 30
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)  # policies from outside the package derive from it
+class PassMaker:
+    """Makes passes of the jobs of a ``Lifecycle``, by taking them through it."""
+
+    def __init__(self, jobs: Lifecycle) -> None:
+        self.jobs = jobs
+        self.horizon = Horizon(jobs.manager, jobs.batch, jobs.blocks, jobs.loads, jobs.waiting, jobs.running)
+
+    def form(self, now: int, longest: int) -> Pass | None:
+        """Decide what the pass that starts at ``now`` computes, take its blocks, and say for how many passes, up to
+        ``longest``, it stays so. ``None`` if nothing can be computed now.
+        """
+        raise NotImplementedError
+
+    def room(self) -> tuple[int, str]:
+        """How many tokens a request may have, prompt and output together, and what sets that limit, for a refusal."""
+        return UNLIMITED, ""
+
+    def computed(self, done: Pass) -> None:
+        """The pass ``done`` is over; told before its jobs take their next steps."""
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if what this keeps contradicts the jobs."""

@@ -1,0 +1,275 @@
+"""Continuous batching: passes that mix prompts and decode steps, in the way of vLLM.
+
+There is no prefill and no decode phase. Every job has known tokens and computed ones, and a pass hands out tokens from one
+budget: to the running jobs first, in order of admission, then to those that wait, strictly in their order. What doesn't
+fit preempts a running job, which starts over from what is still cached of it.
+
+Two parts are chosen by the backend: who gets in (``AdmissionRule``), and who is preempted (a function).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mypy_extensions import mypyc_attr
+
+from kvyard.blocks import Hit
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.job import Job, JobState
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.loads import NO_ROOM
+from kvyard.engine.passes import Chunk, Pass
+from kvyard.engine.policies.blocked_head import BlockedHead
+from kvyard.engine.policies.maker import UNLIMITED, PassMaker
+
+# -- who is preempted ------------------------------------------------------------------------------------------------
+
+
+def newest(running: dict[int, Job]) -> Job:
+    """The job that was admitted last."""
+    return running[next(reversed(running))]
+
+
+def oldest(running: dict[int, Job]) -> Job:
+    """The job that was admitted first."""
+    return running[next(iter(running))]
+
+
+def least_important(running: dict[int, Job]) -> Job:
+    """The job of the highest priority value; among equals the one that came last."""
+    return max(running.values(), key=lambda job: (job.priority, job.arrival, job.serial))
+
+
+# -- who gets in -----------------------------------------------------------------------------------------------------
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)  # policies from outside the package derive from it
+class AdmissionRule:
+    """Gives the head of the queue its first blocks, or doesn't."""
+
+    waits_for_free_blocks = False
+    """Whether a job that was refused gets in only when more blocks are free, or more of its prompt is cached."""
+
+    def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
+        """Take blocks for the first ``new`` tokens after ``hit``; false if ``job`` has to wait."""
+        raise NotImplementedError
+
+    def room(self) -> tuple[int, str]:
+        """See ``PassMaker.room``."""
+        return UNLIMITED, ""
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if what this keeps contradicts the jobs."""
+
+
+class FitsNow(AdmissionRule):
+    """A job gets in when what it is known to need fits now: its first chunk, or all of its known tokens (``whole``)."""
+
+    def __init__(self, jobs: Lifecycle, whole: bool) -> None:
+        self._jobs = jobs
+        self._whole = whole
+        self.waits_for_free_blocks = whole
+
+    def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
+        jobs = self._jobs
+        return (
+            jobs.manager.allocate(
+                job, new, hit, must_fit=self._whole and not job.running, has_running=bool(jobs.running)
+            )
+            is not None
+        )
+
+
+# -- passes ----------------------------------------------------------------------------------------------------------
+
+
+class MixedPasses(PassMaker):
+    """Forms passes for running jobs first, then for those that wait."""
+
+    def __init__(
+        self,
+        jobs: Lifecycle,
+        config: EngineConfig,
+        admission: AdmissionRule,
+        victim: Callable[[dict[int, Job]], Job],
+    ) -> None:
+        super().__init__(jobs)
+        manager = jobs.manager
+        self._admission = admission
+        self._victim = victim
+        self._budget = config.max_num_batched_tokens
+        self._max_seqs = config.max_num_seqs
+        self._chunked = config.enable_chunked_prefill
+        self._threshold = config.long_prefill_token_threshold or UNLIMITED
+        self._usable = manager.pool.num_blocks - 1
+        specs = config.specs
+        aligned = [spec.block_size for spec in specs if spec.is_state and spec.mode == "align"]
+        self._chunk_unit = max(aligned, default=1) if config.enable_prefix_caching else 1
+        self._has_states = any(spec.is_state for spec in specs)
+        self._full_sizes = [spec.block_size for spec in specs if spec.is_full]
+        full = self._full_sizes
+        self._surely_fits = self._usable // len(full) * min(full) if full else UNLIMITED
+        """So many tokens fit into the pool in any case; of more, it has to be worked out."""
+        self._blocked: BlockedHead | None = None
+        if admission.waits_for_free_blocks and jobs.blocks.ahead and jobs.loads is None:
+            self._blocked = BlockedHead()
+
+    def room(self) -> tuple[int, str]:
+        return self._admission.room()
+
+    def form(self, now: int, longest: int) -> Pass | None:
+        jobs = self.jobs
+        batch, prefilling, speculative = jobs.batch, jobs.prefilling, jobs.speculative
+        if self._has_states:
+            jobs.manager.begin_step()
+        if self._blocked is not None:
+            self._blocked.begin_pass()
+        before = jobs.preemptions
+        chunks: list[Chunk] = []
+        in_order = not prefilling or (len(prefilling) == 1 and next(reversed(jobs.running)) in prefilling)
+        due = jobs.blocks.begin_pass(in_order=in_order, alone=not (jobs.waiting or prefilling))
+        took_blocks = bool(due)
+        budget = self._budget - batch.count
+        if prefilling or speculative is not None:
+            due += prefilling.values()
+            if speculative is not None:
+                due += speculative.jobs.values()
+                budget -= sum(map(speculative.tokens, speculative.jobs.values()))
+            due.sort(key=_serial)
+        drafted: list[tuple[Job, int]] = []
+        for job in due:
+            state = job.state
+            if state is JobState.PREFILL:
+                budget -= self._continue(job, budget, chunks, now)
+            elif state is JobState.DECODE:
+                if speculative is None:
+                    self._provide(job, 1, 0, now)
+                else:
+                    tokens = speculative.tokens(job)
+                    if self._provide(job, tokens, tokens - 1, now):
+                        drafted.append((job, tokens))
+        preempted = jobs.preemptions != before
+        if preempted:
+            chunks = [chunk for chunk in chunks if chunk[0].state is JobState.PREFILL]
+            drafted = [one for one in drafted if one[0].state is JobState.DECODE]
+        elif jobs.waiting and budget > 0:
+            self._admit(budget, chunks, now)
+        if not chunks and not drafted and not batch.count:
+            return None
+        context = batch.context
+        for job, tokens in drafted:
+            context += job.num_computed_tokens + tokens
+        stable_for = 1
+        if not (chunks or drafted or preempted or prefilling or speculative is not None):
+            stable_for = self.horizon.passes(longest, took_blocks)
+        return Pass(chunks, batch.count + len(drafted), context, drafted=drafted, stable_for=stable_for)
+
+    def _continue(self, job: Job, budget: int, chunks: list[Chunk], now: int) -> int:
+        """Go on with a prompt; returns how many tokens it takes of the budget."""
+        past = job.num_computed_tokens
+        new = self._cut(job.num_tokens, past, budget)
+        if new <= 0 or not self._provide(job, new, 0, now):
+            return 0
+        chunks.append((job, new, past))
+        return new
+
+    def _cut(self, known: int, past: int, budget: int) -> int:
+        """How many tokens the next chunk has. Aligned states are only kept at the ends of blocks, so chunks end there."""
+        new = known - past
+        if new > budget:
+            new = budget
+        if new > self._threshold:
+            new = self._threshold
+        unit = self._chunk_unit
+        if unit > 1 and past + new < known:
+            whole = (past + new) // unit * unit - past
+            if whole > 0:
+                new = whole
+        return new
+
+    def _provide(self, job: Job, new: int, lookahead: int, now: int) -> bool:
+        """Get blocks for a running job, preempting others for it; false if it was itself the one to go."""
+        jobs = self.jobs
+        loads = jobs.loads
+        in_lockstep = job.state is JobState.DECODE and jobs.speculative is None
+        if loads is not None and loads.cleans and loads.must_wait(job, new + lookahead, now):
+            if in_lockstep:
+                loads.stall(job)
+            return False
+        while True:
+            if in_lockstep:
+                if jobs.blocks.take(job):
+                    return True
+            elif jobs.manager.allocate(job, new, lookahead=lookahead) is not None:
+                return True
+            victim = self._victim(jobs.running)
+            jobs.preempt(victim, now)
+            if victim is job:
+                return False
+
+    # -- admission --------------------------------------------------------------------------------------------------
+
+    def _admit(self, budget: int, chunks: list[Chunk], now: int) -> None:
+        """Let waiting jobs in, in their order, until one has to wait."""
+        jobs, blocked = self.jobs, self._blocked
+        waiting, running, manager, loads = jobs.waiting, jobs.running, jobs.manager, jobs.loads
+        while waiting and budget > 0 and len(running) < self._max_seqs:
+            job = waiting.peek()
+            if blocked is not None and blocked.still(job, manager.pool.free, chunks):
+                break
+            if job.num_tokens > self._surely_fits and self._hopeless(job):
+                waiting.pop()
+                jobs.reject(job, now, f"its {job.num_tokens} tokens need more blocks than the {self._usable} there are")
+                continue
+            hit: Hit | None = None
+            past = job.num_computed_tokens
+            if not past:
+                hit = manager.lookup(job)
+                past = hit.tokens
+                if loads is not None:
+                    on_the_way = jobs.load(job, hit, now)
+                    if on_the_way == NO_ROOM:
+                        break
+                    if on_the_way >= 0:
+                        continue
+                    if hit.version != manager.pool.version:  # making room in lower tiers may have moved things here
+                        hit = manager.lookup(job)
+                        past = hit.tokens
+            new = self._cut(job.num_tokens, past, budget)
+            if new < job.num_tokens - past and not self._chunked:
+                if job.num_tokens - past <= self._budget:
+                    break
+                waiting.pop()
+                jobs.reject(
+                    job,
+                    now,
+                    f"its {job.num_tokens - past} tokens don't fit into a pass of {self._budget}, and chunks are off",
+                )
+                continue
+            if loads is not None and loads.cleans and loads.must_wait(job, new, now, hit):
+                break
+            if not self._admission.enter(job, new, hit):
+                if not running and not manager.requests and manager.pool.free == self._usable:
+                    waiting.pop()
+                    jobs.reject(
+                        job, now, f"its {job.num_tokens} tokens don't fit into the {self._usable} blocks there are"
+                    )
+                    continue
+                if blocked is not None and hit is not None:
+                    blocked.remember(job, hit.tokens, manager.pool.free)
+                break
+            waiting.pop()
+            budget -= new
+            jobs.start(job, past, now)
+            chunks.append((job, new, past))
+
+    def _hopeless(self, job: Job) -> bool:
+        """Whether ``job`` can't fit even alone. Windows and states hold less than their length: those must be tried."""
+        return sum([-(-job.num_tokens // size) for size in self._full_sizes]) > self._usable
+
+    def check_integrity(self) -> None:
+        self._admission.check_integrity()
+
+
+def _serial(job: Job) -> int:
+    return job.serial
