@@ -28,7 +28,7 @@ from kvyard.events.types import EventBatch, Stored
 from kvyard.index import Identity, Indexer, Source
 from kvyard.openai import COMPLETIONS
 from kvyard.router import Router, RouterConfig, RouteRequest
-from kvyard.server.gateway.asking import read
+from kvyard.server.gateway.prompting import read_body
 from kvyard.server.indexer.names import LocalNames
 from kvyard.server.tokens import ByteTokenizer
 
@@ -113,8 +113,8 @@ def reading() -> None:
         turns = max(5, 2_000_000 // tokens // 10)
         print(f" {tokens} tokens, {tokens // SIZE} blocks")
         for name, deed in (
-            (f"parse a body of token ids ({len(as_ids) / 1e3:.0f} kB)", lambda: read(COMPLETIONS, as_ids)),  # noqa: B023
-            (f"parse a body of text ({len(as_text) / 1e3:.0f} kB)", lambda: read(COMPLETIONS, as_text)),  # noqa: B023
+            (f"parse a body of token ids ({len(as_ids) / 1e3:.0f} kB)", lambda: read_body(COMPLETIONS, as_ids)),  # noqa: B023
+            (f"parse a body of text ({len(as_text) / 1e3:.0f} kB)", lambda: read_body(COMPLETIONS, as_text)),  # noqa: B023
             ("tokenise it (bytes)", lambda: tokenizer.encode(text)),  # noqa: B023
             ("hash", lambda: identity.keys(ids)),  # noqa: B023
         ):

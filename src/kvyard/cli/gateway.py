@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-import logging
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from kvyard.cli.serving import TOKEN_VARIABLE, Verbose, log_to_stderr, read_token, warn_if_open
 from kvyard.errors import KvyardError
 from kvyard.router import POLICIES
 
-TOKEN_VARIABLE = "KVYARD_TOKEN"
 ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
 UPSTREAM_VARIABLE = "KVYARD_UPSTREAM_TOKEN"
 KEEP_ALIVE = 75
@@ -77,21 +75,22 @@ def gateway(
         Path | None, typer.Option(help=f"A file with the token for engines; or set {UPSTREAM_VARIABLE}.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the router's ties.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say more on stderr; never what a request says.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Serve an OpenAI-compatible gateway in front of engines, until interrupted.
 
     Each request goes to the engine that can begin soonest: by what it has cached of the prompt, as its KV events tell, and by
     what it has to do. Answers stream through as they are. It listens on this machine only, unless told otherwise.
     """
+    try:
+        from kvyard.server.gateway.routes import build
+    except ImportError as error:
+        raise KvyardError(f"the gateway needs {error.name}: pip install 'kvyard[server]'") from None
     from kvyard.server.gateway.config import GatewayConfig, convert
-    from kvyard.server.gateway.routes import build
-    from kvyard.server.indexer.config import check_token_text, load, read_token
-    from kvyard.server.running import Running, allow_files, is_loopback, listen
+    from kvyard.server.indexer.config import load
+    from kvyard.server.running import Running, allow_files, listen
 
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(verbose)
     where = "the flags" if config is None else str(config)
     found: dict[str, Any] = {}
     if config is not None:
@@ -129,34 +128,24 @@ def gateway(
         found["names"] = [*found.get("names", ()), *(_name(text) for text in dns)]
     settings: GatewayConfig = convert(found, where)
 
-    def token_of(file: str | None, variable: str | None) -> str | None:
-        if file is not None:
-            return read_token(file)
-        if variable is not None and variable in os.environ:
-            return check_token_text(os.environ[variable], variable)
-        return None
-
-    token = token_of(settings.token_file, TOKEN_VARIABLE)
+    token = read_token(settings.token_file)
     app, served = build(
         settings,
         token=token,
-        upstream_token=token_of(settings.upstream_token_file, UPSTREAM_VARIABLE),
-        index_token=token_of(settings.index_token_file, None),
-        admin_token=token_of(settings.admin_token_file, ADMIN_VARIABLE),
+        upstream_token=read_token(settings.upstream_token_file, UPSTREAM_VARIABLE),
+        index_token=read_token(settings.index_token_file, None),
+        admin_token=read_token(settings.admin_token_file, ADMIN_VARIABLE),
     )
     allow_files()
     bound = listen(settings.host, settings.port)
-    if token is None and not is_loopback(settings.host):
-        typer.echo(
-            f"warning: everybody who reaches {settings.host} can use this: set a token with --token-file", err=True
-        )
+    warn_if_open(settings.host, token)
 
     def ready(url: str) -> None:
         # What is here now stays. Looking through all of it again and again, an index of a million blocks too, makes pauses.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        count = len(served.engines)
+        count = len(served.members.engines)
         engines = "1 engine" if count == 1 else f"{count} engines"
         typer.echo(f"gateway serving at {url}, {engines}, policy {settings.router.policy}", err=True)
         if not count and not settings.names:

@@ -74,11 +74,13 @@ class Raw(msgspec.Struct):
 
     content: bytes
     media_type: str
+    status: int | None = None
+    """Another than the operation's."""
 
 
 Handler = Callable[[Any, Mapping[str, str]], Awaitable[Any]]
-"""Takes the decoded body (``None`` where there is none) and the headers; returns a value to encode, ``Raw``, or a Starlette
-``Response`` of its own."""
+"""Takes the decoded body (``None`` where there is none) and the headers; returns a value to encode, ``Raw``, or an ASGI
+application with a ``status_code``."""
 
 
 class Operation(msgspec.Struct, kw_only=True, frozen=True):
@@ -143,18 +145,18 @@ def application(
         raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
     from kvyard.server.openapi import document
 
-    def answer(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
-        if isinstance(value, Response):
+    def answer(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Any:
+        if callable(value):
             return value
         if isinstance(value, Raw):
-            return Response(value.content, status, headers=headers, media_type=value.media_type)
+            return Response(value.content, value.status or status, headers=headers, media_type=value.media_type)
         return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
 
-    def refuse(refusal: Refusal) -> Response:
+    def refuse(refusal: Refusal) -> Any:
         status, said = openai_error(refusal) if openai else (refusal.status, refusal.problem)
         return answer(said, status, refusal.headers)
 
-    direct: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {}
+    direct: dict[tuple[str, str], Callable[[Request], Awaitable[Any]]] = {}
 
     class Application(Starlette):
         """Finds what it was made with by one look, past Starlette's routing, which takes longer than many answers do."""
@@ -170,7 +172,7 @@ def application(
     def route(operation: Operation) -> Route:
         wanted = operation.token or token
 
-        async def endpoint(request: Request) -> Response:
+        async def endpoint(request: Request) -> Any:
             loop = asyncio.get_running_loop()
             began = loop.time()
             try:
@@ -201,7 +203,7 @@ def application(
         direct[operation.method, operation.path] = endpoint
         return Route(operation.path, endpoint, methods=[operation.method])
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Any:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")

@@ -122,14 +122,14 @@ class Gated:
         """Wait until nothing is under way, and see that nothing is held."""
 
         def quiet() -> bool:
-            for pool in self.gateway.pools.values():
+            for pool in self.gateway.members.pools.values():
                 pool.router.check_integrity()
-            return self.gateway.counters.under_way == 0 and all(
-                engine.in_flight == 0 for engine in self.gateway.engines.values()
+            return self.gateway.traffic.counters.under_way == 0 and all(
+                engine.in_flight == 0 for engine in self.gateway.members.engines.values()
             )
 
-        eventually(quiet, lambda: self.gateway.counters)
-        assert all(not pool.router.loads.active and not pool.queued for pool in self.gateway.pools.values())
+        eventually(quiet, lambda: self.gateway.traffic.counters)
+        assert all(not pool.router.loads.active and not pool.queued for pool in self.gateway.members.pools.values())
 
 
 def fleet(**settings: Any) -> Served:

@@ -47,7 +47,7 @@ def test_comings_and_goings() -> None:
                         failed.append(error)
 
         def manage() -> None:
-            config = msgspec.to_builtins(gated.gateway.engines["worker0"].config)
+            config = msgspec.to_builtins(gated.gateway.members.engines["worker0"].config)
             while not stop.wait(0.1):
                 gated.post("/admin/drain", engine="worker1")
                 gated.post("/admin/remove", engine="worker0")
@@ -59,7 +59,7 @@ def test_comings_and_goings() -> None:
         threads.append(threading.Thread(target=manage))
         for thread in threads:
             thread.start()
-        counters = gated.gateway.counters
+        counters = gated.gateway.traffic.counters
         eventually(lambda: len(answered) > 100 and counters.cancelled > 20, lambda: (answered, counters))
         stop.set()
         for thread in threads:

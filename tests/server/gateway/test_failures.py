@@ -63,7 +63,7 @@ def test_a_request_that_nobody_can_answer_is_nobodys_fault() -> None:
         for _ in range(6):
             gated.complete("x", 500, headers={"x-mock-fault": "error=500"})
         assert {one["state"] for one in gated.engines().values()} <= {"ready", "suspect"}
-        assert gated.gateway.counters.failed == 6
+        assert gated.gateway.traffic.counters.failed == 6
         gated.idle()
 
 
@@ -74,7 +74,7 @@ def test_a_worker_that_dies_over_a_prompt_is_no_loss(streamed: bool) -> None:
         served.post("/admin/stall", seconds=30)
 
         def kill() -> None:
-            eventually(lambda: gated.gateway.engines["worker0"].in_flight)
+            eventually(lambda: gated.gateway.members.engines["worker0"].in_flight)
             gated.post("/admin/resume", engine="worker1")
             httpx.post(f"{served.urls[1]}/admin/kill", json={"worker": 0}, trust_env=False)
 
@@ -95,7 +95,7 @@ def test_a_cut_in_the_middle_is_not_tried_again() -> None:
         events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line]
         assert events[0]["choices"] and events[-1]["error"]["code"] == 502
         gated.idle()
-        assert gated.gateway.counters.broken == 1
+        assert gated.gateway.traffic.counters.broken == 1
         assert sum(one["requests"] for one in gated.engines().values()) == 1
 
 
@@ -132,7 +132,7 @@ def test_nobody_is_up_for_a_while() -> None:
             eventually(lambda: gated.client.get("/health").status_code == 503)
 
             def revive() -> None:
-                eventually(lambda: gated.gateway.pools["mock"].queued == 5)
+                eventually(lambda: gated.gateway.members.pools["mock"].queued == 5)
                 httpx.post(f"{served.urls[1]}/admin/revive", json={"worker": 0}, trust_env=False)
 
             *found, _ = together([*(lambda: gated.complete("hello") for _ in range(5)), revive])
@@ -158,7 +158,7 @@ def test_a_client_that_hangs_up_ends_the_engines_work(streamed: bool) -> None:
                 client.post(f"{gated.url}/v1/completions", json=body)
         eventually(lambda: running() == 0)
         gated.idle()
-        assert gated.gateway.counters.cancelled == 1 and gated.gateway.counters.failed == 0
+        assert gated.gateway.traffic.counters.cancelled == 1 and gated.gateway.traffic.counters.failed == 0
         assert gated.engines()["worker0"]["state"] == "ready"
         served.check()
 
@@ -242,7 +242,7 @@ def test_a_process_killed_under_load(policy: str, capsys: pytest.CaptureFixture[
             eventually(lambda: len(done) > 30)
             began = time.monotonic()
             os.kill(victim.process.pid, signal.SIGKILL)
-            eventually(lambda: gated.gateway.engines["p0"].state == "down")
+            eventually(lambda: gated.gateway.members.engines["p0"].state == "down")
             noticed = time.monotonic() - began
             after = len(done)
             eventually(lambda: len(done) > after + 60)
@@ -255,8 +255,9 @@ def test_a_process_killed_under_load(policy: str, capsys: pytest.CaptureFixture[
             assert not lost, lost[:5]
             assert len(cut) <= 12
             with capsys.disabled():
+                retried = gated.gateway.traffic.counters.retried
                 print(
                     f"\n{policy}: worker killed with -9 among {len(done)} requests: none lost that had not begun, {len(cut)} "
-                    f"cut while streaming, {gated.gateway.counters.retried} tried again, noticed after {noticed * 1000:.0f} ms"
+                    f"cut while streaming, {retried} tried again, noticed after {noticed * 1000:.0f} ms"
                 )
             gated.idle()

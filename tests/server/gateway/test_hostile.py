@@ -24,7 +24,7 @@ from tests.server.gateway.support import PATIENCE, Gated, eventually, front, tog
 
 from kvyard.errors import KvyardError
 from kvyard.server import heads
-from kvyard.server.gateway.config import EngineConfig, convert
+from kvyard.server.gateway.config import GatewayEngine, convert
 from kvyard.server.gateway.headers import downstream, upstream
 from kvyard.server.gateway.intake import LONG_SESSION
 from kvyard.server.gateway.routes import build
@@ -70,7 +70,7 @@ def test_a_name_that_somebody_guessed_is_not_given_again() -> None:
         guessed = f"{prefix}-{int(number) + 1}"
         thread = threading.Thread(target=lambda: gate.complete("hold", headers={"x-request-id": guessed}))
         thread.start()
-        eventually(lambda: gate.gateway.counters.under_way == 1)
+        eventually(lambda: gate.gateway.traffic.counters.under_way == 1)
         try:
             assert gate.complete("y").status_code == 200
         finally:
@@ -104,7 +104,7 @@ def test_what_a_connection_names_stays_on_it() -> None:
 
 def test_names_and_urls_that_clients_would_see() -> None:
     with pytest.raises(KvyardError, match="printed in one line"):
-        EngineConfig(url="http://h:1", name="a\r\nset-cookie: b=c")
+        GatewayEngine(url="http://h:1", name="a\r\nset-cookie: b=c")
     with OddEngine(plain) as engine, gated(engine) as gate:
         said = gate.post("/admin/engines", 400, url="http://h:1", name="a\r\nx: y").json()
         assert "printed in one line" in said["error"]["message"]
@@ -121,7 +121,7 @@ def test_pages_of_other_sites_change_nothing() -> None:
             reply = gate.client.post(
                 "/admin/engines", content=body, headers={"origin": origin, "content-type": "text/plain"}
             )
-            assert reply.status_code == 403 and list(gate.gateway.engines) == ["odd0"]
+            assert reply.status_code == 403 and list(gate.gateway.members.engines) == ["odd0"]
         reply = gate.client.post("/admin/drain", json={"engine": "odd0"}, headers={"origin": gate.url})
         assert reply.status_code == 200
 
@@ -149,7 +149,7 @@ def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch
             stuck.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
             )
-            eventually(lambda: gate.gateway.counters.cancelled == 1)
+            eventually(lambda: gate.gateway.traffic.counters.cancelled == 1)
             gate.idle()
         monkeypatch.undo()
         with gate.stream("much") as reply:  # who reads gets all of it
@@ -169,7 +169,7 @@ def test_all_bodies_together_are_bounded() -> None:
         threads = [threading.Thread(target=gate.complete, args=(long,)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        eventually(lambda: gate.gateway.counters.under_way == 2)
+        eventually(lambda: gate.gateway.traffic.counters.under_way == 2)
         reply = gate.complete(long, 429)
         assert reply.headers["retry-after"] and "bytes already" in reply.json()["error"]["message"]
         held.set()
@@ -220,7 +220,7 @@ def test_sessions_without_end_are_kept_short() -> None:
         long = "s" * 50_000
         gate.complete("x", headers={"x-session-id": long})
         gate.complete("x", headers={"x-session-id": "short"})
-        bound = gate.gateway.pools["mock"].router.policy._bound  # type: ignore[attr-defined]
+        bound = gate.gateway.members.pools["mock"].router.policy._bound  # type: ignore[attr-defined]
         assert len(bound) == 2 and "short" in bound and max(map(len, bound)) < LONG_SESSION
         assert "why=session" in gate.complete("x", headers={"x-session-id": long}).headers["x-kvyard-decision"]
 
@@ -269,7 +269,7 @@ def test_an_index_that_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
         with OddEngine(plain) as engine, gated(engine, index_url=index.url) as gate:
             gate.ready(1)
             assert gate.complete("x" * 40).status_code == 200
-            remote = gate.gateway.pools["odd"].remote
+            remote = gate.gateway.members.pools["odd"].remote
             assert remote is not None and remote.failures == 1 and "without a result" in remote.error
             gate.complete("x" * 40)
         assert caplog.text.count("so load decides: it answered without a result") == 1
@@ -282,7 +282,7 @@ def test_a_page_of_refusals_has_no_names_of_its_own() -> None:
         assert all(isinstance(one, httpx.Response) for one in replies)
         assert "invented" not in gate.client.get("/metrics").text
         with pytest.raises(Refusal):
-            gate.gateway.engine("invented")
+            gate.gateway.members.engine("invented")
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -329,7 +329,7 @@ def test_an_engine_that_is_removed_while_it_leaves_its_pool(monkeypatch: pytest.
     async def story(url: str) -> None:
         _, gateway = build(convert({"engines": [], "tokenizer": "bytes"}, "the test"))
         async with gateway:
-            await gateway.add(EngineConfig(url=url, name="e", model="odd", events="tcp://127.0.0.1:1"))
+            await gateway.members.add(GatewayEngine(url=url, name="e", model="odd", events="tcp://127.0.0.1:1"))
             listeners = gateway.index.models["odd", "default"].listeners
             assert len(listeners) == 1
             with monkeypatch.context() as patched:
@@ -339,8 +339,8 @@ def test_an_engine_that_is_removed_while_it_leaves_its_pool(monkeypatch: pytest.
 
                 patched.setattr(gateway.index, "unregister", interrupted)
                 with pytest.raises(asyncio.CancelledError):
-                    await gateway.leave(gateway.engines["e"])
-            await gateway.remove("e")
+                    await gateway.members._leave(gateway.members.engines["e"])
+            await gateway.members.remove("e")
             assert not listeners
 
     with OddEngine(plain) as engine:

@@ -142,8 +142,8 @@ def test_an_engine_that_hangs_up_before_its_first_byte_is_left() -> None:
                         assert reply.status_code == 200 and b"".join(reply.iter_raw()) == b"data: fine\n\n", way
                 assert len(first.requests) > len(failures), way
                 gate.ready(2)
-            assert gate.gateway.counters.retried >= len(bad)
-            assert gate.gateway.counters.failed == 0
+            assert gate.gateway.traffic.counters.retried >= len(bad)
+            assert gate.gateway.traffic.counters.failed == 0
             gate.idle()
 
 
@@ -174,7 +174,7 @@ def test_an_engine_that_fails_in_the_middle_is_not_tried_again() -> None:
         assert said["error"]["code"] == 502 and "closed the connection" in said["error"]["message"]
         assert len(engine.requests) == 1
         gate.idle()
-        assert gate.gateway.counters.broken == 1
+        assert gate.gateway.traffic.counters.broken == 1
 
 
 def test_a_refusal_is_the_engines() -> None:

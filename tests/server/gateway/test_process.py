@@ -6,6 +6,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -148,7 +150,7 @@ def test_ending_with_people_in_the_queue() -> None:
             threads = [threading.Thread(target=ask) for _ in range(4)]
             for thread in threads:
                 thread.start()
-            eventually(lambda: gated.gateway.counters.under_way == 4 or len(statuses) > 0)
+            eventually(lambda: gated.gateway.traffic.counters.under_way == 4 or len(statuses) > 0)
         for thread in threads:
             thread.join(PATIENCE)
         assert statuses == [200] * 4
@@ -220,3 +222,9 @@ def test_no_engine_is_worth_a_word() -> None:
         process.process.send_signal(signal.SIGINT)
         assert process.process.wait(PATIENCE) == 0
     assert "Traceback" not in process.text
+
+
+def test_what_is_not_installed_is_named() -> None:
+    code = "import sys; sys.modules['aiohttp'] = None; from kvyard.cli.app import main; main(['gateway'])"
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 2 and "the gateway needs aiohttp: pip install 'kvyard[server]'" in ended.stderr

@@ -103,18 +103,18 @@ def test_a_conversation_is_read_as_the_engine_reads_it(both: tuple[Gated, Served
                 ]
                 second = other.post("/v1/chat/completions", **body)
                 assert worker_of(second) == worker_of(first) and cached(second) > 400
-            assert other.gateway.pools["mock"].prompting.unread == 0
+            assert other.gateway.members.pools["mock"].prompting.unread == 0
 
 
 def test_explanations(both: tuple[Gated, Served]) -> None:
     gated, _ = both
-    before = gated.gateway.counters.requests
+    before = gated.gateway.traffic.counters.requests
     said = gated.post("/explain", body={"prompt": list(range(5000, 5100)), "model": "mock"}).json()
     assert said["worker"].startswith("worker") and said["blocks"] == 6 and len(said["candidates"]) == 2
     assert "costs least" in said["said"] and said["not_considered"] == {}
     chat = gated.post("/explain", body={"messages": [{"role": "user", "content": "Hi"}]}).json()
     assert chat["tokens"] > 10
-    assert gated.gateway.counters.requests == before
+    assert gated.gateway.traffic.counters.requests == before
     assert gated.post("/explain", 404, body={"prompt": "x", "model": "nobody"}).json()["error"]["param"] == "model"
     assert "no field" in gated.post("/explain", 400, body={}, other=1).json()["error"]["message"]
 
@@ -191,4 +191,4 @@ def test_a_tokenizer_of_a_file(tmp_path: Path) -> None:
         talk = gated.post("/v1/chat/completions", messages=messages, max_tokens=2)
         eventually(lambda: hits(messages=messages) > 8)
         assert worker_of(gated.post("/v1/chat/completions", messages=messages, max_tokens=2)) == worker_of(talk)
-        assert gated.gateway.pools["mock"].prompting.unread == 0
+        assert gated.gateway.members.pools["mock"].prompting.unread == 0

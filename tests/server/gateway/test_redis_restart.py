@@ -62,7 +62,7 @@ class Crowd:
 
 
 def sharing(gated: Gated) -> Any:
-    return gated.gateway.pools["mock"].sharing
+    return gated.gateway.members.pools["mock"].sharing
 
 
 def test_no_request_notices(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_no_request_notices(tmp_path: Path) -> None:
                 assert not crowd.failed
             for gated in (one, other):
                 # All that the others had is over, and has been heard of.
-                eventually(lambda gated=gated: not gated.gateway.pools["mock"].router.loads.active)
+                eventually(lambda gated=gated: not gated.gateway.members.pools["mock"].router.loads.active)
                 gated.idle()
             assert one.metrics()['kvyard_gateway_share_outages_total{model="mock"}'] >= 1
             assert one.metrics()['kvyard_gateway_share_connected{model="mock"}'] == 1

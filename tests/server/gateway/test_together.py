@@ -65,7 +65,7 @@ def test_an_index_elsewhere_counts_in_other_blocks() -> None:
         with Gated(fleets=[served.url], index_url=indexing.url) as gated:
             gated.ready(1)
             gated.complete(PROMPT)
-            remote = gated.gateway.pools["mock"].remote
+            remote = gated.gateway.members.pools["mock"].remote
             assert remote is not None and "set block_size" in remote.error
 
 
@@ -111,12 +111,12 @@ def test_two_gateways_know_of_each_others_load(tmp_path: Path) -> None:
         with Gated(**shared) as one, Gated(**shared) as other:
             one.ready(2)
             other.ready(2)
-            eventually(lambda: one.gateway.pools["mock"].sharing.peers)  # type: ignore[union-attr]
+            eventually(lambda: one.gateway.members.pools["mock"].sharing.peers)  # type: ignore[union-attr]
             with one.stream("x", max_tokens=1900, ignore_eos=True) as held:
                 parts = held.iter_raw()
                 next(parts)
                 busy = held.headers["x-mock-worker"]
-                pool = other.gateway.pools["mock"]
+                pool = other.gateway.members.pools["mock"]
                 for at in range(4):
                     eventually(lambda: pool.router.load(Holder(busy)).requests == 1)
                     went = worker_of(other.complete([at] * 10))
@@ -124,7 +124,7 @@ def test_two_gateways_know_of_each_others_load(tmp_path: Path) -> None:
                     assert went != busy or pool.sharing.counters.expired  # type: ignore[union-attr]
                 assert set(pool.router.workers) == {Holder("worker0"), Holder("worker1")}
             for gated in (one, other):  # what others have ended is heard of with the next beat
-                eventually(lambda gated=gated: sum(gated.gateway.pools["mock"].router.loads.requests) == 0)
+                eventually(lambda gated=gated: sum(gated.gateway.members.pools["mock"].router.loads.requests) == 0)
             one.idle()
 
 

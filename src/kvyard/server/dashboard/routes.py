@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.server.asgi import until_disconnect
 from kvyard.server.dashboard.feed import INTERVAL, MOST_VIEWERS, ViewFeed
 from kvyard.server.dashboard.view import ViewSource
 from kvyard.server.http import JSON, Refusal, check_token
@@ -126,7 +127,7 @@ def _watching(feed: ViewFeed, slow: float, cut: Callable[[Any], None] | None) ->
 
     class Watching(Response):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            watching = asyncio.create_task(_hung_up(receive))
+            watching = asyncio.create_task(until_disconnect(receive))
             showing = asyncio.create_task(self._show(scope, send))
             try:
                 await asyncio.wait((watching, showing), return_when=asyncio.FIRST_COMPLETED)
@@ -157,8 +158,3 @@ def _watching(feed: ViewFeed, slow: float, cut: Callable[[Any], None] | None) ->
 
     headers = GUARDS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Watching(b"", 200, headers=headers, media_type="text/event-stream")
-
-
-async def _hung_up(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

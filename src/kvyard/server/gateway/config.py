@@ -26,25 +26,30 @@ ENGINE = "engine"
 """A tokenizer: the engine is asked, so template and tokens are right whatever the model."""
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _EngineFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be said of one engine, and of all behind a name."""
+
+    model: Name | None = None
+    """Which pool it belongs to. Left out, the engine's /v1/models says."""
+    block_size: Size | None = None
+    """The engine's."""
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Data-parallel ranks behind one URL; each is chosen by itself."""
+    topic: str = ""
+    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
+
+
+class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine: a vLLM or SGLang server, or a mock."""
 
     url: Name
     name: Name | None = None
     """Host and port of the URL, unless it is given."""
-    model: Name | None = None
-    """Which pool it belongs to. Left out, the engine's /v1/models says."""
     events: Name | list[Name] | None = None
     """Where its rank 0 publishes KV events, such as tcp://10.0.0.1:5557; each rank is one port further, unless all are listed.
     Left out, nothing is known of its cache."""
     replay: Name | list[Name] | None = None
     """Where lost events can be had again, in the same way."""
-    block_size: Size | None = None
-    """The engine's."""
-    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Data-parallel ranks behind this URL; each is chosen by itself."""
-    topic: str = ""
-    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
     clear_scope: Literal["device", "all"] = "device"
     groups: Annotated[list[Group], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
@@ -93,7 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
-class NameConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NameConfig(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Engines behind one name: every address that it resolves to is one."""
 
     host: Name
@@ -101,29 +106,20 @@ class NameConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     events_port: Port | None = None
     """Where each of them publishes KV events."""
     replay_port: Port | None = None
-    model: Name | None = None
-    block_size: Size | None = None
-    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    topic: str = ""
-    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
     interval_s: Seconds = 5.0
 
-    def engine(self, netloc: str) -> EngineConfig:
+    def engine(self, netloc: str) -> GatewayEngine:
         """The engine at one of its addresses."""
         host = netloc.rpartition(":")[0]
 
         def at(port: int | None) -> str | None:
             return None if port is None else f"tcp://{host}:{port}"
 
-        return EngineConfig(
+        return GatewayEngine(
             url=f"http://{netloc}",
             events=at(self.events_port),
             replay=at(self.replay_port),
-            model=self.model,
-            block_size=self.block_size,
-            dp_size=self.dp_size,
-            topic=self.topic,
-            dialect=self.dialect,
+            **{name: getattr(self, name) for name in _EngineFacts.__struct_fields__},
         )
 
 
@@ -139,7 +135,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     upstream_token_file: str | None = None
     """The bearer token that is shown to engines. Left out, the client's own is passed on, unless it was meant for us."""
 
-    engines: list[EngineConfig] = []
+    engines: list[GatewayEngine] = []
     fleets: list[str] = []
     """Addresses of mocks, whose whole fleets are taken in by /admin/workers."""
     names: list[NameConfig] = []

@@ -2,32 +2,37 @@
 
 Nothing goes to the client before the engine's first bytes are here: until then another engine can be tried, and afterwards
 never. An answer that isn't streamed is held until it is whole, so an engine that dies over it is no loss either. Where the
-client hangs up, the engine's connection is closed, which is how engines learn of it. Loaded with Starlette only.
+client hangs up, the engine's connection is closed, which is how engines learn of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import msgspec
-from starlette.responses import Response
 from yarl import URL
 
-from kvyard.clock import SECOND, pause
+from kvyard.clock import Clock, pause
 from kvyard.router import Decision
-from kvyard.server.gateway.ends import end, read_up_to, refuse, say, until_gone
-from kvyard.server.gateway.engine import Engine
-from kvyard.server.gateway.failures import ELSEWHERE, OURS, Body, Broken, Failed, reason_of
+from kvyard.server.asgi import close_connection, send_response, until_disconnect
+from kvyard.server.gateway.client import (
+    ELSEWHERE,
+    ERRORS,
+    AnswerBroken,
+    BodyPayload,
+    EngineClient,
+    EngineFailed,
+    failure,
+)
+from kvyard.server.gateway.engine import Engine, EngineHealth
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
-from kvyard.server.gateway.pool import Exhausted, Place, Pool
-from kvyard.server.gateway.usage import TAIL, Usage, usage
+from kvyard.server.gateway.pool import EnginePool, Exhausted, Placement
+from kvyard.server.gateway.proxied import TAIL, AnswerTokens, ProxiedRequest, answer_tokens
+from kvyard.server.gateway.traffic import Traffic
 from kvyard.server.http import JSON, Refusal, openai_error
-
-if TYPE_CHECKING:
-    from kvyard.server.gateway.gateway import Gateway
 
 WHOLE = 64 << 20
 """Bytes up to which an answer that isn't streamed is held until it is whole."""
@@ -39,79 +44,88 @@ _ERROR = re.compile(rb'^data: ?\{"error"')
 _CODE = re.compile(rb'"code" ?: ?(\d{3})')
 
 
-class Exchange(Response):
-    """The answer to one request; it does its work when it is sent."""
+class Proxy:
+    """What all exchanges of a gateway share."""
+
+    def __init__(
+        self, client: EngineClient, health: EngineHealth, traffic: Traffic, clock: Clock, retries: int
+    ) -> None:
+        self.client = client
+        self.health = health
+        self.traffic = traffic
+        self.clock = clock
+        self.retries = retries
+        self.draining = False
+        """Whether the gateway ends: what is cut off then was not the client's doing."""
+
+    def drain(self) -> None:
+        self.draining = True
+
+
+class Exchange:
+    """The answer to one request, as an ASGI application; it does its work when it is called."""
 
     def __init__(
         self,
-        gateway: Gateway,
-        pool: Pool,
-        place: Place,
+        proxy: Proxy,
+        proxied: ProxiedRequest,
+        pool: EnginePool,
+        place: Placement,
         *,
-        name: str,
         path: str,
         body: bytes,
         headers: list[tuple[str, str]],
-        received: int,
     ) -> None:
-        """``headers`` are those for the engine; ``received`` is when the request was here."""
+        """``headers`` are those for the engine."""
         self.status_code = 200
-        self.gateway = gateway
-        self.pool = pool
-        self.place = place
-        self.name = name
-        """The model's, as the client has it."""
-        self.output = 0
-        """Tokens of the answer, as far as they can be told."""
-        self.path = path
-        self.content = body
-        self.upstream_headers = headers
-        self.received = received
-        self.tries = 0
-        self.risked = 0
+        self.proxied = proxied
+        self._proxy = proxy
+        self._pool = pool
+        self._place = place
+        self._path = path
+        self._body = body
+        self._headers = headers
+        self._risked = 0
         """Tries in which an engine had the request and may have suffered from it; refused connections aren't among them."""
-        self.failed_at: list[Engine] = []
-        self.began = False
+        self._failed_at: list[Engine] = []
+        self._began = False
         """Whether anything went to the client."""
-        self.first = 0
-        """When the engine's first bytes came."""
-        self.events = 0
-        self.hung_up = False
-        self._me: asyncio.Task[Any] | None = None
+        self._hung_up = False
+        self._task: asyncio.Task[Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Carry it out."""
-        self._me = asyncio.current_task()
-        watching = asyncio.get_running_loop().create_task(until_gone(receive))
+        self._task = asyncio.current_task()
+        watching = asyncio.get_running_loop().create_task(until_disconnect(receive))
         watching.add_done_callback(self._gone)
         outcome = "failed"
         try:
             outcome = await self._serve(scope, send)
         except asyncio.CancelledError:
             outcome = "cancelled"
-            if not self.hung_up and not self.gateway.draining:
+            if not self._hung_up and not self._proxy.draining:
                 raise
-            if self._me is not None:
-                self._me.uncancel()
-            if not self.hung_up:
+            if self._task is not None:
+                self._task.uncancel()
+            if not self._hung_up:
                 outcome = await self._cut(scope, send)
         finally:
-            self._me = None
+            self._task = None
             watching.cancel()
-            self.gateway.traffic.ended(self, outcome)
+            self._proxy.traffic.ended(self.proxied, outcome)
 
     def _gone(self, watching: asyncio.Task[None]) -> None:
-        if not watching.cancelled() and self._me is not None:
-            self.hung_up = True
-            self._me.cancel()
+        if not watching.cancelled() and self._task is not None:
+            self._hung_up = True
+            self._task.cancel()
 
     async def _serve(self, scope: Any, send: Any) -> str:
         """Try engines until one answers. Returns how it ended."""
-        gateway, pool, place = self.gateway, self.pool, self.place
-        last: Failed | None = None
+        proxy, proxied, pool, place = self._proxy, self.proxied, self._pool, self._place
+        last: EngineFailed | None = None
         while True:
             try:
-                if last is not None and (self.risked > gateway.config.retries or self.tries >= MOST_TRIES):
+                if last is not None and (self._risked > proxy.retries or proxied.tries >= MOST_TRIES):
                     return await self._pass_on(send, last)
                 decision, engine = await pool.place(place)
             except Refusal as refusal:
@@ -121,26 +135,26 @@ class Exchange(Response):
                 assert last is not None
                 if last.answer is not None:
                     return await self._pass_on(send, last)
-                # A connection that ended without a word says little: it may have been idle for too long. Begin anew.
-                self.risked += 1
+                # A connection that ended without a word says little: it may have been idle for too long. Start over.
+                self._risked += 1
                 place.tried.clear()
                 await pause(BREATH)
                 continue
-            self.tries += 1
+            proxied.tries += 1
             try:
-                gateway.traffic.placed(self, engine, decision)
+                proxy.traffic.placed(proxied, engine, decision)
                 await self._attempt(engine, decision, scope, send)
-                gateway.health.served(engine, self.failed_at)
+                proxy.health.served(engine, self._failed_at)
                 return "finished" if self.status_code < 400 else "refused"
-            except Failed as failed:
+            except EngineFailed as failed:
                 last = failed
-                self.risked += failed.reached
+                self._risked += failed.reached
                 place.tried.add(engine.name)
                 if not failed.busy:
-                    self.failed_at.append(engine)
-                    gateway.health.failed(engine, failed.reason, gone=failed.gone)
-            except Broken as broken:
-                gateway.health.failed(engine, broken.args[0], gone=False)
+                    self._failed_at.append(engine)
+                    proxy.health.failed(engine, failed.reason, gone=failed.gone)
+            except AnswerBroken as broken:
+                proxy.health.failed(engine, broken.args[0])
                 return "broken"
             finally:
                 pool.release(engine, place.request.id)
@@ -148,34 +162,28 @@ class Exchange(Response):
     # -- one engine -----------------------------------------------------------------------------------------------------
 
     async def _attempt(self, engine: Engine, decision: Decision, scope: Any, send: Any) -> None:
-        if self.gateway.session.closed:
+        session = self._proxy.client.session
+        if session.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us
-        headers = self.upstream_headers
-        url = engine.addresses.get(self.path)
+        headers = self._headers
+        url = engine.addresses.get(self._path)
         if url is None:
-            url = engine.addresses[self.path] = URL(engine.url + self.path)
+            url = engine.addresses[self._path] = URL(engine.url + self._path)
         if query := scope.get("query_string"):
             url = URL(f"{url}?{query.decode('latin-1')}", encoded=True)
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, str(decision.worker.rank))]
         try:
-            response = await self.gateway.session.post(
-                url, data=Body(self.content), headers=headers, allow_redirects=False
-            )
-        except aiohttp.ClientConnectorError as error:
-            reason = f"it can't be reached: {error.strerror or error.os_error}"
-            raise Failed(reason, reached=False, gone=error.errno not in OURS) from None
-        except aiohttp.ConnectionTimeoutError:
-            raise Failed("it can't be reached in time", reached=False) from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Failed(reason_of(error)) from None
+            response = await session.post(url, data=BodyPayload(self._body), headers=headers, allow_redirects=False)
+        except ERRORS as error:
+            raise failure(error) from None
         whole = False
         try:
             status = response.status
             if status in ELSEWHERE:
-                raise Failed(f"it answered {status}", answer=await self._refused(response))
+                raise EngineFailed(f"it answered {status}", answer=await self._refused(response))
             if not 200 <= status < 600:
-                raise Failed(f"it answered {status}")
+                raise EngineFailed(f"it answered {status}")
             if response.content_type == "text/event-stream" and status < 400:
                 await self._stream(engine, response, decision, scope, send)
             else:
@@ -192,8 +200,8 @@ class Exchange(Response):
         """An answer with which another engine is asked."""
         try:
             return response.status, response.raw_headers, await read_up_to(response, WHOLE)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Failed(reason_of(error)) from None
+        except ERRORS as error:
+            raise failure(error) from None
 
     async def _stream(
         self, engine: Engine, response: aiohttp.ClientResponse, decision: Decision, scope: Any, send: Any
@@ -201,62 +209,58 @@ class Exchange(Response):
         read = response.content.readany
         try:
             chunk = await read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Failed(reason_of(error)) from None
+        except ERRORS as error:
+            raise failure(error) from None
         if _ERROR.match(chunk) and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
-            raise Failed("it began its answer with an error", answer=(int(code[1]), (), _error_of(chunk)))
-        gateway = self.gateway
-        self.first = gateway.clock.now()
-        gateway.traffic.first_bytes(self)
-        self.status_code = response.status
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status,
-                "headers": downstream(response.raw_headers, decision_header(decision, self.tries)),
-            }
-        )
-        self.began = True
+            raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), _error_of(chunk)))
+        pool, proxied = self._pool, self.proxied
+        await self._start(send, response, downstream(response.raw_headers, decision_header(decision, proxied.tries)))
         earlier = before = last = b""
-        track = self.pool.router.config.track_output
+        track = pool.router.config.track_output
         while chunk:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            self.events += chunk.count(b"\n\n")
+            proxied.events += chunk.count(b"\n\n")
             if track:
-                gateway.traffic.progressed(self)
+                pool.router.progressed(proxied.id, proxied.events, self._proxy.clock.now())
             earlier, before, last = before, last, chunk
             try:
                 chunk = await read()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                await self._break(scope, send, last[-2:], reason_of(error))
+            except ERRORS as error:
+                await self._break(scope, send, last[-2:], failure(error).reason)
         await send({"type": "http.response.body", "body": b""})
-        gateway.traffic.answered(self, engine, decision, usage((earlier + before + last)[-TAIL:]))
+        said = answer_tokens((earlier + before + last)[-TAIL:])
+        self._proxy.traffic.answered(proxied, engine, decision, said)
 
     async def _whole(
         self, engine: Engine, response: aiohttp.ClientResponse, decision: Decision, scope: Any, send: Any
     ) -> None:
         try:
             body = await read_up_to(response, WHOLE)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Failed(reason_of(error)) from None
-        self.first = self.gateway.clock.now()
-        self.gateway.traffic.first_bytes(self)
-        self.status_code = response.status
-        headers = downstream(response.raw_headers, decision_header(decision, self.tries))
+        except ERRORS as error:
+            raise failure(error) from None
+        headers = downstream(response.raw_headers, decision_header(decision, self.proxied.tries))
         complete = response.content.at_eof()
         if complete:
             headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        self.began = True
+        await self._start(send, response, headers)
         await send({"type": "http.response.body", "body": body, "more_body": not complete})
         while not complete:
             try:
                 chunk = await response.content.readany()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                await self._break(scope, send, None, reason_of(error))
+            except ERRORS as error:
+                await self._break(scope, send, None, failure(error).reason)
             complete = not chunk
             await send({"type": "http.response.body", "body": chunk, "more_body": not complete})
-        self.gateway.traffic.answered(self, engine, decision, usage(body[-TAIL:]) if response.status < 400 else Usage())
+        said = answer_tokens(body[-TAIL:]) if response.status < 400 else AnswerTokens()
+        self._proxy.traffic.answered(self.proxied, engine, decision, said)
+
+    async def _start(self, send: Any, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]]) -> None:
+        """The engine answers: from now on there is no other."""
+        self._pool.first_token(self.proxied.id)
+        self._proxy.traffic.began_answer(self.proxied)
+        self.status_code = response.status
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        self._began = True
 
     async def _break(self, scope: Any, send: Any, last: bytes | None, reason: str) -> None:
         """The engine failed in the middle: say so where a stream lets us, and end the connection without its proper end."""
@@ -264,13 +268,13 @@ class Exchange(Response):
             problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
             said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
             await send({"type": "http.response.body", "body": said, "more_body": True})
-        await end(scope)
-        raise Broken(reason)
+        await close_connection(scope)
+        raise AnswerBroken(reason)
 
     async def _cut(self, scope: Any, send: Any) -> str:
         """The gateway ends, and has waited long enough."""
-        if self.began:
-            await end(scope)
+        if self._began:
+            await close_connection(scope)
             return "broken"
         await self._refuse(send, Refusal(503, "the gateway ends", fix="try again", Retry_After="1"))
         return "refused"
@@ -278,28 +282,40 @@ class Exchange(Response):
     # -- answers of our own ---------------------------------------------------------------------------------------------
 
     async def _refuse(self, send: Any, refusal: Refusal) -> None:
-        self.began = True
-        self.status_code = await refuse(send, refusal)
+        self._began = True
+        self.status_code, problem = openai_error(refusal)
+        more = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
+        body = msgspec.json.encode(problem)
+        await send_response(send, self.status_code, [(b"content-type", JSON.encode()), *more], body)
 
-    async def _pass_on(self, send: Any, failed: Failed) -> str:
-        """Nobody could answer: what the last engine said, or that it said nothing."""
+    async def _pass_on(self, send: Any, failed: EngineFailed) -> str:
+        """No engine could answer: what the last engine said, or that it said nothing."""
+        tries = self.proxied.tries
         if failed.answer is None:
-            where = f"{self.tries} engines failed" if self.tries > 1 else "the engine failed"
+            where = f"{tries} engines failed" if tries > 1 else "the engine failed"
             await self._refuse(
                 send, Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
             )
             return "failed"
         status, headers, body = failed.answer
-        found = downstream(headers, f"tries={self.tries}") if headers else [(b"content-type", JSON.encode())]
-        self.began, self.status_code = True, status
-        await say(send, status, found, body)
+        found = downstream(headers, f"tries={tries}") if headers else [(b"content-type", JSON.encode())]
+        self._began, self.status_code = True, status
+        await send_response(send, status, found, body)
         return "failed"
-
-    @property
-    def seconds(self) -> float:
-        """How long it has taken."""
-        return (self.gateway.clock.now() - self.received) / SECOND
 
 
 def _error_of(chunk: bytes) -> bytes:
     return chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
+
+
+async def read_up_to(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """An engine's answer, or its first ``most`` bytes and a little more."""
+    parts: list[bytes] = []
+    size = 0
+    while size < most:
+        part = await response.content.readany()
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)

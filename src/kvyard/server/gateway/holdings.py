@@ -1,19 +1,14 @@
 """Holdings: how many blocks the index knows of, by engine and tier, for people who watch.
 
-An index answers who has a prompt, and has no reason to count. So this counts, a little with every look, and shows the last
-result of each place. It changes nothing.
+An index has no reason to count. So this counts, a little with every look, and shows the last result of each place.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvyard.index import Holder, Indexer
 from kvyard.index.memory import MemoryIndex
 from kvyard.server.dashboard.view import TierView
-
-if TYPE_CHECKING:
-    from kvyard.server.gateway.gateway import Gateway
+from kvyard.server.indexer.service import Service
 
 AT_ONCE = 50_000
 """Blocks counted in one look; about a millisecond."""
@@ -22,8 +17,8 @@ AT_ONCE = 50_000
 class Holdings:
     """Counts round and round. One per gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, index: Service) -> None:
+        self._index = index
         self._blocks: dict[Holder, dict[tuple[str, int | None], int]] = {}
         """By holder, then by tier and attention group."""
         self._next: list[tuple[Indexer, Holder, int]] = []
@@ -47,7 +42,7 @@ class Holdings:
         # Only what is in our own memory: asking Redis for everything once a minute would be a poor way to watch.
         return [
             (model.indexer, holder, number)
-            for model in self._gateway.index.models.values()
+            for model in self._index.models.values()
             if isinstance(model.indexer.backend, MemoryIndex)
             for holder in list(model.indexer.places.holders())
             for number in model.indexer.places.of(holder)

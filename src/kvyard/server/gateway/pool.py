@@ -1,7 +1,7 @@
 """A pool: the engines of one model, the index and the router over them, and the queue before them.
 
-A request that can't be placed waits here, in order, until an engine has room or is back. Whoever frees room places the next
-one at once, so nobody who comes later can slip in between.
+A request that can't be placed waits here, in order, until an engine has room or is back. Freed room goes to the next one at
+once, so that no later request can slip in between.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,22 +21,20 @@ from kvyard.router.overlaps import Known
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
+from kvyard.server.gateway.sharing import LoadSharing
 from kvyard.server.http import Refusal
 
-if TYPE_CHECKING:
-    from kvyard.server.gateway.sharing import LoadSharing
 
-
-class Place(msgspec.Struct, kw_only=True, gc=False):
+class Placement(msgspec.Struct, kw_only=True, gc=False):
     """A request that wants an engine."""
 
     request: RouteRequest
     shut: frozenset[Holder] = frozenset()
-    """Who can't take it: doesn't serve its adapter."""
+    """Ranks that can't take it: their engine doesn't serve its adapter."""
     tried: set[str] = msgspec.field(default_factory=set)
     """Engines that failed it."""
     tail: Sequence[int] | None = None
-    """The tokens behind its last full block, where somebody wants them."""
+    """The tokens behind its last full block, where it is recorded."""
     known: Known | None = None
     """What a remote index said."""
 
@@ -44,19 +42,16 @@ class Place(msgspec.Struct, kw_only=True, gc=False):
 Placed: TypeAlias = tuple[Decision, Engine]
 
 
-class _Waiting:
-    __slots__ = ("granted", "place")
-
-    def __init__(self, place: Place, granted: asyncio.Future[Placed]) -> None:
-        self.place = place
-        self.granted = granted
+class _Queued(msgspec.Struct, eq=False):
+    place: Placement
+    granted: asyncio.Future[Placed]
 
 
 class Exhausted(Exception):
     """Every engine that is up has failed this request."""
 
 
-class Pool:
+class EnginePool:
     """Engines of one model."""
 
     def __init__(
@@ -86,11 +81,11 @@ class Pool:
         self._most = engine_requests
         self._queue = queue
         self._seconds = queue_seconds
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Queued] = deque()
         self._open: set[Holder] = set()
-        """Who is in the router and not draining."""
+        """Ranks that are in the router and not draining."""
         self._full: set[Holder] = set()
-        """Of those: who has as much as it may have."""
+        """Of those: which have as much as they may have."""
         self._shut: dict[str, frozenset[Holder]] = {}
 
     @property
@@ -130,7 +125,7 @@ class Pool:
                 self._open.add(holder)
                 if self.sharing is not None:
                     self.sharing.worker_added(holder)
-        self._reckon_full(engine)
+        self._update_full(engine)
         self.grant()
 
     def shut(self, engine: Engine) -> None:
@@ -157,11 +152,11 @@ class Pool:
         return any(holder.name != engine.name for holder in self._open)
 
     def names_changed(self) -> None:
-        """Engines' names have changed: work out anew who can't take what."""
+        """Engines' names have changed: work out again which can't take what."""
         self._shut.clear()
 
     def without(self, name: str) -> frozenset[Holder]:
-        """Who doesn't serve ``name``. The pool's own model is everybody's: who was put here by mistake says so himself."""
+        """Ranks that don't serve ``name``. The pool's own model is served by all: an engine put here by mistake will say so."""
         if name == self.model:
             return frozenset()
         found = self._shut.get(name)
@@ -170,9 +165,14 @@ class Pool:
             found = self._shut[name] = frozenset(holder for engine in others for holder in engine.holders)
         return found
 
+    def least_busy(self) -> Engine | None:
+        """The engine that is up and has the fewest requests."""
+        up = [engine for engine in self.engines.values() if engine.up]
+        return min(up, key=lambda engine: engine.in_flight, default=None)
+
     # -- requests -------------------------------------------------------------------------------------------------------
 
-    async def place(self, place: Place) -> Placed:
+    async def place(self, place: Placement) -> Placed:
         """An engine for a request, now or later; the caller must ``release`` it. Raises ``Exhausted``, or ``Refusal`` with 429
         where too many wait and 503 where it took too long.
         """
@@ -183,14 +183,14 @@ class Pool:
             self.refused += 1
             raise Refusal(
                 429 if self._open else 503,
-                f"{len(self._waiting)} requests wait already for model {self.model}" if self._open else self._nobody(),
+                f"{len(self._waiting)} requests wait already for model {self.model}" if self._open else self._none_up(),
                 fix="try again later",
                 Retry_After="1",
             )
-        waiting = _Waiting(place, asyncio.get_running_loop().create_future())
+        waiting = _Queued(place, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._waiting) > 1:
-            # Those before it may wait for somebody whom it doesn't need.
+            # Those before it may wait for engines that it doesn't need.
             self.grant()
         try:
             async with asyncio.timeout(self._seconds):
@@ -198,7 +198,7 @@ class Pool:
         except TimeoutError:
             self._take_back(waiting)
             self.expired += 1
-            why = f"all engines of model {self.model} are busy" if self._open else self._nobody()
+            why = f"all engines of model {self.model} are busy" if self._open else self._none_up()
             raise Refusal(503, f"{why}: waited {self._seconds:g} s", fix="try again later", Retry_After="5") from None
         except BaseException:
             self._take_back(waiting)
@@ -216,8 +216,8 @@ class Pool:
             self.grant()
 
     def grant(self) -> None:
-        """Place whoever waits and can be placed, in order."""
-        passed: list[_Waiting] = []
+        """Placement whoever waits and can be placed, in order."""
+        passed: list[_Queued] = []
         while self._waiting:
             if len(self._full) == len(self._open) and self._open:
                 break
@@ -235,8 +235,8 @@ class Pool:
             passed.append(waiting)
         self._waiting.extendleft(reversed(passed))
 
-    def preview(self, place: Place) -> Decision:
-        """What would be decided now, without doing it. Raises ``KvyardError`` where nobody may be chosen."""
+    def preview(self, place: Placement) -> Decision:
+        """What would be decided now, without doing it. Raises ``KvyardError`` where no engine may be chosen."""
         return self.router.preview(place.request, self._clock.now(), exclude=self._excluded(place), known=place.known)
 
     def first_token(self, id_: object) -> None:
@@ -247,7 +247,7 @@ class Pool:
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
-    def _excluded(self, place: Place) -> Collection[Holder]:
+    def _excluded(self, place: Placement) -> Collection[Holder]:
         if not self._full and not place.shut and not place.tried:
             return ()
         out = {*self._full, *place.shut}
@@ -257,12 +257,12 @@ class Pool:
                 out.update(engine.holders)
         return out
 
-    def _room(self, place: Place) -> bool:
+    def _room(self, place: Placement) -> bool:
         out = self._excluded(place)
         return bool(self._open) if not out else not self._open <= out  # type: ignore[operator]
 
-    def _give_up_if_exhausted(self, place: Place) -> None:
-        """Raise ``Exhausted`` where waiting won't help: whoever is up was tried. Where nobody is, all may be tried again."""
+    def _give_up_if_exhausted(self, place: Placement) -> None:
+        """Raise ``Exhausted`` where waiting won't help: all that are up were tried. Where none is, all may be tried again."""
         if not place.tried:
             return
         fit = self._open - place.shut
@@ -271,24 +271,24 @@ class Pool:
         elif all(holder.name in place.tried for holder in fit):
             raise Exhausted
 
-    def _book(self, place: Place) -> Placed:
+    def _book(self, place: Placement) -> Placed:
         decision = self.router.route(place.request, self._clock.now(), exclude=self._excluded(place), known=place.known)
         engine = self.engines[decision.worker.name]
         engine.in_flight += 1
         if engine.in_flight >= self._most:
-            self._reckon_full(engine)
+            self._update_full(engine)
         if self.sharing is not None:
             self.sharing.routed(place.request, decision.worker, decision.new_tokens)
         return decision, engine
 
-    def _reckon_full(self, engine: Engine) -> None:
+    def _update_full(self, engine: Engine) -> None:
         if engine.in_flight >= self._most:
             self._full.update(holder for holder in engine.holders if holder in self._open)
         else:
             self._full.difference_update(engine.holders)
 
-    def _take_back(self, waiting: _Waiting) -> None:
-        """Whoever waited is gone: so is his place in the queue, or what he was just granted."""
+    def _take_back(self, waiting: _Queued) -> None:
+        """A client that waited is gone: so is its place in the queue, or what it was just granted."""
         granted = waiting.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             decision, engine = granted.result()
@@ -300,5 +300,5 @@ class Pool:
         except ValueError:
             pass
 
-    def _nobody(self) -> str:
+    def _none_up(self) -> str:
         return f"no engine of model {self.model} is up"

@@ -1,6 +1,8 @@
-"""From a request to the token ids of its prompt, as the engine will see them: by a tokenizer here, or by asking an engine.
+"""From a body to the token ids of its prompt, as the engine will see them: by a tokenizer here, or by asking an engine.
 
-Only guesses depend on it: a prompt that can't be read is routed by load, and the engine gets it all the same.
+Only which model and which prompt are read of a body; all else is the engine's business. A field of another type than expected
+isn't refused here: the engine says what is wrong with it, in its own words. Ids are needed for guesses only: a request whose
+prompt can't be read is routed by load, and the engine gets it all the same.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.server.gateway.asking import PeekedBody, PeekedChat, PeekedCompletion
+from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.server.gateway.config import BYTES, ENGINE
 from kvyard.server.http import Refusal
 from kvyard.server.tokens import Tokenizer, make_tokenizer, render
@@ -23,10 +25,69 @@ _NOT_TEXT = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"', b
 """Parts whose tokens don't say what they are: engines set such blocks apart by hashes that we don't have."""
 _NULL = b"null"
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
-"""Of their own: lookups of names and beats to Redis mustn't wait behind somebody's book."""
+"""Of their own: lookups of names and beats to Redis mustn't wait behind a long text."""
 
 AskEngine = Callable[[dict[str, Any]], Awaitable[list[int] | None]]
-"""Sends a body to /tokenize of some engine of the pool; ``None`` where nobody answered."""
+"""Sends a body to /tokenize of some engine of the pool; ``None`` where none answered."""
+
+
+def _null() -> msgspec.Raw:
+    return msgspec.Raw(b"null")
+
+
+class PeekedBody(msgspec.Struct, kw_only=True):
+    """A request that names a model."""
+
+    model: str | None = None
+
+
+class PeekedCompletion(PeekedBody, kw_only=True):
+    """``POST /v1/completions``; further fields go to the engine as they are."""
+
+    prompt: Any = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    max_tokens: int | None = None
+
+
+class PeekedChat(PeekedBody, kw_only=True):
+    """``POST /v1/chat/completions``; further fields go to the engine as they are."""
+
+    messages: msgspec.Raw = msgspec.field(default_factory=_null)
+    stream: bool | None = None
+    cache_salt: str | None = None
+    tools: msgspec.Raw = msgspec.field(default_factory=_null)
+    chat_template: msgspec.Raw = msgspec.field(default_factory=_null)
+    chat_template_kwargs: msgspec.Raw = msgspec.field(default_factory=_null)
+    documents: msgspec.Raw = msgspec.field(default_factory=_null)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+_KINDS: dict[str, type[PeekedBody]] = {COMPLETIONS: PeekedCompletion, CHAT: PeekedChat}
+_DECODERS = {path: msgspec.json.Decoder(kind) for path, kind in _KINDS.items()}
+_PLAIN = msgspec.json.Decoder(PeekedBody)
+
+
+def read_body(path: str, body: bytes) -> PeekedBody:
+    """What ``body`` asks for. Where only some fields are of the wrong type, the model's name alone is read.
+
+    Raises ``Refusal`` for what isn't a JSON object or has no name of a model.
+    """
+    for decoder in (_DECODERS.get(path, _PLAIN), _PLAIN):
+        try:
+            found: PeekedBody = decoder.decode(body)
+            return found
+        except msgspec.ValidationError as error:
+            mismatch = str(error)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+            raise Refusal(400, f"the body is not JSON: {str(error)[:200]}", fix="send a JSON object in UTF-8") from None
+    text = mismatch.partition(" - at ")[0]
+    field = "model" if "$.model" in mismatch else ""
+    raise Refusal(400, f"{field or 'the body'}: {text}", field=field, fix="send a JSON object")
 
 
 class Prompting:
@@ -36,7 +97,7 @@ class Prompting:
         """``how`` is a tokenizer of ``config``. Raises ``KvyardError`` where a file can't be used."""
         self.how = how
         self.unread = 0
-        """Prompts that nobody could read."""
+        """Prompts that couldn't be read."""
         self._ask = ask_engine
         self._local: Tokenizer | None = None if how == ENGINE else make_tokenizer(None if how == BYTES else how)
 

@@ -1,7 +1,7 @@
 """A remote index: what a ``kvyard index`` service says of a prompt, as ``Router.route`` takes it.
 
 A router doesn't wait, so the answer is fetched before and comes with the request. Trust is the service's: what it holds
-for lost earns nothing there, and so nothing here. Where it doesn't answer, nobody has anything, and load decides.
+for lost earns nothing there, and so nothing here. Where it doesn't answer, load alone decides.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import aiohttp
 import msgspec
 
-from kvyard.clock import Clock
+from kvyard.clock import SECOND, Clock
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity
 from kvyard.router import Reach
@@ -21,37 +22,43 @@ from kvyard.server.indexer.config import TIERS
 
 log = logging.getLogger(__name__)
 
-PAUSE = 1_000_000_000
-"""Nanoseconds for which a service that failed isn't asked again, so that its trouble doesn't slow every request."""
+PAUSE = SECOND
+"""How long a service that failed isn't asked again, so that its trouble doesn't slow every request."""
 
 
-class _Tier(msgspec.Struct):
+class _RemoteTier(msgspec.Struct):
     blocks: int
 
 
-class _Worker(msgspec.Struct):
+class _RemoteWorker(msgspec.Struct):
     instance_id: int | str
     dp_rank: int
-    tiers: dict[str, _Tier]
+    tiers: dict[str, _RemoteTier]
     confidence: float
 
 
-class _Scored(msgspec.Struct):
-    workers: list[_Worker]
+class _RemoteResult(msgspec.Struct):
+    workers: list[_RemoteWorker]
 
 
-class _Scoring(msgspec.Struct):
+class _RemoteScores(msgspec.Struct):
     block_size: int
-    results: list[_Scored]
+    results: list[_RemoteResult]
 
 
 class RemoteIndex:
     """One model's index elsewhere."""
 
     def __init__(
-        self, session: Any, url: str, token: str | None, model: str, identity: Identity, seconds: float, clock: Clock
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        token: str | None,
+        model: str,
+        identity: Identity,
+        seconds: float,
+        clock: Clock,
     ) -> None:
-        """``session`` is an aiohttp client's."""
         self.identity = identity
         self.failures = 0
         self.error = ""
@@ -65,12 +72,10 @@ class RemoteIndex:
         self._seconds = seconds
         self._clock = clock
         self._not_before = 0
-        self._decode = msgspec.json.Decoder(_Scoring).decode
+        self._decode = msgspec.json.Decoder(_RemoteScores).decode
 
     async def ask(self, tokens: Sequence[int], namespace: Namespace) -> Known | None:
         """What the service says of a prompt; ``None`` where it doesn't."""
-        import aiohttp
-
         if self._clock.now() < self._not_before:
             return None
         body: dict[str, Any] = {"model_name": self._model, "token_ids": tokens}
@@ -88,7 +93,7 @@ class RemoteIndex:
                 allow_redirects=False,
             ) as reply:
                 content = await reply.read()
-                if reply.status == 404:  # nobody is registered for this model there yet
+                if reply.status == 404:  # no worker of this model is registered there yet
                     self._fail("it has no worker of this model")
                     return None
                 if reply.status != 200:
@@ -121,7 +126,7 @@ class RemoteIndex:
         self.error = why
 
 
-def _reach(worker: _Worker) -> Reach:
+def _reach(worker: _RemoteWorker) -> Reach:
     """What each tier reaches: no less than the closer ones."""
     longest = 0
     out: list[int] = []

@@ -14,12 +14,14 @@ from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
-from kvyard.server.gateway import asking, schemas
-from kvyard.server.gateway.config import EngineConfig, GatewayConfig
+from kvyard.server.gateway import schemas
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.engine import Engine
+from kvyard.server.gateway.exchange import Proxy
 from kvyard.server.gateway.gateway import Gateway
-from kvyard.server.gateway.intake import Intake
-from kvyard.server.gateway.measures import Measures
+from kvyard.server.gateway.intake import RequestIntake
+from kvyard.server.gateway.prompting import PeekedBody
+from kvyard.server.gateway.state import state_samples
 from kvyard.server.gateway.view import GatewaySource
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application
 
@@ -28,50 +30,49 @@ Headers = Mapping[str, str]
 PASSED = {
     openai.CHAT: ("Answer a conversation.", openai.ChatRequest),
     openai.COMPLETIONS: ("Go on with a text.", openai.CompletionRequest),
-    "/v1/embeddings": ("Embeddings.", asking.PeekedBody),
-    "/v1/responses": ("OpenAI's responses.", asking.PeekedBody),
-    "/v1/messages": ("Anthropic's messages.", asking.PeekedBody),
-    "/v1/rerank": ("Rank documents.", asking.PeekedBody),
-    "/v1/score": ("Score pairs of texts.", asking.PeekedBody),
-    "/tokenize": ("Text or a conversation as ids.", asking.PeekedBody),
-    "/detokenize": ("Ids as text.", asking.PeekedBody),
+    "/v1/embeddings": ("Embeddings.", PeekedBody),
+    "/v1/responses": ("OpenAI's responses.", PeekedBody),
+    "/v1/messages": ("Anthropic's messages.", PeekedBody),
+    "/v1/rerank": ("Rank documents.", PeekedBody),
+    "/v1/score": ("Score pairs of texts.", PeekedBody),
+    "/tokenize": ("Text or a conversation as ids.", PeekedBody),
+    "/detokenize": ("Ids as text.", PeekedBody),
 }
 """What goes to an engine. The first two are routed by their prompts, the others by load."""
 
 
-class Routes:
+class GatewayRoutes:
     """What is done for each request."""
 
-    def __init__(self, gateway: Gateway, intake: Intake, measures: Measures, admin_token: str | None = None) -> None:
+    def __init__(self, gateway: Gateway, intake: RequestIntake, admin_token: str | None = None) -> None:
         """With an ``admin_token``, routes that show or change engines want that one."""
         self._gateway = gateway
+        self._members = gateway.members
         self._intake = intake
-        self._measures = measures
         self._admin_token = admin_token
 
     async def passed(self, path: str, body: bytes, headers: Headers) -> Any:
         return await self._intake.accept(path, body, headers)
 
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
-        gateway = self._gateway
-        created = gateway.started // SECOND
+        created = self._gateway.started // SECOND
         found = [
             openai.ModelCard(id=name, created=created, root=pool.model, parent=None if lora is None else pool.model)
-            for name, (pool, lora) in gateway.names.items()
+            for name, (pool, lora) in self._members.names.items()
         ]
         return openai.ModelList(data=found)
 
-    async def explain(self, body: schemas.Explain, headers: Headers) -> schemas.Explained:
+    async def explain(self, body: schemas.ExplainRoute, headers: Headers) -> schemas.RouteExplained:
         path = body.path or (openai.CHAT if "messages" in body.body else openai.COMPLETIONS)
         given = {} if body.session is None else {self._gateway.config.session_header: body.session}
-        name, pool, place = await self._intake.place_of(path, msgspec.json.encode(body.body), given)
+        _, name, pool, place = await self._intake.place_of(path, msgspec.json.encode(body.body), given)
         try:
             decision = pool.preview(place)
         except KvyardError as error:
             raise Refusal(503, str(error), fix="see /admin/engines", Retry_After="1") from None
         chosen = {candidate.worker.name for candidate in decision.candidates}
         absent = {engine.name: _absence(engine, name) for engine in pool.engines.values() if engine.name not in chosen}
-        return schemas.Explained(
+        return schemas.RouteExplained(
             model=name,
             pool=pool.model,
             worker=str(decision.worker),
@@ -87,7 +88,7 @@ class Routes:
             regret_blocks=decision.regret,
             block_size=pool.block_size,
             candidates=[
-                schemas.Candidate(
+                schemas.RouteCandidate(
                     worker=str(one.worker),
                     tiers=by_label(one.tiers),
                     cost=one.cost,
@@ -103,54 +104,47 @@ class Routes:
             not_considered=absent,
         )
 
-    async def health(self, body: None, headers: Headers) -> Any:
-        from starlette.responses import Response
-
-        gateway = self._gateway
-        able = any(engine.up and not engine.draining for engine in gateway.engines.values())
-        found = schemas.Health(
+    async def health(self, body: None, headers: Headers) -> Raw:
+        gateway, engines = self._gateway, self._members.engines.values()
+        able = any(engine.up and not engine.draining for engine in engines)
+        models = gateway.index.models.values()
+        found = schemas.GatewayHealth(
             status="draining" if gateway.draining else "ok" if able else "no engine",
-            engines=dict(Counter(engine.state for engine in gateway.engines.values())),
-            streams=dict(
-                Counter(
-                    listener.info().state
-                    for model in gateway.index.models.values()
-                    for listener in model.listeners.values()
-                )
-            ),
-            under_way=gateway.counters.under_way,
-            queued=sum(pool.queued for pool in gateway.pools.values()),
+            engines=dict(Counter(engine.state for engine in engines)),
+            streams=dict(Counter(one.info().state for model in models for one in model.listeners.values())),
+            under_way=gateway.traffic.counters.under_way,
+            queued=sum(pool.queued for pool in self._members.pools.values()),
         )
-        return Response(msgspec.json.encode(found), 200 if found.status == "ok" else 503, media_type=JSON)
+        return Raw(msgspec.json.encode(found), JSON, 200 if found.status == "ok" else 503)
 
     async def ping(self, body: None, headers: Headers) -> Raw:
         return Raw(b"", "text/plain")
 
     async def metrics(self, body: None, headers: Headers) -> Raw:
-        return Raw(*self._measures.text())
+        return Raw(*self._gateway.metrics.text())
 
     # -- engines --------------------------------------------------------------------------------------------------------
 
     async def engines(self, body: None, headers: Headers) -> list[schemas.EngineInfo]:
-        return [self._info(engine) for engine in self._gateway.engines.values()]
+        return [self._info(engine) for engine in self._members.engines.values()]
 
-    async def add(self, body: EngineConfig, headers: Headers) -> schemas.EngineInfo:
-        return self._info(await self._gateway.add(body))
+    async def add(self, body: GatewayEngine, headers: Headers) -> schemas.EngineInfo:
+        return self._info(await self._members.add(body))
 
-    async def remove(self, body: schemas.Named, headers: Headers) -> schemas.EngineInfo:
-        return self._info(await self._gateway.remove(body.engine))
+    async def remove(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
+        return self._info(await self._members.remove(body.engine))
 
-    async def drain(self, body: schemas.Named, headers: Headers) -> schemas.EngineInfo:
-        return self._info(self._gateway.drain_engine(body.engine))
+    async def drain(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
+        return self._info(self._members.drain(body.engine))
 
-    async def resume(self, body: schemas.Named, headers: Headers) -> schemas.EngineInfo:
-        return self._info(self._gateway.resume_engine(body.engine))
+    async def resume(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
+        return self._info(self._members.resume(body.engine))
 
     def _info(self, engine: Engine) -> schemas.EngineInfo:
         return schemas.EngineInfo(
             name=engine.name,
             url=engine.url,
-            pool=None if engine.pool is None else engine.pool.model,
+            pool=engine.model or None,
             state=engine.state,
             draining=engine.draining,
             reason=engine.reason,
@@ -159,7 +153,7 @@ class Routes:
             in_flight=engine.in_flight,
             requests=engine.requests,
             failed=engine.failed,
-            streams=[listener.info() for listener in self._gateway.listeners(engine)],
+            streams=[listener.info() for listener in self._members.listeners(engine)],
         )
 
     def operations(self) -> list[Operation]:
@@ -194,12 +188,14 @@ class Routes:
                 "/explain",
                 "Which engine would get a request, and why. Sends nothing.",
                 self.explain,
-                s.Explain,
-                s.Explained,
+                s.ExplainRoute,
+                s.RouteExplained,
                 refusals=(404, 503),
                 **admin,
             ),
-            get("/health", "Whether requests can be answered.", self.health, s.Health, open=True, refusals=(503,)),
+            get(
+                "/health", "Whether requests can be answered.", self.health, s.GatewayHealth, open=True, refusals=(503,)
+            ),
             get("/ping", "Whether this process answers.", self.ping, media_types=("text/plain",), open=True),
             get("/metrics", "Metrics for Prometheus.", self.metrics, media_types=("text/plain",), open=True),
             get("/admin/engines", "Who there is, and how they are.", self.engines, list[s.EngineInfo], **admin),
@@ -207,19 +203,27 @@ class Routes:
                 "/admin/engines",
                 "Take an engine in.",
                 self.add,
-                EngineConfig,
+                GatewayEngine,
                 info,
                 status=201,
                 refusals=(409,),
                 **admin,
             ),
-            post("/admin/remove", "Forget an engine.", self.remove, s.Named, info, refusals=(404,), **admin),
-            post("/admin/drain", "Send an engine nothing more.", self.drain, s.Named, info, refusals=(404,), **admin),
+            post("/admin/remove", "Forget an engine.", self.remove, s.NamedEngine, info, refusals=(404,), **admin),
+            post(
+                "/admin/drain",
+                "Send an engine nothing more.",
+                self.drain,
+                s.NamedEngine,
+                info,
+                refusals=(404,),
+                **admin,
+            ),
             post(
                 "/admin/resume",
                 "Send a drained engine requests again.",
                 self.resume,
-                s.Named,
+                s.NamedEngine,
                 info,
                 refusals=(404,),
                 **admin,
@@ -246,11 +250,12 @@ def build(
     admin_token: str | None = None,
 ) -> tuple[Any, Gateway]:
     """The ASGI application, and the gateway that is to run around it. Raises ``KvyardError``."""
-    measures = Measures()
-    gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token, measures=measures)
-    measures.gateway = gateway
+    gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token)
+    members, traffic, index = gateway.members, gateway.traffic, gateway.index
+    gateway.metrics.sources.append(lambda: state_samples(members, traffic, index))
+    proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries)
     app = application(
-        Routes(gateway, Intake(gateway, token), measures, admin_token).operations(),
+        GatewayRoutes(gateway, RequestIntake(config, members, proxy, token), admin_token).operations(),
         title="kvyard gateway",
         version=__version__,
         bounds=config.limits,
@@ -258,6 +263,6 @@ def build(
         openai=True,
     )
     dashboard = Dashboard(GatewaySource(gateway), admin_token or token)
-    gateway.on_drain = dashboard.close
+    gateway.on_drain += [proxy.drain, dashboard.close]
     app.router.routes.extend(dashboard.routes(root=True))
     return app, gateway

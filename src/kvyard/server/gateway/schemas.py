@@ -9,7 +9,7 @@ import msgspec
 from kvyard.server.indexer.schemas import ListenerInfo, Name
 
 
-class Explain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ExplainRoute(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /explain``: a request as it would be sent, and where."""
 
     body: dict[str, Any]
@@ -18,7 +18,7 @@ class Explain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     session: str | None = None
 
 
-class Candidate(msgspec.Struct, kw_only=True):
+class RouteCandidate(msgspec.Struct, kw_only=True):
     """An engine's rank, as a decision sees it. Blocks, unless it says otherwise."""
 
     worker: str
@@ -32,7 +32,7 @@ class Candidate(msgspec.Struct, kw_only=True):
     active_requests: int
 
 
-class Explained(msgspec.Struct, kw_only=True):
+class RouteExplained(msgspec.Struct, kw_only=True):
     """What would be decided now."""
 
     model: str
@@ -49,14 +49,14 @@ class Explained(msgspec.Struct, kw_only=True):
     best_worker: str | None
     regret_blocks: int
     block_size: int
-    candidates: list[Candidate]
+    candidates: list[RouteCandidate]
     said: str
     """The same in words."""
     not_considered: dict[str, str]
     """Engines of the pool that can't be chosen, and why."""
 
 
-class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class NamedEngine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Which engine."""
 
     engine: Name
@@ -79,7 +79,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     streams: list[ListenerInfo]
 
 
-class Health(msgspec.Struct, kw_only=True):
+class GatewayHealth(msgspec.Struct, kw_only=True):
     """Whether requests can be answered."""
 
     status: Literal["ok", "no engine", "draining"]

@@ -1,36 +1,28 @@
-"""Traffic: what is noted of each request on its way, for routers, recordings, metrics and people who watch."""
+"""Traffic: what is noted of each request on its way, for metrics, recordings and people who watch. It changes no route."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
-from kvyard.router import Decision
-from kvyard.server.gateway.engine import Engine
-from kvyard.server.gateway.pool import Place, Pool
-from kvyard.server.gateway.tally import Tally
-from kvyard.server.gateway.usage import Usage
-
-if TYPE_CHECKING:
-    from kvyard.server.gateway.exchange import Exchange
-    from kvyard.server.gateway.measures import Measures
-    from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.router import Decision, RouteRequest
+from kvyard.server.dashboard.latency import LatencyWindow
+from kvyard.server.dashboard.view import MOST_DECISIONS
+from kvyard.server.gateway.engine import Engine, PromptTally
+from kvyard.server.gateway.metrics import GatewayMetrics
+from kvyard.server.gateway.proxied import AnswerTokens, ProxiedRequest
+from kvyard.server.gateway.recording import TrafficRecorder
 
 log = logging.getLogger(__name__)
 
-RECENT = 50
-"""Decisions that are remembered for whoever looks."""
-FIRSTS = 4096
-"""First bytes that are remembered."""
 
-
-class Counters(msgspec.Struct):
+class TrafficCounters(msgspec.Struct):
     """What became of requests, over all time."""
 
     requests: int = 0
@@ -46,8 +38,8 @@ class Counters(msgspec.Struct):
     output_tokens: int = 0
 
 
-class Recent(msgspec.Struct, frozen=True):
-    """A decision, for whoever looks."""
+class RecentDecision(msgspec.Struct, frozen=True):
+    """A decision, for a dashboard."""
 
     number: int
     at: float
@@ -60,101 +52,96 @@ class Recent(msgspec.Struct, frozen=True):
 class Traffic:
     """All requests of one gateway."""
 
-    def __init__(self, clock: WallClock, measures: Measures | None) -> None:
-        self.counters = Counters()
-        self.recent: deque[Recent] = deque(maxlen=RECENT)
-        self.tally = Tally()
-        self.firsts: deque[tuple[int, int]] = deque(maxlen=FIRSTS)
-        """When answers began, and how long after their requests."""
+    def __init__(self, clock: WallClock, metrics: GatewayMetrics) -> None:
+        self.counters = TrafficCounters()
+        self.recent: deque[RecentDecision] = deque(maxlen=MOST_DECISIONS)
+        self.tally = PromptTally()
+        self.first_bytes = LatencyWindow()
         self.recorder: TrafficRecorder | None = None
-        self._clock = clock
-        self._measures = measures
-        self._ids = count(1)
-        self._prefix = f"{clock.now():x}"[-8:]
         self.held = 0
         """Bytes of the bodies of all requests that are under way."""
+        self._clock = clock
+        self._metrics = metrics
+        self._ids = count(1)
+        self._prefix = f"{clock.now():x}"[-8:]
         self._active: set[str] = set()
         self._decisions = 0
 
     def name(self, given: str) -> str:
-        """A request's name: the client's, where it is one and nobody has it."""
+        """A request's id: the client's, where it is a proper one and not in use."""
         if given and len(given) <= 128 and given.isascii() and given.isprintable() and given not in self._active:
             return given
         while (made := f"{self._prefix}-{next(self._ids)}") in self._active:
             pass  # a client has guessed it
         return made
 
-    def began(self, pool: Pool, place: Place, size: int, several: bool) -> None:
-        """A request of ``size`` bytes that can be routed is here. ``several``: there are other models too."""
-        self.held += size
-        self._active.add(cast(str, place.request.id))
+    def refused(self) -> None:
+        """A request couldn't be routed."""
+        self.counters.refused += 1
+        self._metrics.refused()
+
+    def began(
+        self, proxied: ProxiedRequest, request: RouteRequest, tail: Sequence[int] | None, model: str | None
+    ) -> None:
+        """A request that can be routed is here. ``tail`` are the tokens behind its last full block; ``model`` is given where
+        there are several.
+        """
+        self.held += proxied.size
+        self._active.add(proxied.id)
         self.counters.under_way += 1
-        if self.recorder is not None:
-            self._record(self.recorder, pool, place, several)
-
-    def placed(self, exchange: Exchange, engine: Engine, decision: Decision) -> None:
-        """A request was given to an engine."""
-        engine.requests += 1
-        engine.prompt_tokens += decision.num_tokens
-        engine.tally.add(decision, exchange.pool.block_size)
-        if exchange.tries > 1:
-            self.counters.retried += 1
-        else:
-            self.counters.prompt_tokens += decision.num_tokens
-            self.tally.add(decision, exchange.pool.block_size)
-        self._decisions += 1
-        self.recent.append(
-            Recent(self._decisions, self._clock.now() / SECOND, exchange.name, exchange.pool.model, decision)
-        )
-        if self._measures is not None:
-            self._measures.placed(exchange, decision)
-
-    def first_bytes(self, exchange: Exchange) -> None:
-        """An engine's first bytes are here."""
-        exchange.pool.first_token(exchange.place.request.id)
-        self.firsts.append((exchange.first, exchange.first - exchange.received))
-        if self._measures is not None:
-            self._measures.first_bytes(exchange)
-
-    def progressed(self, exchange: Exchange) -> None:
-        """More of an answer is here."""
-        exchange.pool.router.progressed(exchange.place.request.id, exchange.events, self._clock.now())
-
-    def answered(self, exchange: Exchange, engine: Engine, decision: Decision, said: Usage) -> None:
-        """An answer is whole."""
-        output = said.output if said.output is not None else max(0, exchange.events - 1)
-        exchange.output = output
-        engine.output_tokens += output
-        self.counters.output_tokens += output
-        if said.cached is not None:
-            engine.cached_tokens += said.cached
-        if self._measures is not None:
-            self._measures.answered(exchange, decision, said)
-
-    def ended(self, exchange: Exchange, outcome: str) -> None:
-        """A request is over."""
-        counters = self.counters
-        counters.under_way -= 1
-        self.held -= len(exchange.content)
-        setattr(counters, outcome, getattr(counters, outcome) + 1)
-        self._active.discard(cast(str, exchange.place.request.id))
-        if self.recorder is not None:
-            self.recorder.ended(exchange.place.request.id, exchange.output)
-        if self._measures is not None:
-            self._measures.ended(exchange, outcome)
-
-    def _record(self, recorder: TrafficRecorder, pool: Pool, place: Place, several: bool) -> None:
-        request, size = place.request, pool.block_size
+        if self.recorder is None:
+            return
         try:
-            recorder.arrived(
-                request.id,
+            self.recorder.arrived(
+                proxied.id,
                 request.keys,
                 request.num_tokens,
-                key_tokens=size,
-                tail=place.tail,
+                key_tokens=proxied.block_size,
+                tail=tail,
                 session=request.session,
-                model=pool.model if several else None,
+                model=model,
             )
         except KvyardError as error:
             log.warning("the recording ends: %s", error)
-            recorder.close()
+            self.recorder.close()
+
+    def placed(self, proxied: ProxiedRequest, engine: Engine, decision: Decision) -> None:
+        """A request was given to an engine."""
+        engine.requests += 1
+        engine.prompt_tokens += decision.num_tokens
+        engine.tally.add(decision, proxied.block_size)
+        if proxied.tries > 1:
+            self.counters.retried += 1
+        else:
+            self.counters.prompt_tokens += decision.num_tokens
+            self.tally.add(decision, proxied.block_size)
+        self._decisions += 1
+        now = self._clock.now()
+        self.recent.append(RecentDecision(self._decisions, now / SECOND, proxied.model, proxied.pool, decision))
+        self._metrics.placed(proxied, decision, now)
+
+    def began_answer(self, proxied: ProxiedRequest) -> None:
+        """An engine's first bytes are here."""
+        proxied.first = self._clock.now()
+        self.first_bytes.add(proxied.first, proxied.first - proxied.received)
+        self._metrics.began_answer(proxied)
+
+    def answered(self, proxied: ProxiedRequest, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
+        """An answer is whole."""
+        proxied.output = said.output if said.output is not None else max(0, proxied.events - 1)
+        engine.output_tokens += proxied.output
+        self.counters.output_tokens += proxied.output
+        if said.cached is not None:
+            engine.cached_tokens += said.cached
+        self._metrics.answered(proxied, decision, said)
+
+    def ended(self, proxied: ProxiedRequest, outcome: str) -> None:
+        """A request is over."""
+        counters = self.counters
+        counters.under_way -= 1
+        self.held -= proxied.size
+        setattr(counters, outcome, getattr(counters, outcome) + 1)
+        self._active.discard(proxied.id)
+        if self.recorder is not None:
+            self.recorder.ended(proxied.id, proxied.output)
+        self._metrics.ended(proxied, outcome, self._clock.now())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
 from kvyard.router.explain import REASONS, explain
@@ -11,7 +9,6 @@ from kvyard.router.policies import make_policy
 from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
-    Latency,
     StreamView,
     Totals,
     WorkerState,
@@ -19,14 +16,10 @@ from kvyard.server.dashboard.view import (
     by_label,
 )
 from kvyard.server.gateway.engine import Engine
+from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.holdings import Holdings
+from kvyard.server.gateway.traffic import RecentDecision
 from kvyard.server.indexer.listener import Listener
-
-if TYPE_CHECKING:
-    from kvyard.server.gateway.gateway import Gateway
-    from kvyard.server.gateway.traffic import Recent
-
-WINDOW = 60 * SECOND
 
 
 class GatewaySource:
@@ -34,14 +27,14 @@ class GatewaySource:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._holdings = Holdings(gateway)
+        self._holdings = Holdings(gateway.index)
 
     def view(self) -> FleetView:
         """The fleet, now."""
         gateway = self._gateway
-        counters = gateway.counters
+        members, counters = gateway.members, gateway.traffic.counters
         self._holdings.look()
-        workers = [self._worker(engine) for engine in gateway.engines.values()]
+        workers = [self._worker(engine) for engine in members.engines.values()]
         return FleetView(
             kind="gateway",
             at=gateway.clock.now() / SECOND,
@@ -64,11 +57,11 @@ class GatewaySource:
                 cancelled=counters.cancelled,
                 retried=counters.retried,
                 under_way=counters.under_way,
-                queued=sum(pool.queued for pool in gateway.pools.values()),
+                queued=sum(pool.queued for pool in members.pools.values()),
                 prompt_tokens=counters.prompt_tokens,
                 output_tokens=counters.output_tokens,
                 prompts=gateway.traffic.tally.prompts(),
-                ttft=self._latency(),
+                ttft=gateway.traffic.first_bytes.latency(gateway.clock.now()),
             ),
         )
 
@@ -82,7 +75,7 @@ class GatewaySource:
             state, reason = "busy", "it has as many requests as it may have"
         return WorkerView(
             name=engine.name,
-            model="" if engine.pool is None else engine.pool.model,
+            model=engine.model,
             url=engine.url,
             state=state,
             reason=reason,
@@ -121,9 +114,9 @@ class GatewaySource:
             age_s=(now - heard) / SECOND if heard else None,
         )
 
-    def _decision(self, one: Recent) -> DecisionView:
+    def _decision(self, one: RecentDecision) -> DecisionView:
         decision = one.decision
-        pool = self._gateway.pools[one.pool]
+        pool = self._gateway.members.pools[one.pool]
         return DecisionView(
             number=one.number,
             at=one.at,
@@ -141,30 +134,20 @@ class GatewaySource:
             said=explain(decision, pool.router.config, pool.block_size),
         )
 
-    def _latency(self) -> Latency | None:
-        since = self._gateway.clock.now() - WINDOW
-        found = sorted(took for at, took in self._gateway.traffic.firsts if at > since)
-        if not found:
-            return None
-
-        def at(share: float) -> float:
-            return found[min(len(found) - 1, int(share * len(found)))] / MS
-
-        return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
-
     def _notes(self) -> list[str]:
         gateway = self._gateway
         notes: list[str] = []
         if gateway.draining:
             notes.append("draining: what is under way goes on")
-        for pool in gateway.pools.values():
+        for pool in gateway.members.pools.values():
             if pool.remote is not None and pool.remote.error:
                 notes.append(f"{pool.model}: the index doesn't answer ({pool.remote.error})")
             if pool.sharing is not None and pool.sharing.reason:
                 notes.append(f"{pool.model}: load isn't shared ({pool.sharing.reason})")
-        deaf = [engine.name for engine in gateway.engines.values() if engine.config.events is None]
+        deaf = [engine.name for engine in gateway.members.engines.values() if engine.config.events is None]
         if deaf and gateway.config.index_url is None and make_policy(gateway.config.router).needs_index:
             notes.append(f"without event endpoints, so nothing is known of their caches: {', '.join(deaf[:10])}")
-        if gateway.recorder is not None and gateway.recorder.stopped:
-            notes.append(f"nothing is recorded any more: {gateway.recorder.stopped}")
+        recorder = gateway.traffic.recorder
+        if recorder is not None and recorder.stopped:
+            notes.append(f"nothing is recorded any more: {recorder.stopped}")
         return notes

@@ -1,4 +1,4 @@
-"""A watch: looks at one engine from time to time, and at once where somebody had trouble with it.
+"""A watch: looks at one engine from time to time, and at once where a request had trouble with it.
 
 It asks /health, and now and then /v1/models, which says where the engine belongs and which adapters it has by now.
 """
@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
-
-import msgspec
+from collections.abc import Awaitable, Callable
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
-from kvyard.openai import ListedModels
-from kvyard.server.gateway.engine import Engine
+from kvyard.openai import ListedModel
+from kvyard.server.gateway.client import EngineClient, EngineFailed
+from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.engine import Engine, EngineHealth
 from kvyard.server.http import Refusal
-
-if TYPE_CHECKING:
-    from kvyard.server.gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +24,22 @@ LEAST = 0.02
 MODELS_EVERY = 5
 """Looks at a healthy engine between two questions for its models."""
 
+Learn = Callable[[Engine, list[ListedModel]], Awaitable[None]]
+"""Called with what an engine serves; raises ``KvyardError`` or ``Refusal`` where the engine can't be used."""
+
 
 class Watch:
     """Looks after one engine until it is stopped."""
 
-    def __init__(self, gateway: Gateway, engine: Engine) -> None:
+    def __init__(
+        self, engine: Engine, client: EngineClient, health: EngineHealth, config: GatewayConfig, learn: Learn
+    ) -> None:
         """Begins at once."""
-        self._gateway = gateway
         self._engine = engine
+        self._client = client
+        self._health = health
+        self._config = config
+        self._learn = learn
         self._looks = 0
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"watch {engine.name}")
 
@@ -44,7 +49,7 @@ class Watch:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        config, engine = self._gateway.config, self._engine
+        config, engine = self._config, self._engine
         while True:
             engine.look.clear()
             try:
@@ -60,64 +65,18 @@ class Watch:
                 pass
 
     async def _look(self) -> None:
-        import aiohttp
-
-        gateway, engine = self._gateway, self._engine
-        timeout = aiohttp.ClientTimeout(total=gateway.config.health_timeout)
+        engine = self._engine
         try:
-            async with gateway.session.get(
-                f"{engine.url}/health", headers=gateway.authorized, timeout=timeout, allow_redirects=False
-            ) as reply:
-                await reply.read()
-                if reply.status != 200:
-                    gateway.health.unwell(engine, f"/health answered {reply.status}", gone=False)
-                    return
+            status = await self._client.health(engine.url)
+            if status != 200:
+                raise EngineFailed(f"/health answered {status}")
             if engine.pool is None or not engine.models or not engine.up or self._looks % MODELS_EVERY == 0:
-                async with gateway.session.get(
-                    f"{engine.url}/v1/models", headers=gateway.authorized, timeout=timeout, allow_redirects=False
-                ) as reply:
-                    content = await reply.read()
-                    if reply.status != 200:
-                        gateway.health.unwell(engine, f"/v1/models answered {reply.status}", gone=False)
-                        return
-                await self._learn(msgspec.json.decode(content, type=ListedModels))
-        except aiohttp.ClientConnectorError as error:
-            from kvyard.server.gateway.failures import OURS
-
-            said = f"it can't be reached: {error.os_error.strerror or error.os_error}"
-            gateway.health.unwell(engine, said, gone=error.errno not in OURS)
-            return
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            said = "it didn't answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-            gateway.health.unwell(engine, said[:200], gone=False)
-            return
-        except msgspec.MsgspecError:
-            gateway.health.unwell(engine, "/v1/models can't be read", gone=False)
-            return
+                await self._learn(engine, (await self._client.models(engine.url)).data)
+        except EngineFailed as failed:
+            self._health.unwell(engine, failed.reason, gone=failed.gone)
         except (KvyardError, Refusal) as error:
-            gateway.health.unwell(engine, f"it can't be taken in: {error}"[:400], gone=False)
-            return
-        self._looks += 1
-        if engine.pool is not None:
-            gateway.health.well(engine)
-
-    async def _learn(self, said: ListedModels) -> None:
-        """Which names it answers to; with the first time, which pool it belongs to."""
-        gateway, engine = self._gateway, self._engine
-        models = {one.id: one.parent for one in said.data}
-        if engine.pool is not None and engine.config.model is None and engine.pool.model not in models:
-            log.warning("%s doesn't serve %s any more", engine.name, engine.pool.model)
-            await gateway.leave(engine)
-        if engine.pool is None:
-            base = next((one.id for one in said.data if one.parent is None), None)
-            if base is None:
-                engine.reason = "it serves no model"
-                return
-            await gateway.join(engine, base, lenient=True)
-        if models != engine.models:
-            if engine.config.model is not None and engine.config.model not in models:
-                log.warning(
-                    "%s serves %s, not %s as it was given", engine.name, ", ".join(models)[:200], engine.config.model
-                )
-            engine.models = models
-            gateway.names_changed()
+            self._health.unwell(engine, f"it can't be taken in: {error}"[:400])
+        else:
+            self._looks += 1
+            if engine.pool is not None:
+                self._health.well(engine)

@@ -25,7 +25,7 @@ from kvyard.replay.config import ReplayConfig
 from kvyard.router import RouterConfig
 from kvyard.router.entries import AnyEntry
 from kvyard.router.journal import read_journal
-from kvyard.server.gateway.config import EngineConfig, GatewayConfig
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.http import Bounds
 from kvyard.server.indexer.config import Patience
 from kvyard.server.mock.config import MockConfig
@@ -135,7 +135,7 @@ class LiveFleet:
         for worker, url in zip(self.fleet.workers, self.fleet.urls, strict=True):
             streams = worker.publishers
             engines.append(
-                EngineConfig(
+                GatewayEngine(
                     url=url,
                     name=worker.name,
                     model=self.fleet_config.served_model_name,
@@ -166,8 +166,8 @@ class LiveFleet:
         """Whether every engine gets requests and is listened to."""
         gateway = self._gateway
         return all(
-            engine.state == "ready" and all(one.status == "active" for one in gateway.listeners(engine))
-            for engine in gateway.engines.values()
+            engine.state == "ready" and all(one.status == "active" for one in gateway.members.listeners(engine))
+            for engine in gateway.members.engines.values()
         )
 
     async def rest(self) -> None:

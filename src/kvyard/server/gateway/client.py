@@ -1,0 +1,171 @@
+"""The HTTP client for engines: what is asked of them, and the ways in which they fail."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.openai import ListedModels, TokenIds
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.http import JSON
+from kvyard.server.mock.schemas import WorkerState
+
+TOKENIZE_SECONDS = 5.0
+ASK_SECONDS = 10.0
+"""For a mock's list of its workers."""
+ELSEWHERE = frozenset({429, 500, 502, 503, 504})
+"""Answers with which another engine is asked."""
+OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of a connection that are no fault of its other end."""
+ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
+"""What the client library raises where an engine fails."""
+
+
+class EngineFailed(Exception):
+    """An engine failed before its first byte."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        reached: bool = True,
+        gone: bool = False,
+        answer: tuple[int, Any, bytes] | None = None,
+    ) -> None:
+        """``reached``: it may have seen the request. ``gone``: there is no process any more. ``answer`` is what it said
+        instead: status, headers and body.
+        """
+        super().__init__(reason)
+        self.reason = reason
+        self.reached = reached
+        self.gone = gone
+        self.answer = answer
+
+    @property
+    def busy(self) -> bool:
+        """Whether it only said that it has too much to do."""
+        return self.answer is not None and self.answer[0] == 429
+
+
+class AnswerBroken(Exception):
+    """An engine failed after its first byte went out."""
+
+
+def failure(error: BaseException) -> EngineFailed:
+    """One of ``ERRORS`` in a few words."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        reason = f"it can't be reached: {error.strerror or error.os_error}"
+        return EngineFailed(reason, reached=False, gone=error.errno not in OURS)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return EngineFailed("it can't be reached in time", reached=False)
+    if isinstance(error, TimeoutError):
+        return EngineFailed("it was silent for too long")
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
+        return EngineFailed("it closed the connection")
+    return EngineFailed(f"{type(error).__name__}: {error}"[:200])
+
+
+class BodyPayload(aiohttp.BytesPayload):
+    """Bytes to send. The library warns of large ones, which prompts are by nature."""
+
+    def __init__(self, value: bytes) -> None:
+        aiohttp.Payload.__init__(self, value, content_type=JSON)
+        self._size = len(value)
+
+
+class EngineClient:
+    """One session for all engines. Methods raise ``EngineFailed`` unless they say otherwise."""
+
+    def __init__(self, config: GatewayConfig, token: str | None) -> None:
+        """``token`` is shown to engines. Nothing is opened yet."""
+        self.session: Any = None
+        self.authorization = None if token is None else f"Bearer {token}"
+        self._headers = {} if self.authorization is None else {"authorization": self.authorization}
+        self._config = config
+
+    def open(self) -> None:
+        """On the loop that will use it."""
+        # Engines close idle connections after five seconds, most of them; ours must go first, or a request meets a closed one.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._config.connect_seconds, sock_read=self._config.silent_seconds
+        )
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        if self.session is not None:
+            await self.session.close()
+
+    async def health(self, url: str) -> int:
+        """The status of an engine's /health."""
+        return (await self._get(f"{url}/health", self._config.health_timeout))[0]
+
+    async def models(self, url: str) -> ListedModels:
+        """What an engine serves."""
+        status, content = await self._get(f"{url}/v1/models", self._config.health_timeout)
+        if status != 200:
+            raise EngineFailed(f"/v1/models answered {status}")
+        try:
+            return msgspec.json.decode(content, type=ListedModels)
+        except msgspec.MsgspecError:
+            raise EngineFailed("/v1/models can't be read") from None
+
+    async def tokenize(self, url: str, body: dict[str, Any]) -> list[int] | None:
+        """An engine's answer to /tokenize; ``None`` where there is none. Raises nothing."""
+        try:
+            async with self.session.post(
+                f"{url}/tokenize",
+                data=msgspec.json.encode(body),
+                headers={"content-type": JSON, **self._headers},
+                timeout=aiohttp.ClientTimeout(total=TOKENIZE_SECONDS),
+                allow_redirects=False,
+            ) as reply:
+                content = await reply.read()
+            return msgspec.json.decode(content, type=TokenIds).tokens if reply.status == 200 else None
+        except (*ERRORS, msgspec.MsgspecError):
+            return None
+
+    async def mock_fleet(self, url: str) -> list[GatewayEngine]:
+        """The workers of a mock, with their event streams: mocks tell, no real engine does. Raises ``KvyardError`` alone."""
+        try:
+            status, content = await self._get(f"{url.rstrip('/')}/admin/workers", ASK_SECONDS)
+        except EngineFailed as failed:
+            raise KvyardError(f"{url} can't be asked for its workers: {failed}; start the mock first") from None
+        if status != 200:
+            raise KvyardError(
+                f"{url} doesn't tell of its workers: it answered {status}; give other engines with --engine"
+            )
+        try:
+            states = msgspec.json.decode(content, type=list[WorkerState])
+        except msgspec.MsgspecError as error:
+            raise KvyardError(f"{url} is no mock: {error}; give other engines with --engine") from None
+        return [
+            GatewayEngine(
+                url=state.url,
+                name=state.name,
+                events=[stream.endpoint for stream in state.streams] or None,
+                replay=[stream.replay_endpoint for stream in state.streams if stream.replay_endpoint] or None,
+                block_size=state.block_size,
+                dp_size=max(1, len(state.streams)),
+            )
+            for state in states
+        ]
+
+    async def _get(self, url: str, seconds: float) -> tuple[int, bytes]:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self.session.get(url, headers=self._headers, timeout=timeout, allow_redirects=False) as reply:
+                return reply.status, await reply.read()
+        except ERRORS as error:
+            raise failure(error) from None

@@ -1,0 +1,216 @@
+"""Members: which engines there are, which pool each belongs to, and which names requests may use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvyard.errors import KvyardError
+from kvyard.openai import ListedModel
+from kvyard.server.gateway.client import EngineClient
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.engine import Engine, EngineHealth
+from kvyard.server.gateway.making import LOCAL, PoolMaker
+from kvyard.server.gateway.pool import EnginePool
+from kvyard.server.gateway.watch import Watch
+from kvyard.server.http import Refusal
+from kvyard.server.indexer.listener import Listener
+from kvyard.server.indexer.schemas import Unregister
+
+log = logging.getLogger(__name__)
+
+
+class Members:
+    """The engines and pools of one gateway."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        client: EngineClient,
+        health: EngineHealth,
+        maker: PoolMaker,
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """``begin`` runs something beside, until the gateway ends."""
+        self.engines: dict[str, Engine] = {}
+        self.pools: dict[str, EnginePool] = {}
+        self.names: dict[str, tuple[EnginePool, str | None]] = {}
+        """Names that requests may use: their pool, and the adapter they mean."""
+        self.on_removed: list[Callable[[str], None]] = []
+        """Called with the name of an engine that is gone."""
+        self._config = config
+        self._client = client
+        self._health = health
+        self._maker = maker
+        self._begin = begin
+        self._watches: dict[str, Watch] = {}
+        self._changing = asyncio.Lock()
+        self._making = asyncio.Lock()
+        """Two engines may be found to belong to the same new model at one time."""
+
+    async def stop(self) -> None:
+        """Look after engines no more."""
+        for watch in list(self._watches.values()):
+            await watch.stop()
+
+    # -- engines ----------------------------------------------------------------------------------------------------------
+
+    async def add(self, config: GatewayEngine) -> Engine:
+        """Take an engine in; it gets requests once it is well. Raises ``KvyardError``; ``Refusal`` where its name is taken."""
+        async with self._changing:
+            engine = Engine(config)
+            if engine.name in self.engines:
+                raise Refusal(
+                    409,
+                    f"there is an engine {engine.name} already",
+                    field="name",
+                    fix="remove it first, or give a name",
+                )
+            self.engines[engine.name] = engine
+            if config.model is not None:
+                try:
+                    await self._join(engine, config.model)
+                except BaseException:
+                    del self.engines[engine.name]
+                    raise
+            self._watches[engine.name] = Watch(engine, self._client, self._health, self._config, self._learn)
+            return engine
+
+    async def remove(self, name: str) -> Engine:
+        """Forget an engine, its events and all they said. What it has under way goes on. Raises ``Refusal``."""
+        async with self._changing:
+            engine = self.engine(name)
+            await self._watches.pop(name).stop()
+            del self.engines[name]
+            await self._leave(engine)
+            for removed in self.on_removed:
+                removed(name)
+            return engine
+
+    def engine(self, name: str) -> Engine:
+        """The engine of that name. Raises ``Refusal``."""
+        found = self.engines.get(name)
+        if found is None:
+            raise Refusal(404, f"there is no engine {name[:200]!r}", field="engine", fix="see /admin/engines")
+        return found
+
+    def drain(self, name: str) -> Engine:
+        """Send an engine nothing more; what it has under way goes on. Raises ``Refusal``."""
+        engine = self.engine(name)
+        engine.draining = True
+        if engine.pool is not None:
+            engine.pool.shut(engine)
+        return engine
+
+    def resume(self, name: str) -> Engine:
+        """Send a drained engine requests again. Raises ``Refusal``."""
+        engine = self.engine(name)
+        engine.draining = False
+        if engine.pool is not None and engine.up:
+            engine.pool.open(engine)
+        return engine
+
+    def listeners(self, engine: Engine) -> list[Listener]:
+        """What follows an engine's events here."""
+        model = self._maker.index.models.get((engine.model, LOCAL))
+        if model is None:
+            return []
+        return [one for one in model.listeners.values() if one.source.worker == engine.name]
+
+    # -- pools ------------------------------------------------------------------------------------------------------------
+
+    def find(self, model: str | None) -> tuple[str, EnginePool, str | None]:
+        """The name, pool and adapter that a request means. Raises ``Refusal`` with 404, or 503 while no engine is known."""
+        if model is None:
+            # One whose engines are all gone isn't meant, unless it is the only one there ever was.
+            there = [name for name, pool in self.pools.items() if pool.engines] or list(self.pools)
+            if len(there) == 1:
+                return there[0], self.pools[there[0]], None
+            if there:
+                raise Refusal(400, "model is missing, and there are several", field="model", fix="see /v1/models")
+        if model is None or not self.names:
+            raise Refusal(503, "no engine has been heard of yet", fix="try again later", Retry_After="1")
+        found = self.names.get(model)
+        if found is None:
+            raise Refusal(404, f"The model `{model[:200]}` does not exist.", field="model", fix="see /v1/models")
+        return model, *found
+
+    async def _learn(self, engine: Engine, listed: list[ListedModel]) -> None:
+        """An engine says which names it answers to; with the first time, which pool it belongs to."""
+        models = {one.id: one.parent for one in listed}
+        if engine.pool is not None and engine.config.model is None and engine.model not in models:
+            log.warning("%s doesn't serve %s any more", engine.name, engine.model)
+            await self._leave(engine)
+        if engine.pool is None:
+            base = next((one.id for one in listed if one.parent is None), None)
+            if base is None:
+                engine.reason = "it serves no model"
+                return
+            await self._join(engine, base, lenient=True)
+        if models != engine.models:
+            if engine.config.model is not None and engine.config.model not in models:
+                log.warning(
+                    "%s serves %s, not %s as it was given", engine.name, ", ".join(models)[:200], engine.config.model
+                )
+            engine.models = models
+            self._names_changed()
+
+    async def _join(self, engine: Engine, model: str, *, lenient: bool = False) -> None:
+        """Put an engine into the pool of ``model`` and listen to its events. Where that can't be done, raises ``KvyardError``
+        or ``Refusal``; with ``lenient`` it is noted, and nothing is known of the engine's cache.
+        """
+        async with self._making:
+            pool = self.pools.get(model)
+            if pool is None:
+                pool = self._maker.make(model, engine.config.block_size)
+                if pool.sharing is not None:
+                    try:
+                        await pool.sharing.start()
+                    except KvyardError:
+                        if not lenient:
+                            await pool.sharing.close()
+                            raise
+                    self._begin(pool.sharing.run())
+                self.pools[model] = pool
+        if self._config.index_url is None:
+            engine.heard_for = model
+            try:
+                for told in engine.config.registrations(model):
+                    await self._maker.index.register(told)
+            except BaseException as error:
+                await self._stop_listening(engine)
+                if not lenient or not isinstance(error, KvyardError | Refusal):
+                    raise
+                engine.streams_error = f"its events can't be followed: {error}"
+                log.warning("%s: %s", engine.name, engine.streams_error)
+        pool.add(engine)
+        self._names_changed()
+
+    async def _leave(self, engine: Engine) -> None:
+        """Take an engine out of its pool, with its events and all they said."""
+        if engine.pool is not None:
+            self.pools[engine.model].remove(engine)
+        await self._stop_listening(engine)
+        engine.state = "starting"
+        self._names_changed()
+
+    async def _stop_listening(self, engine: Engine) -> None:
+        if engine.heard_for is not None:
+            with contextlib.suppress(Refusal):  # it had no stream
+                await self._maker.index.unregister(Unregister(model_name=engine.heard_for, instance_id=engine.name))
+            engine.heard_for = None
+
+    def _names_changed(self) -> None:
+        names: dict[str, tuple[EnginePool, str | None]] = {}
+        for pool in self.pools.values():
+            pool.names_changed()
+            for engine in pool.engines.values():
+                for name, base in engine.models.items():
+                    names.setdefault(name, (pool, None if base is None else name))
+        for model, pool in self.pools.items():
+            if pool.engines:
+                names[model] = (pool, None)
+        self.names = names

@@ -1,0 +1,30 @@
+"""Settings of engines."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, NameConfig, check_url
+
+
+def test_urls_and_streams() -> None:
+    assert check_url("http://a:1/", "x") == "http://a:1"
+    for bad in ("a:1", "ftp://a", "http://", "http://a:x", "http://a b", "http://a?x=1", "http://a:99999"):
+        with pytest.raises(KvyardError):
+            check_url(bad, "x")
+    one = GatewayEngine(url="http://h:1", events="tcp://h:5", replay="tcp://h:9", dp_size=3).registrations("m")
+    assert [(told.endpoint, told.dp_size, told.instance_id) for told in one] == [("tcp://h:5", 3, "h:1")]
+    listed = GatewayEngine(url="http://h:1", events=["tcp://h:5", "tcp://h:7"], dp_size=2).registrations("m")
+    assert [(told.endpoint, told.dp_rank) for told in listed] == [("tcp://h:5", 0), ("tcp://h:7", 1)]
+    with pytest.raises(KvyardError, match="2 ranks"):
+        GatewayEngine(url="http://h:1", events=["tcp://h:5"], dp_size=2).registrations("m")
+    engine = NameConfig(host="n", port=80, events_port=5, model="m").engine("[::1]:80")
+    assert (engine.url, engine.events, engine.replay, engine.called) == (
+        "http://[::1]:80",
+        "tcp://[::1]:5",
+        None,
+        "[::1]:80",
+    )
+    with pytest.raises(KvyardError, match="two engines"):
+        GatewayConfig(engines=[GatewayEngine(url="http://h:1"), GatewayEngine(url="http://h:1/")])

@@ -1,0 +1,37 @@
+"""Headers on their way through."""
+
+from __future__ import annotations
+
+from kvyard.index import Identity, Indexer
+from kvyard.router import Router, RouterConfig, RouteRequest
+from kvyard.server.gateway.headers import decision_header, downstream, upstream
+
+
+def test_headers_of_one_hop_stay() -> None:
+    given = [
+        (b"host", b"x"),
+        (b"authorization", b"Bearer c"),
+        (b"connection", b"keep-alive, x-a"),
+        (b"x-a", b"1"),
+        (b"x-b", "ü".encode()),
+        (b"x-c", b"\xff"),
+        (b"x-request-id", b"old"),
+        (b"content-length", b"5"),
+    ]
+    assert upstream(given, "new", None, True) == [
+        ("x-request-id", "new"),
+        ("authorization", "Bearer c"),
+        ("x-b", "ü"),
+        ("x-c", "ÿ"),
+    ]
+    assert ("authorization", "Bearer c") not in upstream(given, "new", None, False)
+    assert upstream(given, "new", "Bearer e", True)[-1] == ("authorization", "Bearer e")
+    down = downstream([(b"Date", b"x"), (b"Content-Type", b"y"), (b"Transfer-Encoding", b"chunked")], "d")
+    assert down == [(b"content-type", b"y"), (b"x-kvyard-decision", b"d")]
+
+
+def test_a_decision_in_a_line() -> None:
+    router = Router(RouterConfig(policy="round-robin"), ["w"], Indexer(Identity(16)))
+    decision = router.route(RouteRequest("a", [1, 2], 40), 0)
+    assert decision_header(decision, 1) == "worker=w@0; policy=round-robin; why=turn; hit=0/2; best=0; cost=0.000"
+    assert decision_header(decision, 2).endswith("; tries=2")

@@ -1,0 +1,148 @@
+"""A pool without HTTP: who gets which engine, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvyard.clock import VirtualClock
+from kvyard.index import Holder, Identity, Indexer
+from kvyard.router import Router, RouterConfig, RouteRequest
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.engine import Engine, EngineHealth
+from kvyard.server.gateway.pool import EnginePool, Exhausted, Placement
+from kvyard.server.gateway.prompting import Prompting
+from kvyard.server.http import Refusal
+
+
+def make_pool(count: int = 2, most: int = 1, queue: int = 2, seconds: float = 30.0) -> EnginePool:
+    router = Router(RouterConfig(policy="round-robin"), (), Indexer(Identity(16)))
+
+    async def nobody(body: dict[str, Any]) -> list[int] | None:
+        return None
+
+    made = EnginePool(
+        "m",
+        router,
+        Prompting("bytes", nobody),
+        VirtualClock(),
+        engine_requests=most,
+        queue=queue,
+        queue_seconds=seconds,
+    )
+    for at in range(count):
+        engine = Engine(GatewayEngine(url=f"http://h:{at + 1}", name=f"e{at}"))
+        engine.state = "ready"
+        made.add(engine)
+        made.open(engine)
+    return made
+
+
+def place(id_: str, *shut: str) -> Placement:
+    return Placement(request=RouteRequest(id_, [], 10), shut=frozenset(Holder(name) for name in shut))
+
+
+def test_a_pool_places_in_order() -> None:
+    async def run() -> None:
+        made = make_pool()
+        first, second = await made.place(place("a")), await made.place(place("b"))
+        waiting = [asyncio.create_task(made.place(place(name))) for name in "cd"]
+        await asyncio.sleep(0)
+        assert made.queued == 2
+        with pytest.raises(Refusal) as refused:
+            await made.place(place("e"))
+        assert refused.value.status == 429 and made.refused == 1
+        made.release(second[1], "b")
+        third = await waiting[0]
+        assert third[1] is second[1] and not waiting[1].done()
+        # One that is granted room and leaves in the same moment gives it back.
+        made.release(first[1], "a")
+        waiting[1].cancel()
+        await asyncio.gather(waiting[1], return_exceptions=True)
+        assert made.queued == 0 and first[1].in_flight == 0
+        made.release(third[1], "c")
+        made.router.check_integrity()
+        assert not made.router.loads.active
+
+    asyncio.run(run())
+
+
+def test_a_pool_whose_engines_were_all_tried() -> None:
+    async def run() -> None:
+        made = make_pool(most=5)
+        asked = place("a")
+        for name in ("e0", "e1"):
+            _, engine = await made.place(asked)
+            assert engine.name == name
+            made.release(engine, "a")
+            asked.tried.add(name)
+        with pytest.raises(Exhausted):
+            await made.place(asked)
+        # Once nobody is up, those who were tried may be tried again when they are back.
+        for engine in made.engines.values():
+            made.forget(engine)
+        later = asyncio.create_task(made.place(asked))
+        await asyncio.sleep(0)
+        made.open(made.engines["e1"])
+        assert (await later)[1].name == "e1"
+        # And one who waits while the last untried engine goes is told.
+        made.open(made.engines["e0"])
+        other = place("b", "e0")
+        other.tried.add("e1")
+        with pytest.raises(Exhausted):
+            await made.place(other)
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_so_long_and_no_longer() -> None:
+    async def run() -> None:
+        made = make_pool(count=0, seconds=0.02)
+        with pytest.raises(Refusal) as refused:
+            await made.place(place("a"))
+        assert refused.value.status == 503 and made.expired == 1 and "is up" in str(refused.value)
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_was_removed_while_it_worked() -> None:
+    async def run() -> None:
+        made = make_pool()
+        decision, engine = await made.place(place("a"))
+        made.remove(engine)
+        made.release(engine, decision.id)
+        assert engine.in_flight == 0 and engine.name not in made.engines
+        assert (await made.place(place("b")))[1].name != engine.name
+
+    asyncio.run(run())
+
+
+def test_an_engine_goes_down_and_comes_back_by_looks_and_by_requests() -> None:
+    clock = VirtualClock()
+    made = make_pool(most=5)
+    health = EngineHealth(GatewayConfig(unhealthy_after=2, shun_seconds=1.0), clock)
+    one, other = made.engines["e0"], made.engines["e1"]
+    health.unwell(one, "slow", gone=False)
+    assert one.state == "suspect" and one.up
+    health.unwell(one, "slow", gone=False)
+    assert one.state == "down" and made.router.workers == [*one.holders, *other.holders]
+    health.well(one)
+    assert one.state == "ready"
+    health.unwell(one, "refused", gone=True)
+    assert one.state == "down" and made.router.workers == other.holders
+    health.well(one)
+    for _ in range(2):
+        health.failed(one, "500", gone=False)
+        health.served(other, [one])
+    assert one.state == "down" and "others" in one.reason
+    health.well(one)
+    assert one.state == "down", "not before its time is up"
+    clock.advance(2_000_000_000)
+    health.well(one)
+    assert one.state == "ready" and one.strikes == 0
+    made.shut(other)
+    for _ in range(5):
+        health.served(other, [one])
+    assert one.state == "ready", "the last one is never shunned"
