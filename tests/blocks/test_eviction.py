@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 from tests.blocks.support import FULL, cache, make, run
+from tests.engine.driving import Row, drive
 
 from kvyard.blocks import DEFAULT_PRIORITY, ORDERS, BlockManager, ConfigError, GroupSpec, Retention
-from kvyard.blocks.eviction import EvictionOrder, Line, PriorityOrder, make_order
+from kvyard.blocks.eviction import EvictionOrder, make_order
+from kvyard.blocks.eviction.lru import LruOrder
+from kvyard.blocks.eviction.priority import PriorityOrder
 from kvyard.blocks.extent import Extent
+from kvyard.clock.units import SECOND
+from kvyard.engine.build import make_core
+from kvyard.engine.config import EngineConfig
+from kvyard.hashing import TraceChain
+from kvyard.tiers import OffloadConfig, TierConfig
+from kvyard.tiers.links import LaneConfig, LinkConfig
 
 
 class Now:
@@ -39,7 +48,7 @@ def waiting(order: EvictionOrder, *ids: int, priority: int = DEFAULT_PRIORITY, e
 # -- every order ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=sorted(ORDERS))
+@pytest.fixture(params=["lru", "priority"])
 def order(request: pytest.FixtureRequest) -> EvictionOrder:
     return make_order(request.param, lambda: 0)
 
@@ -83,17 +92,42 @@ def test_unknown_orders_are_refused() -> None:
         make_order("belady", lambda: 0)
 
 
-def test_an_order_of_your_own_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Newest(Line):
-        """Evicts what was freed last."""
+class Newest(LruOrder):
+    """An order from outside: evicts what was freed last."""
 
-        def head(self) -> Extent:
-            return list(super().__iter__())[-1]
+    def head(self) -> Extent:
+        return list(super().__iter__())[-1]
 
-        def __iter__(self) -> Iterator[Extent]:
-            return reversed(list(super().__iter__()))
+    def __iter__(self) -> Iterator[Extent]:
+        return reversed(list(super().__iter__()))
 
-    monkeypatch.setitem(ORDERS, "newest", lambda now: Newest())
+
+@pytest.fixture
+def newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ORDERS, "_loaded", {})  # what a test registers is gone afterwards
+    ORDERS.register("newest", Newest)
+
+
+@pytest.mark.usefixtures("newest")
+def test_an_order_of_your_own_serves_the_host_tier_too() -> None:
+    lane = LaneConfig(bandwidth=20_000_000_000)
+    host = TierConfig(num_blocks=64, link=LinkConfig(outward=lane, inward=lane), eviction="newest")
+    config = EngineConfig(
+        groups=(GroupSpec(block_size=16),),
+        num_gpu_blocks=40,
+        eviction="newest",
+        tiers=OffloadConfig(host=host),
+        bytes_per_block=1 << 16,
+    )
+    core = make_core(config)
+    drive(core, [Row(at * SECOND, 512, 1, (at,)) for at in range(6)])
+    assert core.offload is not None
+    held = [at for at in range(6) if core.offload.host.resident(0, TraceChain((at,), 512, 512, 16, 0).keys, 32)]
+    assert held == [0, 5], "the first is kept for ever, and the last took the place of the one before"
+
+
+@pytest.mark.usefixtures("newest")
+def test_an_order_of_your_own_can_be_registered() -> None:
     manager = BlockManager(5, [FULL], eviction="newest")
     cache(manager, "a", range(8))
     cache(manager, "b", range(100, 108))

@@ -66,7 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Admit a request only when its whole known sequence fits, not just the first chunk of it."""
     watermark: Annotated[float, Setting("Share of blocks kept free.")] = 0.0
     retention_interval: int | None = None
-    eviction: Annotated[str, Setting("The order of eviction on the device: {choices}.", choices=ORDERS.keys)] = "lru"
+    eviction: Annotated[str, Setting("The order of eviction on the device: {choices}.", choices=ORDERS.names)] = "lru"
     speculative: SpeculativeConfig | None = None
     timing: TimingConfig = PolynomialTiming()
     tiers: OffloadConfig | None = None

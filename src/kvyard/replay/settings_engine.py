@@ -59,7 +59,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
     scope: Annotated[
         Literal["private", "shared"], Setting("{choices}: whether all workers have one {tier}.", flag=True)
     ] = "private"
-    eviction: Annotated[str, Setting("The order of eviction in {tier}: {choices}.", choices=ORDERS.keys)] = "lru"
+    eviction: Annotated[str, Setting("The order of eviction in {tier}: {choices}.", choices=ORDERS.names)] = "lru"
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,85 @@
+"""The order of TensorRT-LLM: by retention priority, then by age."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from kvyard.blocks.eviction.lru import LruOrder
+from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
+
+
+class PriorityOrder:
+    """Lowest retention priority first, least recently used first among equals.
+
+    A raised priority may expire: the clock starts when the extent becomes free, and on expiry it falls back to the default
+    priority, behind those already there.
+    """
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.reads_priorities = True
+        self._now = now
+        self._lines: dict[int, LruOrder] = {}
+        self._deadlines: list[tuple[int, int, Extent]] = []
+        self._serial = 0
+        self._compact_at = 64
+
+    def push(self, extent: Extent) -> None:
+        self._expire()  # what expired before is ahead
+        self._line(extent.priority).push(extent)
+        if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
+            self._arm(extent, self._now() + extent.expires)
+
+    def push_front(self, extent: Extent) -> None:
+        self._expire()
+        self._line(extent.priority).push_front(extent)
+        if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
+            self._arm(extent, self._now() + extent.expires)
+
+    def remove(self, extent: Extent) -> None:
+        self._lines[extent.priority].remove(extent)
+        extent.deadline = None
+
+    def insert_after(self, extent: Extent, front: Extent) -> None:
+        self._lines[extent.priority].insert_after(extent, front)
+        if extent.deadline is not None:
+            self._arm(front, extent.deadline)
+
+    def head(self) -> Extent:
+        self._expire()
+        for priority in sorted(self._lines):
+            line = self._lines[priority]
+            if not line.empty():
+                return line.head()
+            del self._lines[priority]
+        raise IndexError("no extent is left to evict")
+
+    def __iter__(self) -> Iterator[Extent]:
+        self._expire()
+        for priority in sorted(self._lines):
+            yield from self._lines[priority]
+
+    def _line(self, priority: int) -> LruOrder:
+        line = self._lines.get(priority)
+        if line is None:
+            line = self._lines[priority] = LruOrder()
+        return line
+
+    def _arm(self, extent: Extent, deadline: int) -> None:
+        extent.deadline = deadline
+        self._serial += 1
+        if len(self._deadlines) >= self._compact_at:
+            # Most belong to extents that were hit since: their deadlines are void.
+            self._deadlines = list({e[2]: e for e in self._deadlines if e[2].deadline == e[0]}.values())
+            heapq.heapify(self._deadlines)
+            self._compact_at = max(64, 2 * len(self._deadlines))
+        heapq.heappush(self._deadlines, (deadline, self._serial, extent))
+
+    def _expire(self) -> None:
+        now = self._now()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, _, extent = heapq.heappop(self._deadlines)
+            if extent.deadline == deadline:  # else it was hit or evicted since, and may have been freed again
+                self.remove(extent)
+                extent.priority, extent.expires = DEFAULT_PRIORITY, None
+                self._line(DEFAULT_PRIORITY).push(extent)
