@@ -108,7 +108,7 @@ WRONG = [
     (["BLANK"], "empty"),
     (["STRANGE"], "--format"),
     (["NEGATIVE"], "line 1: output_length is -3"),
-    ([CONVERSATION, "--format", "pcap"], "no trace format"),
+    ([CONVERSATION, "--format", "pcap"], "unknown trace format"),
     ([CONVERSATION, "--workers", "0"], "at least one worker"),
     ([CONVERSATION, "--workers", "two"], "whole number"),
     ([CONVERSATION, "--num-gpu-blocks", "2", "--limit", "20"], "none of the 20 requests fits"),

@@ -166,11 +166,8 @@ def check_outputs(report: Path | None, per_request: Path | None, html: Path | No
 def _say_more(done: Run | LiveRun) -> None:
     """What the trace left out, and why requests were turned away."""
     if done.trace is not None:
-        tally = done.trace.tally
-        if tally.skipped:
-            typer.echo(f"{tally.skipped:,} bad rows skipped, the first: {tally.examples[0]}", err=True)
-        for reason, count in tally.left_out.items():
-            typer.echo(f"{count:,} rows left out: {reason}", err=True)
+        for note in done.trace.tally.notes():
+            typer.echo(note, err=True)
     rejected = [record for record in done.records if record.status == "rejected"]
     if rejected:
         typer.echo(

@@ -7,10 +7,11 @@ file. Values stay text here: what they mean is the business of ``kvyard.settings
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from kvyard.errors import KvyardError
@@ -22,9 +23,22 @@ METAVARS: Mapping[Parser, str] = {count: "N", number: "X", size: "SIZE", duratio
 Command = Callable[..., None]
 
 
-def with_settings(known: Settings) -> Callable[[Command], Command]:
-    """Gives a command all flags of ``known``, which it gets as one mapping, ``settings``: file, flags and ``--set`` in one."""
+def with_flags(known: Settings) -> Callable[[Command], Command]:
+    """Gives a command the flags of ``known``. It gets those that were used as one mapping, ``settings``."""
     flags = [one for one in known.values() if one.mark.flag]
+
+    def decorate(command: Command) -> Command:
+        def run(**given: Any) -> None:
+            flagged = {one.name: given.pop(one.name) for one in flags}
+            command(**given, settings={name: value for name, value in flagged.items() if value is not None})
+
+        return with_parameters(command, run, ["settings"], map(_flag, flags))
+
+    return decorate
+
+
+def with_settings(known: Settings) -> Callable[[Command], Command]:
+    """``with_flags``, and ``--config``, ``--set``, ``--list-settings``: ``settings`` has file, flags and ``--set`` in one."""
 
     def listed(wanted: bool) -> None:
         if wanted:
@@ -35,14 +49,14 @@ def with_settings(known: Settings) -> Callable[[Command], Command]:
 
     more = [
         # What is left out is refused by name, with the reason, rather than as a typing error.
-        *(_parameter(name, str | None, typer.Option(hidden=True)) for name in known.left_out),
-        _parameter("config", Path | None, typer.Option(help="Settings from a TOML file; flags go before it.")),
-        _parameter(
+        *(parameter(name, str | None, typer.Option(hidden=True)) for name in known.left_out),
+        parameter("config", Path | None, typer.Option(help="Settings from a TOML file; flags go before it.")),
+        parameter(
             "set_",
             list[str] | None,
             typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; --list-settings names them."),
         ),
-        _parameter(
+        parameter(
             "list_settings",
             bool,
             typer.Option("--list-settings", callback=listed, is_eager=True, help="Name all settings and exit."),
@@ -51,22 +65,22 @@ def with_settings(known: Settings) -> Callable[[Command], Command]:
     ]
 
     def decorate(command: Command) -> Command:
-        def run(**given: Any) -> None:
-            flagged = {one.name: given.pop(one.name) for one in flags}
+        def run(settings: Mapping[str, object], **given: Any) -> None:
             known.check_names(name for name in known.left_out if given.pop(name) is not None)
             given.pop("list_settings")
-            file: Path | None = given.pop("config")
-            on_top = flagged | _assigned(given.pop("set_") or [], flagged, known)
-            command(**given, settings=known.merge(file, on_top))
+            file, assigned = given.pop("config"), _assigned(given.pop("set_") or [], settings, known)
+            command(**given, settings=known.merge(file, {**settings, **assigned}))
 
-        return with_parameters(command, run, [*map(_flag, flags), *more])
+        return with_flags(known)(with_parameters(command, run, [], more))
 
     return decorate
 
 
-def with_parameters(command: Command, run: Command, more: list[inspect.Parameter]) -> Command:
-    """``run`` under the name and help of ``command``, with its parameters, less ``settings``, and ``more`` of them."""
-    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "settings"]
+def with_parameters(
+    command: Command, run: Command, without: Iterable[str], more: Iterable[inspect.Parameter]
+) -> Command:
+    """``run`` under the name and help of ``command``, with its parameters, less those ``without``, and ``more`` of them."""
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in without]
     every = [*(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *more]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__dict__["__signature__"] = inspect.Signature(every)
@@ -74,16 +88,20 @@ def with_parameters(command: Command, run: Command, more: list[inspect.Parameter
     return run
 
 
+def parameter(name: str, kind: Any, option: Any, default: object = None) -> inspect.Parameter:
+    """One option of a command, as typer reads it from a signature."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
 def _flag(setting: Declared) -> inspect.Parameter:
     names = ["--" + name.replace("_", "-") for name in (setting.name, *setting.mark.also)]
     if setting.parse is flag:
-        return _parameter(setting.name, bool | None, typer.Option(*names, help=setting.full_help))
+        return parameter(setting.name, bool | None, typer.Option(*names, help=setting.full_help))
     metavar = "N" if setting.name == "workers" else METAVARS.get(setting.parse, "NAME")
-    return _parameter(setting.name, str | None, typer.Option(*names, help=setting.full_help, metavar=metavar))
-
-
-def _parameter(name: str, kind: Any, option: Any, default: object = None) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+    option = typer.Option(*names, help=setting.full_help, metavar=metavar)
+    if setting.default is msgspec.NODEFAULT:
+        return parameter(setting.name, str, option, default=inspect.Parameter.empty)
+    return parameter(setting.name, str | None, option)
 
 
 def _assigned(texts: list[str], flagged: Mapping[str, object], known: Settings) -> dict[str, object]:
@@ -92,7 +110,7 @@ def _assigned(texts: list[str], flagged: Mapping[str, object], known: Settings) 
         name, value = assignment(text, "--set")
         name = name.replace("-", "_")
         known.check_names([name], " after --set")
-        if flagged.get(name) is not None or name in found:
+        if name in flagged or name in found:
             raise KvyardError(f"{name} is set twice: leave one of the two out")
         found[name] = value
     return found

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, SkipBad, Sort
+from kvyard.cli.settings import with_flags
 from kvyard.clock.units import from_seconds
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import FORMATS, Trace, open_trace
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
+from kvyard.replay.traces.generate import Workload
+from kvyard.replay.traces.generate import generate as generated
 from kvyard.replay.traces.identity import TOKEN_BLOCK
 from kvyard.replay.traces.writing import TARGETS, Written, write_trace
+from kvyard.settings import count, settings_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look into traces, cut, convert and generate them.")
 
@@ -45,8 +50,12 @@ def info(
     from kvyard.cli.trace_show import info_lines
     from kvyard.replay.traces.info import describe
 
-    capacities = _sizes(capacity)
-    trace = _open(file, format_name, block_size, skip_bad, sort, chain_ids, limit)
+    capacities = [count("--capacity", part.strip()) for part in capacity.split(",")]
+    if min(capacities) < 0:
+        raise KvyardError(f"--capacity {capacity}: a number of blocks can't be negative")
+    trace = open_trace(
+        file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort, chain_ids=chain_ids, limit=limit
+    )
     found = describe(trace, capacities, token_block=block_size or TOKEN_BLOCK)
     if html is not None:
         from kvyard.replay.traces.page import write_page
@@ -75,7 +84,9 @@ def convert(
     limit: Limit = None,
 ) -> None:
     """Write a trace in another format, so that another tool, or a real engine, can run it."""
-    trace = _open(file, format_name, block_size, skip_bad, sort, chain_ids, limit)
+    trace = open_trace(
+        file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort, chain_ids=chain_ids, limit=limit
+    )
     _write(trace, out, to, lossy, block_size)
 
 
@@ -96,7 +107,7 @@ def slice_(
     sort: Sort = False,
 ) -> None:
     """Write a part of a trace, chosen by number, time or session."""
-    trace = _open(file, format_name, block_size, skip_bad, sort, False, None)
+    trace = open_trace(file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort)
     part = sliced(
         trace,
         skip=skip,
@@ -125,7 +136,7 @@ def scale(
     sort: Sort = False,
 ) -> None:
     """Write a trace at another speed, or with other arrivals."""
-    trace = _open(file, format_name, block_size, skip_bad, sort, False, None)
+    trace = open_trace(file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort)
     if arrivals is not None:
         trace = with_arrivals(trace, arrivals, seed)
     elif speedup == 1:
@@ -134,52 +145,11 @@ def scale(
 
 
 @app.command()
-def generate(
-    out: Out,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests.")],
-    arrivals: Annotated[
-        str, typer.Option(help="Of sessions: poisson:RATE, gamma:RATE,CV, constant:RATE, onoff:RATE,ON,OFF (seconds).")
-    ] = "poisson:rate=1",
-    input_law: Annotated[
-        str,
-        typer.Option(
-            "--input",
-            help="New prompt tokens of a turn: fixed:N, uniform:MIN,MAX, lognormal:MEDIAN,SIGMA,MAX, empirical:FILE.",
-        ),
-    ] = "lognormal:median=1000,sigma=1",
-    output_law: Annotated[str, typer.Option("--output", help="Tokens of an answer, likewise.")] = (
-        "lognormal:median=200,sigma=0.7"
-    ),
-    turns: Annotated[str, typer.Option(help="Turns of a session, likewise, or geometric:MEAN.")] = "fixed:1",
-    think: Annotated[str, typer.Option(help="Seconds between turns, likewise, or exponential:MEAN.")] = (
-        "exponential:mean=10"
-    ),
-    tree: Annotated[
-        str, typer.Option(help="Shared prefixes: 1x2000/20x500 is one of 2000 tokens, below it 20 of 500.")
-    ] = "",
-    zipf: Annotated[float, typer.Option(min=0.0, help="How unequal siblings in the tree are; 0 is equal.")] = 1.0,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens an id stands for.")] = 512,
-    seed: Annotated[int, typer.Option(help="Another seed makes another trace.")] = 0,
-    to: To = "mooncake",
-    lossy: Lossy = False,
-) -> None:
+@with_flags(settings_of(Workload))
+def generate(out: Out, settings: Mapping[str, object], to: To = "mooncake", lossy: Lossy = False) -> None:
     """Make a trace up: arrivals, lengths, shared prefixes, sessions."""
-    from kvyard.replay.traces.generate import Workload
-    from kvyard.replay.traces.generate import generate as make
-
-    workload = Workload(
-        requests=requests,
-        arrivals=arrivals,
-        input=input_law,
-        output=output_law,
-        turns=turns,
-        think=think,
-        tree=tree,
-        zipf=zipf,
-        block_size=block_size,
-        seed=seed,
-    )
-    _write(make(workload), out, to, lossy, None)
+    workload = Workload(**settings_of(Workload).parse(settings))
+    _write(generated(workload), out, to, lossy, None)
 
 
 @app.command(name="formats")
@@ -193,43 +163,10 @@ def formats_() -> None:
         typer.echo(f"  {target.name:<12} {target.summary}")
 
 
-def _open(
-    file: Path,
-    format_name: str | None,
-    block_size: int | None,
-    skip_bad: bool,
-    sort: bool,
-    chain_ids: bool,
-    limit: int | None,
-) -> Trace:
-    return open_trace(
-        file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort, chain_ids=chain_ids, limit=limit
-    )
-
-
 def _write(trace: Trace, out: Path, to: str, lossy: bool, block_size: int | None) -> None:
     written: Written = write_trace(trace, out, to, token_block=block_size or TOKEN_BLOCK, lossy=lossy)
     typer.echo(f"{out}: {written.rows} requests", err=True)
     for note in written.notes:
         typer.echo(f"  {note}", err=True)
-    tally = trace.tally
-    if tally.skipped:
-        typer.echo(f"  {tally.skipped} bad rows skipped, the first: {tally.examples[0]}", err=True)
-    for reason, count in tally.left_out.items():
-        typer.echo(f"  {count} rows left out: {reason}", err=True)
-
-
-def _sizes(text: str) -> list[int]:
-    found = []
-    for part in text.split(","):
-        number, unit = part.strip().lower(), 1
-        if number[-1:] in ("k", "m"):
-            number, unit = number[:-1], 1000 if number[-1] == "k" else 1_000_000
-        try:
-            value = float(number) * unit
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < 1e15:
-            raise KvyardError(f"{part.strip()!r} is no number of blocks: write such as 500, 20k or 1.5m")
-        found.append(round(value))
-    return found
+    for note in trace.tally.notes():
+        typer.echo(f"  {note}", err=True)

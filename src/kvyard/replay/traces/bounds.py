@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -109,14 +110,7 @@ class Accesses:
     def _end(self, ids: Sequence[Hashable], owner: int, start: int, stop: int) -> int:
         """Where the stretch ends that begins at ``start``: the first block whose latest user isn't ``owner``."""
         latest = self._latest
-        low, high = start + 1, stop
-        while low < high:
-            middle = (low + high) // 2
-            if latest.get(ids[middle]) == owner:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(ids, True, start + 1, stop, key=lambda one: latest.get(one) != owner)
 
 
 def infinite(accesses: Accesses) -> Hits:
@@ -134,7 +128,7 @@ def lru(accesses: Accesses, capacities: Iterable[int]) -> list[Hits]:
         tokens.append(tokens[-1] + accesses.length_tokens[i])
     found = []
     for capacity in _checked(capacities):
-        reach = _count_below(distances, capacity)
+        reach = bisect_left(distances, capacity)
         found.append(Hits(blocks[reach], accesses.blocks, tokens[reach], accesses.tokens))
     return found
 
@@ -181,17 +175,6 @@ def _checked(capacities: Iterable[int]) -> list[int]:
         if capacity < 0:
             raise KvyardError(f"a capacity is a number of blocks, not {capacity}")
     return found
-
-
-def _count_below(ascending: Sequence[int], limit: int) -> int:
-    low, high = 0, len(ascending)
-    while low < high:
-        middle = (low + high) // 2
-        if ascending[middle] < limit:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 class _Sums:

@@ -12,6 +12,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from itertools import accumulate
 from random import Random
+from typing import Annotated
 
 import msgspec
 
@@ -21,6 +22,7 @@ from kvyard.replay.traces.laws import Draw, arrival_law, arrival_times, number_l
 from kvyard.replay.traces.reading import ReadingTally
 from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace, open_trace
+from kvyard.settings import Setting
 
 MAX_LENGTH = 10_000_000
 
@@ -28,23 +30,31 @@ MAX_LENGTH = 10_000_000
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What to make up. Laws are written as ``name:value,...`` or ``name:key=value,...``; see ``laws``."""
 
-    requests: int
+    requests: Annotated[int, Setting("How many requests.", flag=True)]
     """In all; the last session is cut short if need be."""
-    arrivals: str = "poisson:rate=1"
-    """Of sessions, per second: poisson, gamma (rate, cv), constant, onoff (rate while on, mean seconds on and off)."""
-    input: str = "lognormal:median=1000,sigma=1"
-    """New prompt tokens of each turn: fixed, uniform, lognormal, exponential, geometric, or empirical:FILE."""
-    output: str = "lognormal:median=200,sigma=0.7"
-    turns: str = "fixed:1"
-    think: str = "exponential:mean=10"
-    """Seconds between an answer and the next turn."""
-    tree: str = ""
-    """Shared prefixes, from the root: ``1x2000/20x500`` is one of 2,000 tokens with 20 of 500 below it."""
-    zipf: float = 1.0
-    """How unequal siblings are: the n-th is chosen in proportion to n to the power of minus this."""
-    block_size: int = 512
-    """Tokens an id stands for."""
-    seed: int = 0
+    arrivals: Annotated[
+        str,
+        Setting("Of sessions: poisson:RATE, gamma:RATE,CV, constant:RATE, onoff:RATE,ON,OFF (seconds).", flag=True),
+    ] = "poisson:rate=1"
+    input: Annotated[
+        str,
+        Setting(
+            "New prompt tokens of a turn: fixed:N, uniform:MIN,MAX, lognormal:MEDIAN,SIGMA,MAX, empirical:FILE.",
+            flag=True,
+        ),
+    ] = "lognormal:median=1000,sigma=1"
+    output: Annotated[str, Setting("Tokens of an answer, likewise.", flag=True)] = "lognormal:median=200,sigma=0.7"
+    turns: Annotated[str, Setting("Turns of a session, likewise, or geometric:MEAN.", flag=True)] = "fixed:1"
+    think: Annotated[str, Setting("Seconds between turns, likewise, or exponential:MEAN.", flag=True)] = (
+        "exponential:mean=10"
+    )
+    tree: Annotated[
+        str, Setting("Shared prefixes: 1x2000/20x500 is one of 2000 tokens, below it 20 of 500.", flag=True)
+    ] = ""
+    zipf: Annotated[float, Setting("How unequal siblings in the tree are; 0 is equal.", flag=True)] = 1.0
+    """The n-th is chosen in proportion to n to the power of minus this."""
+    block_size: Annotated[int, Setting("Tokens an id stands for.", flag=True)] = 512
+    seed: Annotated[int, Setting("Another seed makes another trace.", flag=True)] = 0
 
 
 def generate(workload: Workload) -> Trace:

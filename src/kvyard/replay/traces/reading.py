@@ -33,6 +33,11 @@ class ReadingTally:
         self.left_out: Counter[str] = Counter()
         """Rows that aren't bad and aren't requests to replay either, by reason."""
 
+    def notes(self) -> list[str]:
+        """The same in words."""
+        skipped = [f"{self.skipped:,} bad rows skipped, the first: {self.examples[0]}"] if self.skipped else []
+        return skipped + [f"{count:,} rows left out: {reason}" for reason, count in self.left_out.items()]
+
 
 class Reading:
     """What a reader of a format works with. Made anew for each pass."""

@@ -43,7 +43,8 @@ class Trace:
         rows = self._rows(tally)
         first = next(rows, None)
         if first is None:
-            raise TraceError(self.name, _nothing(tally))
+            notes = tally.notes()
+            raise TraceError(self.name, f"no requests in it{': ' if notes else ''}{', '.join(notes)}")
         yield first
         yield from rows
 
@@ -135,10 +136,3 @@ def in_order(requests: Iterator[TraceRequest]) -> list[TraceRequest]:
         else replace(request, arrival=request.arrival - start)
         for _, _, request in keyed
     ]
-
-
-def _nothing(tally: ReadingTally) -> str:
-    parts = [f"{count} left out ({reason})" for reason, count in tally.left_out.items()]
-    if tally.skipped:
-        parts.insert(0, f"{tally.skipped} bad rows skipped, the first: {tally.examples[0]}")
-    return f"no requests in it{': ' if parts else ''}{', '.join(parts)}"
