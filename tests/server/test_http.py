@@ -19,7 +19,7 @@ from tests.server.wire import Wire
 
 from kvyard.index.metrics import NAMES
 from kvyard.server.indexer.measures import OWN, IndexerMetrics
-from kvyard.server.indexer.routes import Routes
+from kvyard.server.indexer.routes import IndexerRoutes
 
 pytestmark = pytest.mark.zmq
 
@@ -311,7 +311,7 @@ def test_answers_are_of_the_types_that_are_described(served: Served) -> None:
         "/register": {"instance_id": "other", "endpoint": "tcp://127.0.0.1:9"},
         "/unregister": {"instance_id": "other"},
     }
-    for operation in Routes(served.service, IndexerMetrics(served.service)).operations():
+    for operation in IndexerRoutes(served.service, IndexerMetrics(served.service)).operations():
         described = document["paths"][operation.path][operation.method.lower()]
         body = None if operation.body is None else {"model_name": "m", **asked[operation.path]}
         reply = served.client.request(operation.method, operation.path, json=body)

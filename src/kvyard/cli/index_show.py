@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 TIERS = ("gpu", "cpu", "disk", "remote")
@@ -17,13 +17,12 @@ def table(scoring: dict[str, Any]) -> None:
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for result in scoring["results"]:
         title = f"{result['tokens']} tokens, {result['blocks']} full blocks of {scoring['block_size']}"
+        tiers = [name for name in TIERS if name != "remote" or any(name in one["tiers"] for one in result["workers"])]
         rows = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for name in ("worker", "tokens", *TIERS, "score", "limited by", "state", "confidence", "age"):
-            rows.add_column(
-                name, justify="right" if name in ("tokens", *TIERS, "score", "confidence", "age") else "left"
-            )
+        for name in ("worker", "tokens", *tiers, "score", "limited by", "state", "confidence", "age"):
+            rows.add_column(name, justify="left" if name in ("worker", "limited by", "state") else "right")
         for one in result["workers"]:
-            rows.add_row(*_cells(one))
+            rows.add_row(*_cells(one, tiers))
         console.print(rows)
         for one in result["workers"]:
             if one["reason"]:
@@ -44,13 +43,13 @@ def explanation_lines(explanations: dict[str, Any] | None) -> Iterator[str]:
             yield f"  {number} ({group['kind']}) reaches {group['tokens']} tokens: {group['why']}"
 
 
-def _cells(one: dict[str, Any]) -> list[str]:
-    tiers = one["tiers"]
+def _cells(one: dict[str, Any], tiers: Sequence[str]) -> list[str]:
+    found = one["tiers"]
     limited = "" if one["limited_by"] is None else f"group {one['limited_by']}"
     return [
         _name(one),
         str(one["tokens"]),
-        *(str(tiers[name]["tokens"]) if name in tiers else "0" for name in TIERS),
+        *(str(found[name]["tokens"]) if name in found else "0" for name in tiers),
         f"{one['score']:.2f}",
         limited,
         one["state"],

@@ -67,18 +67,27 @@ class Identity:
         marks = [] if namespace.plain else _marks_of_prompt(namespace, self.block_size, len(tokens))
         return self.chain(None, 0, tokens, marks)
 
+    def extras(self, blocks: int, namespace: Namespace) -> list[ExtraKeys | None] | None:
+        """What joins the keys of a prompt's blocks beside their tokens; ``None`` where nothing does."""
+        size = self.block_size
+        marks = [] if namespace.plain else _marks_of_prompt(namespace, size, blocks * size)
+        return self._extras(blocks, 0, marks)
+
     def chain(self, parent: int | None, start: int, tokens: Sequence[int], marks: Sequence[Mark]) -> list[int]:
         """The keys of the full blocks of ``tokens``, whose first is token ``start`` of its prompt, at a block's edge."""
-        size = self.block_size
-        extras: list[ExtraKeys | None] | None = None
-        if marks:
-            extras = [None] * (len(tokens) // size)
-            # In a fixed order where several start at one token.
-            for at, mark in sorted(marks, key=lambda mark: (mark[0], str(mark[1][0]))):
-                block, offset = divmod(at - start, size)
-                if 0 <= block < len(extras):
-                    extras[block] = (*(extras[block] or ()), (*mark, offset))
-        return self.algorithm.hash_blocks(parent, tokens, size, extras)  # type: ignore[return-value]
+        extras = self._extras(len(tokens) // self.block_size, start, marks)
+        return self.algorithm.hash_blocks(parent, tokens, self.block_size, extras)  # type: ignore[return-value]
+
+    def _extras(self, blocks: int, start: int, marks: Sequence[Mark]) -> list[ExtraKeys | None] | None:
+        if not marks:
+            return None
+        extras: list[ExtraKeys | None] = [None] * blocks
+        # In a fixed order where several start at one token.
+        for at, mark in sorted(marks, key=lambda mark: (mark[0], str(mark[1][0]))):
+            block, offset = divmod(at - start, self.block_size)
+            if 0 <= block < blocks:
+                extras[block] = (*(extras[block] or ()), (*mark, offset))
+        return extras
 
     def direct_keys(self, hashes: Sequence[Key]) -> list[int]:
         """An engine's hashes as request keys, in direct mode; the same list where they are that already."""

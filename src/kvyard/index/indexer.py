@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from kvyard.errors import KvyardError
 from kvyard.events.transport import State, Update
 from kvyard.events.types import EventBatch, Tier
@@ -24,7 +26,7 @@ from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Standing
 from kvyard.index.sequencer import BatchSequencer
-from kvyard.index.stream import FollowedStream, Source
+from kvyard.index.stream import SEVERITY, FollowedStream, Source
 
 
 class Indexer:
@@ -142,6 +144,12 @@ class Indexer:
             if key[0] == stream:
                 known.lose(reason)
         self._dirty = True
+
+    def tick(self, now: int = 0) -> None:
+        """Do what is due from time to time. Only an index that is shared over a server has anything to do."""
+
+    def close(self) -> None:
+        """Let go of what is held outside this process, such as leases."""
 
     # -- answers out ------------------------------------------------------------------------------------------------
 
@@ -274,7 +282,7 @@ class Indexer:
                     state=state, confidence=confidence, heard=stream.updated if stream else 0, reason=reason
                 )
                 continue
-            grave = max(worst.state, state, key=_ORDER.index)
+            grave = max(worst.state, state, key=SEVERITY.__getitem__)
             # What a stale stream fed isn't counted, so it doesn't lessen the word of the others.
             confident = [value for value in (worst.confidence, confidence) if value]
             worst = Standing(
@@ -299,9 +307,4 @@ class Indexer:
         for holder, at in heard.items():
             standing = standings.get(holder)
             if standing is not None and standing.heard != at:
-                standings[holder] = Standing(
-                    state=standing.state, confidence=standing.confidence, heard=at, reason=standing.reason
-                )
-
-
-_ORDER = (State.FRESH, State.CATCHING_UP, State.STALE)
+                standings[holder] = msgspec.structs.replace(standing, heard=at)

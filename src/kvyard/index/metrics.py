@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from kvyard.events.transport import State
 from kvyard.index.indexer import Indexer
+from kvyard.index.stream import SEVERITY
 
 Sample: TypeAlias = tuple[str, dict[str, str], float]
-
-STATES = {State.FRESH: 0, State.CATCHING_UP: 1, State.STALE: 2}
 
 NAMES: dict[str, str] = {
     "kvcache_kvevents_dedup_removed_hashes_suppressed_total": "Removed hashes not passed on: another announcement stands.",
@@ -53,7 +51,7 @@ def collect(indexer: Indexer) -> list[Sample]:
     for (name, topic), stream in indexer.streams.items():
         labels = {"stream": name, "topic": topic}
         out += [
-            ("kvyard_index_stream_state", labels, STATES[stream.state]),
+            ("kvyard_index_stream_state", labels, SEVERITY[stream.state]),
             ("kvyard_index_stream_sequence", labels, stream.seq),
             ("kvyard_index_stream_resets_total", labels, stream.resets),
         ]

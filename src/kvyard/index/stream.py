@@ -17,6 +17,8 @@ from kvyard.index.feed import Feed
 from kvyard.index.places import Holder
 
 CLEAR_SCOPES = ("device", "all")
+SEVERITY = {State.FRESH: 0, State.CATCHING_UP: 1, State.STALE: 2}
+"""The higher the worse."""
 _STATE, _FRESH = Origin.STATE, State.FRESH
 """Compared with every batch, and members of an enumeration are slow to look up."""
 

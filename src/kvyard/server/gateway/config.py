@@ -14,7 +14,7 @@ from kvyard.router import RouterConfig
 from kvyard.server.http import Bounds
 from kvyard.server.indexer.config import Config as IndexConfig
 from kvyard.server.indexer.config import Names, Patience, Share, load, settings_as
-from kvyard.server.indexer.schemas import Group, Name, Register, Size
+from kvyard.server.indexer.schemas import AttentionGroup, Name, Register, Size
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -51,7 +51,7 @@ class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fiel
     replay: Name | list[Name] | None = None
     """Where lost events can be had again, in the same way."""
     clear_scope: Literal["device", "all"] = "device"
-    groups: Annotated[list[Group], Meta(min_length=1, max_length=64)] | None = None
+    groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
 
     @property

@@ -8,19 +8,19 @@ from kvyard.clock import MS
 from kvyard.index import Scores, WorkerMatch
 from kvyard.index.explain import Explanation
 from kvyard.server.indexer.config import TIER_NAMES, TIERS
+from kvyard.server.indexer.listener import IndexedModel
 from kvyard.server.indexer.schemas import (
-    Explained,
     GroupReason,
     InstanceMatch,
     Matches,
     ModelRows,
     PlaceRows,
-    Scored,
+    PromptScores,
     TierTokens,
-    Worker,
+    WorkerExplanation,
     WorkerInfo,
+    WorkerScore,
 )
-from kvyard.server.indexer.service import Model
 
 
 def matches(scores: Scores) -> Matches:
@@ -47,10 +47,10 @@ def cumulative(match: WorkerMatch) -> tuple[int, int, int]:
     return reach[0], reach[1], reach[-1]
 
 
-def worker(model: Model, match: WorkerMatch) -> Worker:
+def worker(model: IndexedModel, match: WorkerMatch) -> WorkerScore:
     """One rank's answer."""
     holder = match.worker
-    return Worker(
+    return WorkerScore(
         instance_id=model.ids.get(holder.name, holder.name),
         dp_rank=holder.rank,
         tokens=match.tokens,
@@ -68,12 +68,12 @@ def worker(model: Model, match: WorkerMatch) -> Worker:
     )
 
 
-def scored(model: Model, scores: Scores) -> Scored:
+def scored(model: IndexedModel, scores: Scores) -> PromptScores:
     """One prompt's answer, the best worker first."""
     best = scores.best()
     found = [match for holder, match in scores.workers.items() if not holder.shared]
     found.sort(key=lambda match: (-match.score, match.worker))
-    return Scored(
+    return PromptScores(
         tokens=scores.tokens,
         blocks=scores.blocks,
         workers=[worker(model, match) for match in found],
@@ -81,9 +81,9 @@ def scored(model: Model, scores: Scores) -> Scored:
     )
 
 
-def explained(model: Model, explanation: Explanation) -> Explained:
+def explained(model: IndexedModel, explanation: Explanation) -> WorkerExplanation:
     """One worker's reasons."""
-    return Explained(
+    return WorkerExplanation(
         worker=worker(model, explanation.match),
         summary=explanation.summary,
         groups=[
@@ -92,7 +92,7 @@ def explained(model: Model, explanation: Explanation) -> Explained:
     )
 
 
-def workers(model: Model) -> list[WorkerInfo]:
+def workers(model: IndexedModel) -> list[WorkerInfo]:
     """Who is registered for a model."""
     found: dict[tuple[str, str], WorkerInfo] = {}
     for listener in model.listeners.values():
@@ -120,7 +120,7 @@ def workers(model: Model) -> list[WorkerInfo]:
     return list(found.values())
 
 
-def rows(model: Model) -> ModelRows:
+def rows(model: IndexedModel) -> ModelRows:
     """What everybody holds, readable."""
     indexer = model.indexer
     places: list[PlaceRows] = []

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
-from kvyard.clock import pause
+from kvyard.clock import Clock, pause
 from kvyard.errors import KvyardError
 from kvyard.index.dump import IndexDump, StreamDump, dump, load
 from kvyard.server.http import Refusal
-from kvyard.server.indexer.listener import Listener
+from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.registration import stream_name
 from kvyard.server.indexer.schemas import Register
-
-if TYPE_CHECKING:
-    from kvyard.server.indexer.service import Model, Service
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +28,10 @@ MSGPACK = "application/msgpack"
 CONNECT_SECONDS = 2.0
 """How long publishers are waited for before the dump is fetched: what they send before that is a gap, not an error."""
 FETCH_SECONDS = 60.0
+
+
+Models: TypeAlias = Mapping[tuple[str, str], IndexedModel]
+"""By name and tenant."""
 
 
 class ModelDump(msgspec.Struct, kw_only=True):
@@ -51,16 +53,16 @@ class PeerDump(msgspec.Struct, kw_only=True):
     models: list[ModelDump]
 
 
-async def dump_all(service: Service) -> PeerDump:
-    """What ``service`` knows; each model at one moment, and others have their turn in between."""
-    models: list[ModelDump] = []
-    for model in list(service.models.values()):
-        models.append(dump_model(model))
+async def dump_all(models: Models) -> PeerDump:
+    """What is known of ``models``; each at one moment, and others have their turn in between."""
+    dumps: list[ModelDump] = []
+    for model in list(models.values()):
+        dumps.append(dump_model(model))
         await pause()
-    return PeerDump(models=models)
+    return PeerDump(models=dumps)
 
 
-def dump_model(model: Model) -> ModelDump:
+def dump_model(model: IndexedModel) -> ModelDump:
     """One model now: what was read of its streams is applied first, so that positions and rows agree."""
     for listener in model.listeners.values():
         listener.drain()
@@ -74,19 +76,27 @@ def dump_model(model: Model) -> ModelDump:
     )
 
 
-async def bootstrap(service: Service, opened: list[Listener]) -> list[Listener]:
-    """Learn from the first peer that answers; returns the listeners of its workers that weren't configured here.
+async def bootstrap(
+    peers: Sequence[str],
+    token: str | None,
+    models: Models,
+    listen: Callable[[Register, int], Awaitable[list[Listener]]],
+    opened: list[Listener],
+    clock: Clock,
+) -> list[Listener]:
+    """Learn from the first peer that answers; ``opened`` are the listeners so far, ``listen`` opens those of its workers that
+    weren't configured here, which are returned.
 
     No peer that answers is no error: the service starts with what its streams say. Raises ``KvyardError`` for a peer that
     names blocks otherwise.
     """
-    for url in service.config.peers:
+    for url in peers:
         try:
-            told = await fetch(url, service.token)
+            told = await fetch(url, token)
         except KvyardError as error:
             log.warning("%s", error)
             continue
-        more = await _adopt(service, told)
+        more = await _listen_too(told, models, listen)
         connected = await asyncio.gather(*(one.connected(CONNECT_SECONDS) for one in (*opened, *more)))
         missing = connected.count(False)
         if missing:
@@ -94,8 +104,8 @@ async def bootstrap(service: Service, opened: list[Listener]) -> list[Listener]:
                 "%d of %d streams aren't connected yet: what they send now may be missed", missing, len(connected)
             )
         # Once more, now that nothing falls between it and the sockets.
-        told = await fetch(url, service.token)
-        names = [name for model in told.models for name in _take_over(service, model)]
+        told = await fetch(url, token)
+        names = [name for model in told.models for name in _take_over(models, model, clock.now())]
         log.info("took over %d streams from %s", len(names), url)
         return more
     return []
@@ -119,26 +129,27 @@ async def fetch(url: str, token: str | None) -> PeerDump:
         raise KvyardError(f"what peer {url} sends is no dump of this version of kvyard: {error}") from None
 
 
-async def _adopt(service: Service, told: PeerDump) -> list[Listener]:
+async def _listen_too(
+    told: PeerDump, models: Models, listen: Callable[[Register, int], Awaitable[list[Listener]]]
+) -> list[Listener]:
     """Open the peer's streams that weren't configured here."""
     more: list[Listener] = []
     for model in told.models:
         for one in model.registrations:
-            mine = service.models.get((one.model_name, one.tenant))
+            mine = models.get((one.model_name, one.tenant))
             if mine is not None and stream_name(one, one.dp_rank or 0) in mine.listeners:
                 continue
             try:
-                more += await service.open(one, model.block_size)
+                more += await listen(one, model.block_size)
             except (KvyardError, Refusal) as error:
                 log.warning("can't listen to %s as the peer does: %s", one.endpoint, error)
     return more
 
 
-def _take_over(service: Service, told: ModelDump) -> list[str]:
-    mine = service.models.get((told.model_name, told.tenant_id))
+def _take_over(models: Models, told: ModelDump, now: int) -> list[str]:
+    mine = models.get((told.model_name, told.tenant_id))
     if mine is None:
         return []
-    now = service.clock.now()
     unclear = {one.stream for one in told.index.streams if (_position(told, one) or (None,))[0] != one.seq}
     # Only what the peer's sockets are sure of; the same stream elsewhere may be another one.
     same = {

@@ -1,4 +1,4 @@
-"""A listener: one stream's subscriber, and the task that carries its updates into the index.
+"""Listeners: each is one stream's subscriber and the task that carries its updates into the index; a model has several.
 
 All listeners share the event loop with the requests that ask, so none may keep it for long: after a few milliseconds of
 updates others get their turn. What arrives meanwhile waits in ZeroMQ's queue, which is bounded; what doesn't fit is lost,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -16,9 +17,10 @@ import msgspec
 from kvyard.clock import MS, Clock, pause
 from kvyard.events.transport import Limits, Origin, State, Subscriber, Update
 from kvyard.events.types import Cleared, Stored, Tier
-from kvyard.index import Indexer, Source
-from kvyard.index.stream import FollowedStream
-from kvyard.server.indexer.schemas import ListenerInfo, Register
+from kvyard.index import Holder, Indexer, Source
+from kvyard.index.stream import SEVERITY, FollowedStream
+from kvyard.server.indexer.registration import holder_name
+from kvyard.server.indexer.schemas import InstanceId, ListenerInfo, Register
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +155,7 @@ class Listener:
     def info(self) -> ListenerInfo:
         """For whoever lists the workers."""
         known = self.known
-        worst = max(known, key=lambda stream: _ORDER.index(stream.state), default=None)
+        worst = max(known, key=lambda stream: SEVERITY[stream.state], default=None)
         if worst is not None:
             state, reason = worst.state, worst.reason
         else:
@@ -173,4 +175,26 @@ class Listener:
         )
 
 
-_ORDER = (State.FRESH, State.CATCHING_UP, State.STALE)
+class IndexedModel:
+    """One (model, tenant) and its workers."""
+
+    def __init__(self, name: str, tenant: str, indexer: Indexer) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.indexer = indexer
+        self.listeners: dict[str, Listener] = {}
+        """By stream."""
+        self.ids: dict[str, InstanceId] = {}
+        """Instances as they were registered, by the name they have in the index."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}:{self.tenant}"
+
+    def holders(self, wanted: Iterable[InstanceId] | None) -> list[Holder] | None:
+        """The workers of ``wanted`` instances; ``None`` for all. Unknown instances have none."""
+        if wanted is None:
+            return None
+        names = {holder_name(one) for one in wanted}
+        self.indexer.refresh()
+        return [holder for holder in self.indexer.scorer.standings if not holder.shared and holder.name in names]

@@ -47,11 +47,11 @@ class LocalNames:
         step = 4 * block_size
         digest = xxhash.xxh3_64_digest
         local = [digest(words[at : at + step], LOCAL_SEED) for at in range(0, len(words) - step + 1, step)]
-        return self.chain(parent, local, extras)
+        return [*self.chain(parent, local, extras)]
 
     def chain(
         self, parent: Key | None, local: Sequence[bytes], extras: Sequence[ExtraKeys | None] | None = None
-    ) -> list[Key]:
+    ) -> list[int]:
         """The keys of blocks with these local hashes, as eight bytes each, after ``parent``."""
         if parent is None:
             parent = self.root
@@ -68,25 +68,6 @@ class LocalNames:
         ]
 
 
-class _OfLocal:
-    """The same chain, for whoever has local hashes in place of tokens: each is a block of one."""
-
-    name = "of-local"
-
-    def __init__(self, names: LocalNames) -> None:
-        self._names = names
-        self.seed, self.root = names.seed, names.root
-
-    def hash_blocks(
-        self,
-        parent: Key | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: Sequence[ExtraKeys | None] | None = None,
-    ) -> list[Key]:
-        return self._names.chain(parent, [(one & _U64).to_bytes(8, "big") for one in tokens], extras)
-
-
 def keys_of_hashes(identity: Identity, hashes: Sequence[int], namespace: Namespace) -> list[int]:
     """The request keys of blocks with these hashes: local ones, or in direct mode the engine's own.
 
@@ -96,4 +77,5 @@ def keys_of_hashes(identity: Identity, hashes: Sequence[int], namespace: Namespa
         return [one & _U64 for one in hashes]
     names = identity.algorithm
     assert isinstance(names, LocalNames)
-    return Identity(1, _OfLocal(names)).keys(hashes, namespace)
+    local = [(one & _U64).to_bytes(8, "big") for one in hashes]
+    return names.chain(None, local, identity.extras(len(hashes), namespace))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,19 +14,20 @@ from kvyard import __version__
 from kvyard.clock import pause
 from kvyard.index import Holder
 from kvyard.server import prompt
-from kvyard.server.http import JSON, Operation, Raw, Refusal, application
+from kvyard.server.http import JSON, Handler, Operation, Raw, Refusal, application
 from kvyard.server.indexer import answers, schemas
 from kvyard.server.indexer.bootstrap import MSGPACK, dump_all
 from kvyard.server.indexer.config import Config
+from kvyard.server.indexer.listener import IndexedModel
 from kvyard.server.indexer.measures import IndexerMetrics
 from kvyard.server.indexer.names import keys_of_hashes
 from kvyard.server.indexer.registration import holder_name
-from kvyard.server.indexer.service import Model, Service
+from kvyard.server.indexer.service import Service
 
 PROMETHEUS = "text/plain"
 
 
-class Routes:
+class IndexerRoutes:
     """What is done for each request."""
 
     def __init__(self, service: Service, measures: IndexerMetrics | None = None) -> None:
@@ -35,125 +37,57 @@ class Routes:
         self._bounds = service.config.limits
 
     def operations(self) -> list[Operation]:
-        """Every route."""
+        """Every route; what it is for is its handler's docstring."""
         return [
-            Operation(
-                method="POST",
-                path="/register",
-                summary="Listen to the events of a worker, one of its ranks, or a shared pool.",
-                handler=self.register,
-                body=schemas.Register,
-                reply=schemas.Done,
-                status=201,
-                refusals=(409,),
-            ),
-            Operation(
-                method="POST",
-                path="/unregister",
-                summary="Stop listening, and forget all that was announced.",
-                handler=self.unregister,
-                body=schemas.Unregister,
-                reply=schemas.Done,
-                refusals=(404,),
-            ),
-            Operation(
-                method="POST",
-                path="/query",
-                summary="How many tokens of a prompt each instance has, per tier and rank, cumulative.",
-                handler=self.query,
-                body=schemas.Query,
-                reply=schemas.Matches,
-                refusals=(404,),
-            ),
-            Operation(
-                method="POST",
-                path="/query_by_hash",
-                summary="The same for a prompt's block hashes.",
-                handler=self.query_by_hash,
-                body=schemas.QueryByHash,
-                reply=schemas.Matches,
-                refusals=(404,),
-            ),
-            Operation(
-                method="POST",
-                path="/score",
-                summary="Per rank what it could skip of a prompt, as its engine would, and how sure that is.",
-                handler=self.score,
-                body=schemas.Score,
-                reply=schemas.Scoring,
-                refusals=(404,),
-            ),
-            Operation(
-                method="POST",
-                path="/explain",
-                summary="Why each rank matches as much of a prompt as it does.",
-                handler=self.explain,
-                body=schemas.Explain,
-                reply=schemas.Explanations,
-                refusals=(404,),
-            ),
-            Operation(
-                method="GET",
-                path="/workers",
-                summary="Who is registered, and how their streams are.",
-                handler=self.workers,
-                reply=list[schemas.WorkerInfo],
-            ),
-            Operation(
-                method="GET",
-                path="/dump",
-                summary="What everybody holds. As msgpack: all that another indexer needs to go on from here.",
-                handler=self.dump,
-                reply=schemas.Rows,
-                media_types=(JSON, MSGPACK),
-            ),
-            Operation(
-                method="GET",
-                path="/health",
-                summary="Whether requests are answered, and how streams are.",
-                handler=self.health,
-                reply=schemas.Health,
-                open=True,
-            ),
-            Operation(
-                method="GET",
-                path="/metrics",
-                summary="Every figure, for Prometheus.",
-                handler=self.metrics,
-                media_types=(PROMETHEUS,),
-            ),
+            _post("/register", self.register, schemas.RegistrationResponse, schemas.Register, 409, status=201),
+            _post("/unregister", self.unregister, schemas.RegistrationResponse, schemas.Unregister),
+            _post("/query", self.query, schemas.Matches, schemas.Query),
+            _post("/query_by_hash", self.query_by_hash, schemas.Matches, schemas.QueryByHash),
+            _post("/score", self.score, schemas.ScoreResponse, schemas.ScoreRequest),
+            _post("/explain", self.explain, schemas.ExplainResponse, schemas.ExplainRequest),
+            _get("/workers", self.workers, list[schemas.WorkerInfo]),
+            _get("/dump", self.dump, schemas.Rows, media_types=(JSON, MSGPACK)),
+            _get("/health", self.health, schemas.IndexerHealth, open=True),
+            _get("/metrics", self.metrics, None, media_types=(PROMETHEUS,)),
         ]
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    async def register(self, body: schemas.Register, headers: Mapping[str, str]) -> schemas.Done:
-        return schemas.Done(streams=await self.service.register(body))
+    async def register(self, body: schemas.Register, headers: Mapping[str, str]) -> schemas.RegistrationResponse:
+        """Listen to the events of a worker, one of its ranks, or a shared pool."""
+        return schemas.RegistrationResponse(streams=await self.service.register(body))
 
-    async def unregister(self, body: schemas.Unregister, headers: Mapping[str, str]) -> schemas.Done:
-        return schemas.Done(streams=await self.service.unregister(body))
+    async def unregister(self, body: schemas.Unregister, headers: Mapping[str, str]) -> schemas.RegistrationResponse:
+        """Stop listening, and forget all that was announced."""
+        return schemas.RegistrationResponse(streams=await self.service.unregister(body))
 
     async def workers(self, body: None, headers: Mapping[str, str]) -> list[schemas.WorkerInfo]:
+        """Who is registered, and how their streams are."""
         return [info for model in self.service.models.values() for info in answers.workers(model)]
 
     # -- prompts ----------------------------------------------------------------------------------------------------
 
     async def query(self, body: schemas.Query, headers: Mapping[str, str]) -> schemas.Matches:
+        """How many tokens of a prompt each instance has, per tier and rank, cumulative."""
         self._check_length(body.token_ids, "token_ids")
         model = self.service.model(body)
-        keys = model.indexer.keys(body.token_ids, body.namespace(body.media))
-        scores = model.indexer.score_keys(keys, None, model.holders(body.workers), self.service.clock.now())
-        return answers.matches(scores)
+        return self._matches(model, model.indexer.keys(body.token_ids, body.namespace(body.media)), body)
 
     async def query_by_hash(self, body: schemas.QueryByHash, headers: Mapping[str, str]) -> schemas.Matches:
+        """The same for a prompt's block hashes."""
         self._check_length(body.block_hashes, "block_hashes")
         model = self.service.model(body)
         keys = keys_of_hashes(model.indexer.identity, body.block_hashes, body.namespace())
-        scores = model.indexer.score_keys(keys, None, model.holders(body.workers), self.service.clock.now())
-        return answers.matches(scores)
+        return self._matches(model, keys, body)
 
-    async def score(self, body: schemas.Score, headers: Mapping[str, str]) -> schemas.Scoring:
+    def _matches(self, model: IndexedModel, keys: Sequence[int], body: schemas.Wanted) -> schemas.Matches:
+        holders = model.holders(body.workers)
+        return answers.matches(model.indexer.score_keys(keys, None, holders, self.service.clock.now()))
+
+    async def score(self, body: schemas.ScoreRequest, headers: Mapping[str, str]) -> schemas.ScoreResponse:
+        """Per rank what it could skip of a prompt, as its engine would, and how sure that is."""
         if body.batch is None:
-            prompts = [schemas.Prompt(token_ids=body.token_ids, text=body.text, media=body.media)]
+            prompts = [schemas.BatchPrompt(token_ids=body.token_ids, text=body.text, media=body.media)]
         elif body.token_ids is not None or body.text is not None or body.media:
             raise Refusal(422, "a batch stands alone", field="batch", fix="move token_ids, text and media into it")
         elif len(body.batch) > self._bounds.batch:
@@ -166,7 +100,7 @@ class Routes:
         else:
             prompts = body.batch
         model = self.service.model(body)
-        results: list[schemas.Scored] = []
+        results: list[schemas.PromptScores] = []
         for at, one in enumerate(prompts):
             where = "" if body.batch is None else f"batch[{at}]."
             tokens = await self._tokens(model, one.token_ids, one.text, where)
@@ -176,14 +110,15 @@ class Routes:
             holders = model.holders(body.workers)
             scores = model.indexer.score(tokens, body.namespace(one.media), holders, self.service.clock.now())
             results.append(answers.scored(model, scores))
-        return schemas.Scoring(
+        return schemas.ScoreResponse(
             model_name=model.name,
             tenant_id=model.tenant,
             block_size=model.indexer.identity.block_size,
             results=results,
         )
 
-    async def explain(self, body: schemas.Explain, headers: Mapping[str, str]) -> schemas.Explanations:
+    async def explain(self, body: schemas.ExplainRequest, headers: Mapping[str, str]) -> schemas.ExplainResponse:
+        """Why each rank matches as much of a prompt as it does."""
         tokens = await self._tokens(self.service.model(body), body.token_ids, body.text, "")
         model = self.service.model(body)
         namespace = body.namespace(body.media)
@@ -192,7 +127,7 @@ class Routes:
             answers.explained(model, model.indexer.explain(tokens, holder, namespace, now))
             for holder in self._asked_about(model, body)
         ]
-        return schemas.Explanations(
+        return schemas.ExplainResponse(
             model_name=model.name,
             tenant_id=model.tenant,
             block_size=model.indexer.identity.block_size,
@@ -200,7 +135,7 @@ class Routes:
             explanations=found,
         )
 
-    def _asked_about(self, model: Model, body: schemas.Explain) -> Sequence[Holder]:
+    def _asked_about(self, model: IndexedModel, body: schemas.ExplainRequest) -> Sequence[Holder]:
         if body.instance_id is None:
             if body.dp_rank is not None:
                 raise Refusal(422, "a rank of which instance?", field="dp_rank", fix="add instance_id, or leave it out")
@@ -223,7 +158,9 @@ class Routes:
             )
         return found
 
-    async def _tokens(self, model: Model, token_ids: list[int] | None, text: str | None, where: str) -> list[int]:
+    async def _tokens(
+        self, model: IndexedModel, token_ids: list[int] | None, text: str | None, where: str
+    ) -> list[int]:
         """A prompt's token ids; the text of one is tokenized beside the loop."""
         if (token_ids is None) == (text is None):
             fix = "send one of them" if token_ids is not None else "add token_ids"
@@ -254,25 +191,37 @@ class Routes:
     # -- the service itself -----------------------------------------------------------------------------------------
 
     async def dump(self, body: None, headers: Mapping[str, str]) -> Raw | schemas.Rows:
+        """What everybody holds. As msgpack: all that another indexer needs to go on from here."""
         if MSGPACK in headers.get("accept", ""):
-            return Raw(msgspec.msgpack.encode(await dump_all(self.service)), MSGPACK)
+            return Raw(msgspec.msgpack.encode(await dump_all(self.service.models)), MSGPACK)
         found: schemas.Rows = {}
         for model in list(self.service.models.values()):
             found[model.label] = answers.rows(model)
             await pause()
         return found
 
-    async def health(self, body: None, headers: Mapping[str, str]) -> schemas.Health:
+    async def health(self, body: None, headers: Mapping[str, str]) -> schemas.IndexerHealth:
+        """Whether requests are answered, and how streams are."""
         states: Counter[str] = Counter(
             listener.info().state for model in self.service.models.values() for listener in model.listeners.values()
         )
-        return schemas.Health(
+        return schemas.IndexerHealth(
             status="ok" if self.service.ready else "starting", models=len(self.service.models), streams=dict(states)
         )
 
     async def metrics(self, body: None, headers: Mapping[str, str]) -> Raw:
+        """Every figure, for Prometheus."""
         assert self.measures is not None
         return Raw(*self.measures.text())
+
+
+def _get(path: str, handler: Handler, reply: Any, method: str = "GET", **more: Any) -> Operation:
+    summary = inspect.getdoc(handler) or ""
+    return Operation(method=method, path=path, summary=summary, handler=handler, reply=reply, **more)
+
+
+def _post(path: str, handler: Handler, reply: Any, body: Any, refusal: int = 404, **more: Any) -> Operation:
+    return _get(path, handler, reply, "POST", body=body, refusals=(refusal,), **more)
 
 
 def build(config: Config, token: str | None = None) -> tuple[Any, Service]:
@@ -280,7 +229,7 @@ def build(config: Config, token: str | None = None) -> tuple[Any, Service]:
     service = Service(config, token)
     measures = IndexerMetrics(service)
     app = application(
-        Routes(service, measures).operations(),
+        IndexerRoutes(service, measures).operations(),
         title="kvyard indexer",
         version=__version__,
         bounds=config.limits,

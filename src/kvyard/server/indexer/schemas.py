@@ -26,7 +26,7 @@ Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 TierName = Literal["gpu", "cpu", "disk", "remote"]
 
 
-class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ModelRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every request names: a model, and which of its groups of workers."""
 
     model_name: Name
@@ -53,7 +53,7 @@ class Member(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tr
     dp_rank: Rank = 0
 
 
-class Group(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+class AttentionGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """An attention group of the model, where it shouldn't be learned from events."""
 
     kind: Literal["full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba"] = "full"
@@ -65,19 +65,12 @@ class Group(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tru
 
     def spec(self, where: str) -> GroupSpec:
         """As the block manager knows it. Raises ``ConfigError``, naming ``where``."""
-        spec = GroupSpec(
-            kind=self.kind,
-            block_size=self.block_size,
-            window=self.window,
-            chunk=self.chunk,
-            mode=self.mode,
-            eagle=self.eagle,
-        )
+        spec = GroupSpec(**msgspec.structs.asdict(self))
         spec.check(where)
         return spec
 
 
-class Register(Asked, kw_only=True, forbid_unknown_fields=True):
+class Register(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     """A stream to listen to: a worker's, one of its ranks', or a shared pool's."""
 
     endpoint: Name
@@ -101,13 +94,13 @@ class Register(Asked, kw_only=True, forbid_unknown_fields=True):
     clear_scope: Literal["device", "all"] = "device"
     tier: TierName | None = None
     """Where everything it announces is, where its events don't say."""
-    groups: Annotated[list[Group], Meta(min_length=1, max_length=64)] | None = None
+    groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
     additional_salt: str | None = None
     """Known to Dynamo and to nobody's hashes: only an empty one is accepted."""
 
 
-class Unregister(Asked, kw_only=True, forbid_unknown_fields=True):
+class Unregister(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     """The streams to forget: all that match."""
 
     instance_id: InstanceId | None = None
@@ -124,7 +117,7 @@ class MediaItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1)]
 
 
-class Wanted(Asked, kw_only=True, forbid_unknown_fields=True):
+class Wanted(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     """What sets a prompt apart besides its tokens, and whom to ask about."""
 
     lora_name: str | None = None
@@ -151,16 +144,21 @@ class QueryByHash(Wanted, kw_only=True, forbid_unknown_fields=True):
     block_hashes: list[Hash]
 
 
-class Score(Wanted, kw_only=True, forbid_unknown_fields=True):
-    """One prompt as token ids or text, or several of either."""
+class PromptRequest(Wanted, kw_only=True, forbid_unknown_fields=True):
+    """A prompt as token ids or text."""
 
     token_ids: list[Token] | None = None
     text: str | None = None
     media: list[MediaItem] = []
-    batch: list[Prompt] | None = None
 
 
-class Prompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ScoreRequest(PromptRequest, kw_only=True, forbid_unknown_fields=True):
+    """One prompt, or several."""
+
+    batch: list[BatchPrompt] | None = None
+
+
+class BatchPrompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One of several prompts."""
 
     token_ids: list[Token] | None = None
@@ -168,12 +166,9 @@ class Prompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     media: list[MediaItem] = []
 
 
-class Explain(Wanted, kw_only=True, forbid_unknown_fields=True):
+class ExplainRequest(PromptRequest, kw_only=True, forbid_unknown_fields=True):
     """A prompt to be explained for every worker, or one of them."""
 
-    token_ids: list[Token] | None = None
-    text: str | None = None
-    media: list[MediaItem] = []
     instance_id: InstanceId | None = None
     dp_rank: Rank | None = None
 
@@ -181,7 +176,7 @@ class Explain(Wanted, kw_only=True, forbid_unknown_fields=True):
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-class Done(msgspec.Struct, kw_only=True):
+class RegistrationResponse(msgspec.Struct, kw_only=True):
     status: Literal["ok"] = "ok"
     streams: list[str] = []
     """The streams that this was about."""
@@ -215,7 +210,7 @@ class TierTokens(msgspec.Struct, kw_only=True):
     reach: int
 
 
-class Worker(msgspec.Struct, kw_only=True):
+class WorkerScore(msgspec.Struct, kw_only=True):
     """One rank's answer."""
 
     instance_id: int | str
@@ -234,21 +229,21 @@ class Worker(msgspec.Struct, kw_only=True):
     reason: str
 
 
-class Scored(msgspec.Struct, kw_only=True):
+class PromptScores(msgspec.Struct, kw_only=True):
     """One prompt's answer."""
 
     tokens: int
     blocks: int
-    workers: list[Worker]
-    best: Worker | None
+    workers: list[WorkerScore]
+    best: WorkerScore | None
 
 
-class Scoring(msgspec.Struct, kw_only=True):
+class ScoreResponse(msgspec.Struct, kw_only=True):
     model_name: str
     tenant_id: str
     block_size: int
     """The index's."""
-    results: list[Scored]
+    results: list[PromptScores]
 
 
 class GroupReason(msgspec.Struct, kw_only=True):
@@ -258,18 +253,18 @@ class GroupReason(msgspec.Struct, kw_only=True):
     why: str
 
 
-class Explained(msgspec.Struct, kw_only=True):
-    worker: Worker
+class WorkerExplanation(msgspec.Struct, kw_only=True):
+    worker: WorkerScore
     summary: str
     groups: list[GroupReason]
 
 
-class Explanations(msgspec.Struct, kw_only=True):
+class ExplainResponse(msgspec.Struct, kw_only=True):
     model_name: str
     tenant_id: str
     block_size: int
     tokens: int
-    explanations: list[Explained]
+    explanations: list[WorkerExplanation]
 
 
 class ListenerInfo(msgspec.Struct, kw_only=True):
@@ -305,7 +300,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     """By rank; further streams of one rank by rank and name."""
 
 
-class Health(msgspec.Struct, kw_only=True):
+class IndexerHealth(msgspec.Struct, kw_only=True):
     status: Literal["ok", "starting"]
     models: int
     streams: dict[str, int]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from kvyard.blocks.spec import resolve_geometry
@@ -16,47 +16,17 @@ from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Indexer, Source, backend
 from kvyard.server.http import Refusal
+from kvyard.server.indexer.bootstrap import bootstrap
 from kvyard.server.indexer.config import TIERS, Config
-from kvyard.server.indexer.listener import Listener
+from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.registration import called, check_registration, for_rank, holder_name, matches, stream_name
-from kvyard.server.indexer.schemas import Asked, InstanceId, Member, Register, Unregister
+from kvyard.server.indexer.schemas import Member, ModelRequest, Register, Unregister
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
 TICK = 0.25
 """Seconds between looks at what an index on a server has to do."""
-
-
-class Model:
-    """One (model, tenant) and its workers."""
-
-    def __init__(self, name: str, tenant: str, indexer: Indexer) -> None:
-        self.name = name
-        self.tenant = tenant
-        self.indexer = indexer
-        self.listeners: dict[str, Listener] = {}
-        """By stream."""
-        self.ids: dict[str, InstanceId] = {}
-        """Instances as they were registered, by the name they have in the index."""
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}:{self.tenant}"
-
-    def close(self) -> None:
-        """Let go of what its index holds elsewhere."""
-        close = getattr(self.indexer, "close", None)
-        if close is not None:
-            close()
-
-    def holders(self, wanted: Iterable[InstanceId] | None) -> list[Holder] | None:
-        """The workers of ``wanted`` instances; ``None`` for all. Unknown instances have none."""
-        if wanted is None:
-            return None
-        names = {holder_name(one) for one in wanted}
-        self.indexer.refresh()
-        return [holder for holder in self.indexer.scorer.standings if not holder.shared and holder.name in names]
 
 
 class Service:
@@ -79,7 +49,7 @@ class Service:
         self.token = token
         self.clock = clock or WallClock()
         self._make = make
-        self.models: dict[tuple[str, str], Model] = {}
+        self.models: dict[tuple[str, str], IndexedModel] = {}
         self.ready = False
         self._changing = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
@@ -103,8 +73,6 @@ class Service:
 
     async def start(self) -> None:
         """Listen to what is configured, after having learnt from a peer. Raises ``KvyardError`` for what can't be done."""
-        from kvyard.server.indexer.bootstrap import bootstrap
-
         opened: list[Listener] = []
         for label in self.config.models:
             name, _, tenant = label.partition(":")
@@ -115,20 +83,20 @@ class Service:
             except Refusal as refusal:
                 raise KvyardError(f"subscriptions[{at}]: {refusal}; {refusal.problem.fix}") from None
         if self.config.peers:
-            opened += await bootstrap(self, opened)
+            opened += await bootstrap(self.config.peers, self.token, self.models, self.open, opened, self.clock)
         for listener in opened:
             listener.start()
         if self.config.backend != "memory":
             self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="ticking")
         self.ready = True
 
-    def keep(self, name: str, tenant: str = "default", block_size: int | None = None) -> Model:
+    def keep(self, name: str, tenant: str = "default", block_size: int | None = None) -> IndexedModel:
         """The model, which stays from now on, registered workers or not. ``block_size`` is that of a new index."""
         key = (name, tenant)
         model = self.models.get(key)
         if model is None:
             size = self.config.block_size or block_size or DEFAULT_BLOCK_SIZE
-            model = self.models[key] = Model(name, tenant, self._indexer(name, tenant, size))
+            model = self.models[key] = IndexedModel(name, tenant, self._indexer(name, tenant, size))
         self._kept.add(key)
         return model
 
@@ -142,15 +110,13 @@ class Service:
         listeners = [listener for model in self.models.values() for listener in model.listeners.values()]
         await asyncio.gather(*(listener.stop() for listener in listeners))
         for model in self.models.values():
-            model.close()
+            model.indexer.close()
 
     async def _tick(self) -> None:
         """Do what an index on a server has to do from time to time: leases, and what other replicas say."""
         while True:
             for model in list(self.models.values()):
-                tick = getattr(model.indexer, "tick", None)
-                if tick is not None:
-                    tick(self.clock.now())
+                model.indexer.tick(self.clock.now())
             await pause(TICK)
 
     async def register(self, told: Register) -> list[str]:
@@ -210,7 +176,7 @@ class Service:
                 )
             return gone
 
-    def _tidy(self, key: tuple[str, str], model: Model, gone: set[str]) -> None:
+    def _tidy(self, key: tuple[str, str], model: IndexedModel, gone: set[str]) -> None:
         """A model without workers goes; so do the names of workers without streams, and who shared the pools ``gone``."""
         used = {listener.source.worker for listener in model.listeners.values()}
         pools = {listener.source.pool for listener in model.listeners.values()}
@@ -219,13 +185,13 @@ class Service:
         for name in [name for name in model.ids if name not in used]:
             del model.ids[name]
         if not model.listeners and key not in self._kept:
-            model.close()
+            model.indexer.close()
             del self.models[key]
 
-    def _model(self, told: Register, block_size: int | None) -> Model:
+    def _model(self, told: Register, block_size: int | None) -> IndexedModel:
         finest = min((group.block_size for group in told.groups or ()), default=None)
         size = self.config.block_size or block_size or told.block_size or finest or DEFAULT_BLOCK_SIZE
-        return Model(told.model_name, told.tenant, self._indexer(told.model_name, told.tenant, size))
+        return IndexedModel(told.model_name, told.tenant, self._indexer(told.model_name, told.tenant, size))
 
     def _indexer(self, model: str, tenant: str, size: int) -> Indexer:
         config, identity = self.config, self.config.identity(size)
@@ -243,7 +209,7 @@ class Service:
         except TypeError as error:
             raise KvyardError(f"backend_options don't fit the {config.backend} backend: {error}") from None
 
-    def _listener(self, model: Model, told: Register, rank: int, offset: int) -> Listener:
+    def _listener(self, model: IndexedModel, told: Register, rank: int, offset: int) -> Listener:
         single = for_rank(told, rank, offset)
         name = stream_name(told, rank)
         known = model.listeners.get(name)
@@ -279,13 +245,13 @@ class Service:
             clock=self.clock,
         )
 
-    def _share(self, model: Model, pool: str, members: Sequence[Member]) -> None:
+    def _share(self, model: IndexedModel, pool: str, members: Sequence[Member]) -> None:
         holders = [Holder(holder_name(one.instance_id), one.dp_rank) for one in members]
         model.indexer.share(pool, {*model.indexer.places.members(pool), *holders})
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    def model(self, asked: Asked) -> Model:
+    def model(self, asked: ModelRequest) -> IndexedModel:
         """The model that a request names. Raises ``Refusal`` where nobody serves it."""
         found = self.models.get((asked.model_name, asked.tenant))
         if found is None:

@@ -17,7 +17,7 @@ from kvyard.events.transport import State
 from kvyard.server.http import Refusal
 from kvyard.server.indexer import schemas
 from kvyard.server.indexer.config import Config
-from kvyard.server.indexer.routes import Routes
+from kvyard.server.indexer.routes import IndexerRoutes
 from kvyard.server.indexer.service import Service
 
 SETTLE = 0.3
@@ -58,16 +58,16 @@ async def _ask(
         for endpoint, replay in endpoints
     ]
     service = Service(Config(block_size=block_size, subscriptions=subscriptions))
-    routes = Routes(service)
+    routes = IndexerRoutes(service)
     try:
         await service.start()
         try:
             await _listen(service, seconds)
         except asyncio.CancelledError:
             pass  # Ctrl-C: with what was learnt so far
-        found: dict[str, Any] = {"score": await routes.score(msgspec.convert(asked, schemas.Score), {})}
+        found: dict[str, Any] = {"score": await routes.score(msgspec.convert(asked, schemas.ScoreRequest), {})}
         if explain:
-            found["explain"] = await routes.explain(msgspec.convert(asked, schemas.Explain), {})
+            found["explain"] = await routes.explain(msgspec.convert(asked, schemas.ExplainRequest), {})
     except Refusal as refusal:
         raise KvyardError(str(refusal)) from None
     finally:
