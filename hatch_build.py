@@ -25,7 +25,7 @@ MODULES = {
     "index": "chains runs",
     "replay": "arrivals fleet gaps recorder shared timeline worker",
     "router": "active cost inputs memory overlaps record router tree",
-    "tiers": "ahead depot inward offload outward path pending piece site store",
+    "tiers": "cleaner copies linked_tier loader offload pages path state store storer worker_link",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""
 

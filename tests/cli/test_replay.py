@@ -57,7 +57,7 @@ def test_flags_file_and_set_come_together(tmp_path: Path) -> None:
     assert config["router"]["policy"] == "kv" and config["router"]["temperature"] == 0.5
     assert config["event_lag"] == 50_000_000 and config["seed"] == 7
     kind = config["workers"][0]
-    assert kind["count"] == 3 and kind["engine"]["tiers"]["host"]["link"]["outward"]["first_byte_ns"] == 1_000_000
+    assert kind["count"] == 3 and kind["engine"]["tiers"]["tiers"][0]["link"]["outward"]["first_byte_ns"] == 1_000_000
 
 
 def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:

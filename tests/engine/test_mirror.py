@@ -28,7 +28,7 @@ LINK = LinkConfig(outward=LANE, inward=LANE, duplex_bandwidth=3_000_000_000)
 FULL = GroupSpec(block_size=16)
 WINDOW = GroupSpec(kind="sliding_window", block_size=16, window=128)
 STATE = GroupSpec(kind="mamba", mode="align", block_size=16)
-TIERS = OffloadConfig(host=TierConfig(num_blocks=700, link=LINK), storage=TierConfig(num_blocks=1500, link=LINK))
+TIERS = OffloadConfig(tiers=(TierConfig(num_blocks=700, link=LINK), TierConfig(num_blocks=1500, link=LINK)))
 
 
 def engine(*groups: GroupSpec, blocks: int = 500, **options: object) -> EngineConfig:
@@ -52,7 +52,7 @@ CONFIGS = {
         FULL,
         bytes_per_block=1 << 18,
         tiers=OffloadConfig(
-            host=TierConfig(num_blocks=300, link=LINK), blocks_per_chunk=4, policy="write_through_generated"
+            tiers=(TierConfig(num_blocks=300, link=LINK),), blocks_per_chunk=4, policy="write_through_generated"
         ),
     ),
 }

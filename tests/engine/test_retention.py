@@ -26,7 +26,7 @@ def config(device: str = "lru", host: str | None = None) -> EngineConfig:
     tiers = None
     if host is not None:
         tiers = OffloadConfig(
-            host=TierConfig(num_blocks=200, link=LINK, eviction=host), storage=TierConfig(num_blocks=900, link=LINK)
+            tiers=(TierConfig(num_blocks=200, link=LINK, eviction=host), TierConfig(num_blocks=900, link=LINK))
         )
     return EngineConfig(
         groups=(GroupSpec(block_size=16),),
@@ -90,12 +90,12 @@ def test_in_the_host_a_copy_is_kept_as_long_as_its_source():
     core = make_core(engine)
     drive(core, rows(9)[:-1], make_job=kept_job(tuple(keep)))
     keys = TraceChain((1,), 512, 512, 16, 0).keys
-    assert core.offload.host.resident(0, keys, 32) == [(0, 16)]
-    assert core.offload.storage.resident(0, keys, 32) == [(0, 32)]
+    assert core.offload.tiers[0].store.resident(0, keys, 32) == [(0, 16)]
+    assert core.offload.tiers[1].store.resident(0, keys, 32) == [(0, 32)]
 
     core = make_core(engine)
     drive(core, rows(9)[:-1])
-    assert not core.offload.host.resident(0, keys, 32)
+    assert not core.offload.tiers[0].store.resident(0, keys, 32)
 
 
 def test_an_order_that_goes_by_age_alone_refuses_retention():

@@ -220,17 +220,23 @@ def test_real_tokens_are_hit_by_others():
         ({"speculative": SpeculativeConfig(num_speculative_tokens=9)}, "acceptance_rates"),
         ({"scheduling_policy": "priority", "preemption_mode": "oldest"}, "preemption_mode"),
         ({"bytes_per_block": 0}, "bytes_per_block"),
-        ({"tiers": OffloadConfig(host=TierConfig(num_blocks=5))}, "bytes_per_block"),
+        ({"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),))}, "bytes_per_block"),
         (
             {
-                "tiers": OffloadConfig(host=TierConfig(num_blocks=5)),
+                "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)),
                 "bytes_per_block": 1,
                 "enable_prefix_caching": False,
             },
             "enable_prefix_caching",
         ),
-        ({"tiers": OffloadConfig(host=TierConfig(num_blocks=5)), "bytes_per_block": 1, "backend": "sglang"}, "sglang"),
-        ({"tiers": OffloadConfig(host=TierConfig(num_blocks=5)), "bytes_per_block": 1, "backend": "trtllm"}, "trtllm"),
+        (
+            {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "sglang"},
+            "sglang",
+        ),
+        (
+            {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "trtllm"},
+            "trtllm",
+        ),
         ({"timing": FixedTiming(prefill_ms=-1, decode_ms=1)}, "prefill_ms"),
     ],
 )

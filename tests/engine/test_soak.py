@@ -32,7 +32,7 @@ CONFIGS = {
         max_num_batched_tokens=1024,
         speculative=SpeculativeConfig(num_speculative_tokens=3, acceptance_rates=(0.8, 0.6, 0.4)),
         bytes_per_block=1 << 18,
-        tiers=OffloadConfig(host=TierConfig(num_blocks=900, link=LINK), storage=TierConfig(num_blocks=2500, link=LINK)),
+        tiers=OffloadConfig(tiers=(TierConfig(num_blocks=900, link=LINK), TierConfig(num_blocks=2500, link=LINK))),
     ),
     "generated too": EngineConfig(
         groups=(
@@ -45,7 +45,7 @@ CONFIGS = {
         scheduler_reserve_full_isl=False,
         speculative=SpeculativeConfig(num_speculative_tokens=2),
         bytes_per_block=1 << 18,
-        tiers=OffloadConfig(host=TierConfig(num_blocks=700, link=LINK), policy="write_through_generated"),
+        tiers=OffloadConfig(tiers=(TierConfig(num_blocks=700, link=LINK),), policy="write_through_generated"),
     ),
 }
 
@@ -91,12 +91,12 @@ def soak(config: EngineConfig, count: int, seed: int) -> Watch:
     jobs = drive(core, rows(count, seed))
     ended = [name for name, *_ in watch.of("ended")]
     assert sorted(ended) == sorted(job.id for job in jobs), "each leaves exactly once (I9)"
-    pool, host = core.scheduler.manager.pool, core.offload.host
+    pool, host = core.scheduler.manager.pool, core.offload.tiers[0].store
     assert pool.free == pool.num_blocks - 1 and host.pool.free == host.num_pages, "nothing is held any more (I2)"
     mirrored = {key: set(value) for key, value in watch.mirror.held.items() if value}
     assert mirrored == held_by(core), "the mirror is the map (I4)"
     counters = core.offload.counters
-    assert counters.stores.landed > count // 10 and counters.loads.landed > count // 50
+    assert counters.tiers[0].stores.landed > count // 10 and counters.tiers[0].loads.landed > count // 50
     assert watch.of("preempted") and watch.of("loading")
     return watch
 

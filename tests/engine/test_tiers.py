@@ -28,7 +28,7 @@ def link(gbps: float, discipline: str = "fair", latency: int = 0) -> LinkConfig:
 
 
 def host(blocks: int, gbps: float = 32, **options) -> OffloadConfig:
-    return OffloadConfig(host=TierConfig(num_blocks=blocks, link=link(gbps)), **options)
+    return OffloadConfig(tiers=(TierConfig(num_blocks=blocks, link=link(gbps)),), **options)
 
 
 POLICIES = [
@@ -48,7 +48,7 @@ POLICIES = [
 def test_the_third_request_finds_four_blocks_on_the_device_and_the_rest_on_the_host(plans):
     """The sixth micro-scenario: 12 blocks of 8 MiB over 32 GB/s, then a prefill of 64 tokens."""
     tiers = OffloadConfig(
-        host=TierConfig(num_blocks=1000, link=link(32, "fifo")),
+        tiers=(TierConfig(num_blocks=1000, link=link(32, "fifo")),),
         last_block="recompute-block",  # as the peer does
     )
     config = EngineConfig(num_gpu_blocks=20, block_size=64, bytes_per_block=8 << 20, tiers=tiers)
@@ -72,7 +72,8 @@ def tiered(draw):
     gbps = draw(st.sampled_from([0.02, 0.5, 32]))
     tiers = host(draw(st.sampled_from([20, 80, 400])), gbps, **options)
     if draw(st.booleans()) and options.get("policy") != "on_eviction":
-        tiers = replace(tiers, storage=TierConfig(num_blocks=300, link=link(0.1, "fifo", 100_000)))
+        storage = TierConfig(num_blocks=300, link=link(0.1, "fifo", 100_000))
+        tiers = replace(tiers, tiers=(*tiers.tiers, storage))
     return replace(config, tiers=tiers, bytes_per_block=1 << 16)
 
 
@@ -96,8 +97,10 @@ def shared_rows(seed: int, count: int = 40) -> list[Row]:
 
 def sharing(host_scope: str, block_bytes: int, **options) -> EngineConfig:
     tiers = OffloadConfig(
-        host=TierConfig(num_blocks=64, scope=host_scope, link=link(20)),
-        storage=TierConfig(num_blocks=200, scope="shared", link=link(4, latency=100_000)),
+        tiers=(
+            TierConfig(num_blocks=64, scope=host_scope, link=link(20)),
+            TierConfig(num_blocks=200, scope="shared", link=link(4, latency=100_000)),
+        ),
         **options,
     )
     return EngineConfig(num_gpu_blocks=60, block_size=16, bytes_per_block=block_bytes, max_num_seqs=4, tiers=tiers)
@@ -159,8 +162,10 @@ def test_ranks_stay_in_step_when_a_shared_tier_cuts_their_plans(gbps):
     seen = []
     wire = LinkConfig() if gbps is None else link(gbps)
     tiers = OffloadConfig(
-        host=TierConfig(num_blocks=100, scope="shared", link=wire),
-        storage=TierConfig(num_blocks=300, scope="shared", link=wire),
+        tiers=(
+            TierConfig(num_blocks=100, scope="shared", link=wire),
+            TierConfig(num_blocks=300, scope="shared", link=wire),
+        ),
         policy="write_through_generated",
     )
     config = EngineConfig(
@@ -185,7 +190,7 @@ def test_ranks_stay_in_step_when_a_shared_tier_cuts_their_plans(gbps):
 @pytest.mark.source
 def test_trimming_closes_the_plans_of_all_ranks_or_none():
     """A rank that waits has the plan of another closed, at the very instant at which a pass of it was carried out."""
-    tiers = OffloadConfig(host=TierConfig(num_blocks=100, scope="shared", link=link(1)))
+    tiers = OffloadConfig(tiers=(TierConfig(num_blocks=100, scope="shared", link=link(1)),))
     config = EngineConfig(
         num_gpu_blocks=60,
         block_size=16,
@@ -244,9 +249,7 @@ def test_what_a_load_takes_must_be_clean_too():
 
 
 def test_waiting_for_storage_is_waiting_for_a_load():
-    tiers = OffloadConfig(
-        host=TierConfig(num_blocks=60, link=link(20)), storage=TierConfig(num_blocks=400, link=link(1))
-    )
+    tiers = OffloadConfig(tiers=(TierConfig(num_blocks=60, link=link(20)), TierConfig(num_blocks=400, link=link(1))))
     config = EngineConfig(num_gpu_blocks=50, block_size=16, bytes_per_block=8 << 20, tiers=tiers)
     second = 10**9
     rows = [Row(2 * at * second, 640, 2, (family, 10 + family)) for at, family in enumerate((1, 2, 3, 1))]

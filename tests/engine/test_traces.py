@@ -22,7 +22,7 @@ LINK = LinkConfig(outward=LANE, inward=LANE)
 BLOCK = 64
 BYTES = 131_072 * BLOCK
 
-TIERS = OffloadConfig(host=TierConfig(num_blocks=6000, link=LINK))
+TIERS = OffloadConfig(tiers=(TierConfig(num_blocks=6000, link=LINK),))
 HYBRID = (
     GroupSpec(kind="full", block_size=BLOCK),
     GroupSpec(kind="sliding_window", block_size=BLOCK, window=1024),
@@ -96,8 +96,7 @@ SHARING = EngineConfig(
     block_size=BLOCK,
     bytes_per_block=BYTES,
     tiers=OffloadConfig(
-        host=TierConfig(num_blocks=1500, link=LINK),
-        storage=TierConfig(num_blocks=8000, link=LINK, scope="shared"),
+        tiers=(TierConfig(num_blocks=1500, link=LINK), TierConfig(num_blocks=8000, link=LINK, scope="shared")),
     ),
 )
 

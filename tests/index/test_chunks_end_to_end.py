@@ -53,7 +53,7 @@ def make(dedup: bool, host_blocks: int):
         block_size=BLOCK,
         bytes_per_block=1 << 16,
         tiers=OffloadConfig(
-            host=TierConfig(num_blocks=host_blocks, link=LinkConfig(outward=LANE, inward=LANE)), blocks_per_chunk=2
+            tiers=(TierConfig(num_blocks=host_blocks, link=LinkConfig(outward=LANE, inward=LANE)),), blocks_per_chunk=2
         ),
     )
     return make_core(config, watcher=wire, events=True, with_tokens=True), wire

@@ -48,7 +48,7 @@ def test_every_field_of_a_config_has_a_setting() -> None:
         "retention_interval",  # of state groups, part of a model
     }
     below = set(OffloadConfig.__struct_fields__) - set(OF_TIERS)
-    assert below == {"host", "storage", "policy", "events"}
+    assert below == {"tiers", "policy", "events"}
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,22 @@ def test_every_field_of_a_config_has_a_setting() -> None:
     [("20k", 20_000), ("1.5m", 1_500_000), ("500", 500), (500, 500), (20_000.0, 20_000), ("1_000", 1000), ("2K", 2000)],
 )
 def test_counts(text: object, value: int) -> None:
-    assert tiers(host_blocks=text).host.num_blocks == value
+    assert tiers(host_blocks=text).tiers[0].num_blocks == value
 
 
 def test_sizes_times_and_speeds() -> None:
-    assert tiers(host_bytes="2GiB").host.bytes == 2**31
-    assert tiers(host_bytes=2**31).host.bytes == 2**31
+    assert tiers(host_bytes="2GiB").tiers[0].bytes == 2**31
+    assert tiers(host_bytes=2**31).tiers[0].bytes == 2**31
     assert make_config({"event_lag": "50ms"}).event_lag == 50_000_000
     assert make_config({"event_lag": "1.5s"}).event_lag == 1_500_000_000
     assert make_config({"event_lag": 0}).event_lag == 0
-    link = tiers(host_blocks=9, host_bandwidth="32/24.5", host_latency="10us").host.link
+    link = tiers(host_blocks=9, host_bandwidth="32/24.5", host_latency="10us").tiers[0].link
     assert (link.outward.bandwidth, link.inward.bandwidth) == (32 * 10**9, 24_500_000_000)
     assert link.outward.first_byte_ns == link.inward.first_byte_ns == 10_000
-    assert tiers(host_blocks=9).host.link.inward.bandwidth == 32 * 10**9
-    assert tiers(host_blocks=9, host_bandwidth="unlimited").host.link.outward.bandwidth is None
-    assert tiers(host_blocks=9, host_bandwidth=16).host.link.outward.bandwidth == 16 * 10**9
-    assert tiers(host_blocks=9, link="h200").host.link.duplex_bandwidth == 70 * 10**9
+    assert tiers(host_blocks=9).tiers[0].link.inward.bandwidth == 32 * 10**9
+    assert tiers(host_blocks=9, host_bandwidth="unlimited").tiers[0].link.outward.bandwidth is None
+    assert tiers(host_blocks=9, host_bandwidth=16).tiers[0].link.outward.bandwidth == 16 * 10**9
+    assert tiers(host_blocks=9, link="h200").tiers[0].link.duplex_bandwidth == 70 * 10**9
 
 
 def test_a_block_takes_what_its_tokens_take() -> None:
@@ -91,9 +91,14 @@ def test_a_model_brings_groups_bytes_and_blocks() -> None:
 def test_tiers_below() -> None:
     shared = {"storage_blocks": "1k", "storage_scope": "shared", "shared_bandwidth": "40"}
     both = tiers(host_blocks=100, min_uses=3, offload_policy="after_hits", **shared)
-    assert both.storage is not None and both.storage.scope == "shared" and both.min_uses == 3
-    lane = both.storage.link.inward
+    _, storage = both.tiers
+    assert storage.scope == "shared" and both.min_uses == 3
+    lane = storage.link.inward
     assert (lane.client_bandwidth, lane.bandwidth, lane.first_byte_ns) == (10 * 10**9, 40 * 10**9, 100_000)
+    *_, remote = tiers(host_blocks=100, storage_blocks=200, remote_blocks="3k", remote_latency="2ms").tiers
+    assert remote.num_blocks == 3000 and remote.link.inward.first_byte_ns == 2_000_000
+    with pytest.raises(KvyardError, match="remote stands behind storage: say storage_blocks or storage_bytes"):
+        engine(host_blocks=100, remote_blocks=5)
     assert engine(host_blocks=0).tiers is None
     assert engine(host_blocks=0, host_bandwidth=3).tiers is None, "as a point of a sweep"
 

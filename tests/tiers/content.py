@@ -15,8 +15,9 @@ from tests.tiers.support import BLOCK
 from kvyard.blocks import GroupSpec
 from kvyard.events import Batcher, Mirror
 from kvyard.events.types import Tier
-from kvyard.tiers import Copy, Kind, Offload, OffloadConfig, Step, Timeline
-from kvyard.tiers.depot import Depot
+from kvyard.tiers import Copy, LoadStep, Offload, OffloadConfig, Timeline
+from kvyard.tiers.linked_tier import LinkedTier
+from kvyard.tiers.links import Direction
 
 Page = list[dict[int, Cell]]
 
@@ -42,12 +43,12 @@ class TieredEngine(Engine):
         self.mirror = Mirror()
         self.now = 0
         self.pages: dict[Tier, dict[int, Page]] = {}
-        for depot in self.offload.depots:
-            tier = depot.store.tier
-            shared = pages is not None and tier in pages
-            self.pages[tier] = pages[tier] if shared and pages is not None else {}
+        for tier in self.offload.tiers:
+            level = tier.store.tier
+            shared = pages is not None and level in pages
+            self.pages[level] = pages[level] if shared and pages is not None else {}
             if not shared:
-                depot.watch = self.moved
+                tier.watch = self.moved
 
     # -- what a copy moves --------------------------------------------------------------------------------------------
 
@@ -55,14 +56,14 @@ class TieredEngine(Engine):
         """A copy of this worker lands."""
         chunk = self.offload.layout.chunk
         for at, piece in enumerate(copy.pieces):
-            far_tier = Tier.G2 if copy.kind in (Kind.STORE, Kind.LOAD) else Tier.G3
+            near_tier, far_tier = Tier(copy.level + 1), Tier(copy.level + 2)
             far = [page for extent in copy.far[at] for page in extent.ids]
-            if copy.kind is Kind.STORE:
+            if copy.level == 0 and copy.direction == Direction.OUT:
                 blocks = [block for extent in copy.near[at] for block in extent.ids]
                 for index, page in enumerate(far):
                     held = blocks[index * chunk : (index + 1) * chunk]
                     self.pages[far_tier][page] = [dict(self.memory[block]) for block in held]
-            elif copy.kind is Kind.LOAD:
+            elif copy.level == 0:
                 content = [cells for page in far for cells in self.pages[far_tier][page]]
                 first = copy.first_block[at]
                 stop = copy.tokens // self.manager.groups[piece.group].block_size
@@ -74,7 +75,9 @@ class TieredEngine(Engine):
                     self.memory[block] = dict(cells)
             else:
                 near = [page for extent in copy.near[at] for page in extent.ids]
-                ways = (near, far, Tier.G2, Tier.G3) if copy.kind is Kind.SPILL else (far, near, Tier.G3, Tier.G2)
+                ways = (near, far, near_tier, far_tier)
+                if copy.direction == Direction.IN:
+                    ways = (far, near, far_tier, near_tier)
                 for source, target in zip(ways[0], ways[1], strict=True):
                     self.pages[ways[3]][target] = [dict(cells) for cells in self.pages[ways[2]][source]]
 
@@ -85,12 +88,12 @@ class TieredEngine(Engine):
         for request in self.offload.tick(now):
             del self.loading[request.id]
 
-    def onboard(self, job: Job) -> Step:
+    def onboard(self, job: Job) -> LoadStep:
         request = job.request
         hit = self.manager.lookup(request)
         self.verify_hit(job, hit)
         outcome = self.offload.onboard(request, hit, self.now)
-        if outcome.step is Step.STARTED:
+        if outcome.step is LoadStep.STARTED:
             self.jobs[request.id] = self.waiting.pop(request.id)
             self.loading[request.id] = (hit.tokens, hit.tokens + outcome.tokens)
             self.run_copies()
@@ -119,23 +122,23 @@ class TieredEngine(Engine):
 
     def verify(self) -> None:
         super().verify()
-        for depot in self.offload.depots:
-            self.verify_pages(depot)
+        for tier in self.offload.tiers:
+            self.verify_pages(tier)
         batch = self.batcher.end_iteration(self.now)
         if batch is not None:
             self.mirror.apply(batch.events)
 
-    def verify_pages(self, depot: Depot) -> None:
+    def verify_pages(self, tier: LinkedTier) -> None:
         """Every name in a lower tier's maps tells the truth about its page."""
-        tier = depot.store.tier
-        for index, key, page in depot.store.pool.cached_blocks():
+        level = tier.store.tier
+        for index, key, page in tier.store.pool.cached_blocks():
             tokens, digest = self.texts[index, key]
             group = self.manager.groups[index]
             offset = 0 if group.spec.is_state else group.block_size - 1
-            content = self.pages[tier].get(page)
+            content = self.pages[level].get(page)
             found = content[-1].get(offset) if content else None
             if found != (index, tokens, digest):
-                raise Corrupted(f"{tier.name} page {page} of group {index} holds {found}, not {tokens} tokens")
+                raise Corrupted(f"{level.name} page {page} of group {index} holds {found}, not {tokens} tokens")
 
 
 class TieredTraffic(Traffic):
@@ -177,7 +180,7 @@ class TieredTraffic(Traffic):
         if job.request.num_computed_tokens == 0 and not job.request.tables:
             step = engine.onboard(job)
             self.done[step.value] += 1
-            if step is not Step.NOTHING:
+            if step is not LoadStep.NOTHING:
                 return
         needed = -(-len(job.tokens) // min(group.block_size for group in engine.manager.groups))
         if engine.offload.make_clean(needed * len(engine.manager.groups), engine.now) is not None:

@@ -10,7 +10,7 @@ from tests.blocks.support import make
 from kvyard.blocks import BlockManager, GroupSpec, Request
 from kvyard.events import Batcher, Mirror
 from kvyard.events.types import Tier
-from kvyard.tiers import Offload, OffloadConfig, Outcome, TierConfig, Timeline
+from kvyard.tiers import LoadAnswer, Offload, OffloadConfig, TierConfig, Timeline
 from kvyard.tiers.links import LaneConfig, LinkConfig
 
 BLOCK = 1000
@@ -23,14 +23,16 @@ def link(bandwidth: int = 10**9, latency: int = 0, discipline: str = "fifo", **k
     return LinkConfig(discipline=discipline, outward=lane, inward=lane, **keys)
 
 
-def tiers(host: int = 100, storage: int | None = None, **keys: Any) -> OffloadConfig:
-    host_keys = keys.pop("host_keys", {})
-    storage_keys = keys.pop("storage_keys", {})
-    return OffloadConfig(
-        host=TierConfig(num_blocks=host, **{"link": link(), **host_keys}),
-        storage=TierConfig(num_blocks=storage, **{"link": link(), **storage_keys}) if storage is not None else None,
-        **keys,
-    )
+def tiers(host: int = 100, storage: int | None = None, remote: int | None = None, **keys: Any) -> OffloadConfig:
+    """Tiers of so many blocks; ``host_keys``, ``storage_keys`` and ``remote_keys`` say more of each."""
+    sizes = {"host": host, "storage": storage, "remote": remote}
+    more = {name: keys.pop(f"{name}_keys", {}) for name in sizes}
+    found = [
+        TierConfig(num_blocks=size, **{"link": link(), **more[name]})
+        for name, size in sizes.items()
+        if size is not None
+    ]
+    return OffloadConfig(tiers=tuple(found), **keys)
 
 
 class Worker:
@@ -92,7 +94,7 @@ class Worker:
             self.tick(at)
         return now
 
-    def onboard(self, request: Request, now: int, **terms: Any) -> Outcome:
+    def onboard(self, request: Request, now: int, **terms: Any) -> LoadAnswer:
         self.manager.begin_step()
         outcome = self.offload.onboard(request, self.manager.lookup(request), now, **terms)
         self.check()
@@ -120,14 +122,9 @@ class Worker:
 def held_by(manager: BlockManager, offload: Offload) -> dict[Any, set[Any]]:
     """What the maps of the worker's own tiers hold, by (group, tier)."""
     found: dict[Any, set[Any]] = {}
-    shared = offload.timeline is not None
-    for tier, store in ((Tier.G1, None), (Tier.G2, offload.host), (Tier.G3, offload.storage)):
-        if tier is Tier.G1:
-            cached = manager.pool.cached_blocks()
-        elif store is None or (shared and getattr(offload.config, ["host", "storage"][tier - 2]).scope == "shared"):
-            continue
-        else:
-            cached = store.pool.cached_blocks()
-        for group, key, _ in cached:
+    cached = {Tier.G1: manager.pool.cached_blocks()}
+    cached |= {tier.store.tier: tier.store.pool.cached_blocks() for tier in offload.tiers if not tier.shared}
+    for tier, blocks in cached.items():
+        for group, key, _ in blocks:
             found.setdefault((group, tier), set()).add(key)
     return found

@@ -12,7 +12,7 @@ from kvyard.blocks import GroupSpec
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import EventBatch, Removed, Stored, Tier
 from kvyard.hashing import Key
-from kvyard.tiers import Step
+from kvyard.tiers import LoadStep
 
 
 class ChunkWorker(Worker):
@@ -58,7 +58,7 @@ def test_overlapping_chunks_are_announced_twice_and_removed_twice() -> None:
     worker, hashes = pair()
     held = counts(worker.events)
     assert [held[key] for key in hashes] == [1, 1, 1, 1, 2, 2, 1, 1]
-    assert worker.offload.counters.stores.blocks == 12 and worker.offload.host.used == 3
+    assert worker.offload.counters.tiers[0].stores.blocks == 12 and worker.offload.tiers[0].store.used == 3
     # Three chunks are all there is room for. The next one takes the place of the oldest, a's second.
     worker.run("c", range(300, 317), now=100_000)
     worker.settle()
@@ -90,14 +90,14 @@ def test_only_whole_chunks_are_stored_and_loaded() -> None:
     worker = ChunkWorker(tiers(blocks_per_chunk=4))
     worker.finish(worker.run("a", range(45), now=0), 1)  # eleven blocks: two chunks
     worker.settle()
-    assert worker.offload.counters.stores.blocks == 8
+    assert worker.offload.counters.tiers[0].stores.blocks == 8
     worker.evict_all()
     worker.finish(worker.run("b", range(21), now=100_000), 100_001)  # five blocks on the device: a chunk and one more
     again = worker.make("c", range(45))
     outcome = worker.onboard(again, 200_000)
-    assert (outcome.step, outcome.tokens) == (Step.STARTED, 12)
+    assert (outcome.step, outcome.tokens) == (LoadStep.STARTED, 12)
     worker.settle()
-    assert worker.offload.counters.loads.bytes == 3 * BLOCK  # the rest of the second chunk
+    assert worker.offload.counters.tiers[0].loads.bytes == 3 * BLOCK  # the rest of the second chunk
     assert again.num_computed_tokens == 32
 
 

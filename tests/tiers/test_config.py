@@ -54,22 +54,25 @@ def test_contradictions(keys: dict[str, Any], message: str) -> None:
 
 def test_from_a_file() -> None:
     config = parse_offload_config(
-        {"host": {"bytes": 10_000, "link": "h200"}, "storage": {"num_blocks": 5, "link": {"discipline": "fifo"}}}
+        {"tiers": [{"bytes": 10_000, "link": "h200"}, {"num_blocks": 5, "link": {"discipline": "fifo"}}]}
     )
-    assert config.host.link == PRESETS["h200"] and config.storage is not None
-    assert config.storage.link.discipline == "fifo"
-    assert config.host.capacity(3000) == 3
+    host, storage = config.tiers
+    assert host.link == PRESETS["h200"] and storage.link.discipline == "fifo"
+    assert host.capacity(3000) == 3
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"host": {"num_blocks": 1}, "polizy": "x"}, "unknown field `polizy`"),
-        ({"host": {"num_blocks": 1, "speed": 3}}, "unknown field `speed`"),
-        ({"host": {"num_blocks": "many"}}, "Expected `int"),
-        ({"host": {"num_blocks": 1, "link": "string"}}, "unknown link preset 'string'"),
-        ({"host": {"num_blocks": 1}, "policy": "never"}, "unknown policy 'never'"),
-        ({}, "missing required field `host`"),
+        ({"tiers": [{"num_blocks": 1}], "polizy": "x"}, "unknown field `polizy`"),
+        ({"tiers": [{"num_blocks": 1, "speed": 3}]}, "unknown field `speed`"),
+        ({"tiers": [{"num_blocks": "many"}]}, "Expected `int"),
+        ({"tiers": [{"num_blocks": 1, "link": "string"}]}, "unknown link preset 'string'"),
+        ({"tiers": [{"num_blocks": 1}], "policy": "never"}, "unknown policy 'never'"),
+        ({}, "missing required field `tiers`"),
+        ({"tiers": []}, "tiers must be 1 to 3"),
+        ({"tiers": [{"num_blocks": 1}] * 4}, "tiers must be 1 to 3"),
+        ({"tiers": 3}, "Expected `array`"),
     ],
 )
 def test_bad_files(raw: dict[str, Any], message: str) -> None:
@@ -87,7 +90,7 @@ def test_what_a_manager_cannot_have() -> None:
     with pytest.raises(ConfigError, match="block_bytes must be"):
         build(tiers(), block_bytes=0)
     with pytest.raises(ConfigError, match="doesn't hold a single block of 100 bytes"):
-        build(OffloadConfig(host=TierConfig(bytes=99)))
+        build(OffloadConfig(tiers=(TierConfig(bytes=99),)))
     with pytest.raises(ConfigError, match="shared tiers need a Timeline"):
         build(tiers(host_keys={"scope": "shared"}))
     with pytest.raises(ConfigError, match="a Timeline is for shared tiers"):
@@ -95,7 +98,7 @@ def test_what_a_manager_cannot_have() -> None:
 
 
 def test_capacity_in_bytes() -> None:
-    assert build(OffloadConfig(host=TierConfig(bytes=999))).host.num_pages == 9
+    assert build(OffloadConfig(tiers=(TierConfig(bytes=999),))).tiers[0].store.num_pages == 9
 
 
 def test_every_policy_is_known_by_its_name() -> None:

@@ -10,7 +10,7 @@ from tests.tiers.support import BLOCK, Worker, link, tiers
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.limits import ENDLESS
 from kvyard.events.types import Tier
-from kvyard.tiers import Step
+from kvyard.tiers import LoadStep
 
 
 def test_out_and_back_in() -> None:
@@ -27,7 +27,7 @@ def test_out_and_back_in() -> None:
 
     again = worker.make("b", range(41))
     outcome = worker.onboard(again, 20_000)
-    assert (outcome.step, outcome.tokens, outcome.deadline) == (Step.STARTED, 40, 30_000)
+    assert (outcome.step, outcome.tokens, outcome.deadline) == (LoadStep.STARTED, 40, 30_000)
     assert worker.held(Tier.G1) == 0 and again.num_computed_tokens == 0
     assert worker.tick(29_999) == []
     assert worker.tick(30_000) == [again]
@@ -35,7 +35,12 @@ def test_out_and_back_in() -> None:
     worker.compute(again, 31_000)
     worker.finish(again, 32_000)
     counters = worker.offload.counters
-    assert (counters.stores.blocks, counters.loads.blocks, counters.hits, counters.hit_tokens) == (10, 10, 1, 40)
+    assert (counters.tiers[0].stores.blocks, counters.tiers[0].loads.blocks, counters.hits, counters.hit_tokens) == (
+        10,
+        10,
+        1,
+        40,
+    )
     assert worker.offload.earliest_deadline() is None
 
 
@@ -44,11 +49,11 @@ def test_only_what_is_missing_is_stored() -> None:
     worker.run("a", range(41), now=0)
     worker.settle()
     worker.run("b", [*range(20), *range(100, 121)], now=20_000)  # shares five blocks, has five of its own
-    assert worker.offload.counters.stores.submitted == 2
+    assert worker.offload.counters.tiers[0].stores.submitted == 2
     worker.settle()
-    assert worker.offload.counters.stores.blocks == 15
+    assert worker.offload.counters.tiers[0].stores.blocks == 15
     worker.run("c", range(41), now=60_000)
-    assert worker.offload.counters.stores.submitted == 2
+    assert worker.offload.counters.tiers[0].stores.submitted == 2
 
 
 def test_a_prompt_in_chunks_is_stored_chunk_by_chunk_and_once() -> None:
@@ -56,8 +61,8 @@ def test_a_prompt_in_chunks_is_stored_chunk_by_chunk_and_once() -> None:
     request = worker.make("a", range(60))
     for now, new in ((0, 18), (1_000, 10), (2_000, 32)):
         worker.compute(request, now, new)
-    assert [worker.offload.counters.stores.submitted, worker.settle()] == [3, 15_000]
-    assert worker.held(Tier.G2) == 15 == worker.offload.counters.stores.blocks
+    assert [worker.offload.counters.tiers[0].stores.submitted, worker.settle()] == [3, 15_000]
+    assert worker.held(Tier.G2) == 15 == worker.offload.counters.tiers[0].stores.blocks
     assert worker.offload.quiet_until(request) == ENDLESS
 
 
@@ -87,7 +92,7 @@ def test_contention_changes_when_copies_land(discipline: str) -> None:
     both.run("b", range(100, 141), now=0)
     first = both.offload.earliest_deadline()
     assert (first, both.settle()) == ((10_000, 20_000) if discipline == "fifo" else (20_000, 20_000))
-    assert both.offload.counters.stores.queued_ns == (10_000 if discipline == "fifo" else 20_000)
+    assert both.offload.counters.tiers[0].stores.queued_ns == (10_000 if discipline == "fifo" else 20_000)
 
 
 def test_slots_stay_out_of_the_pool_until_the_copy_ends() -> None:
@@ -108,11 +113,11 @@ def test_a_source_can_be_hit_while_it_is_copied() -> None:
     worker.finish(worker.run("a", range(41), now=0), 100)
     again = worker.make("b", range(41))
     assert worker.manager.lookup(again).tokens == 40
-    assert worker.onboard(again, 200).step is Step.NOTHING  # the device has all of it
+    assert worker.onboard(again, 200).step is LoadStep.NOTHING  # the device has all of it
     worker.compute(again, 300)
     worker.settle()
     worker.finish(again, 20_000)
-    assert worker.offload.counters.stores.blocks == 10
+    assert worker.offload.counters.tiers[0].stores.blocks == 10
 
 
 @pytest.mark.parametrize(
@@ -155,16 +160,16 @@ def prepared(length: int = 41, **keys: Any) -> Worker:
 def test_a_block_that_is_being_loaded_is_not_loaded_twice() -> None:
     worker = prepared()
     one, two = worker.make("one", range(41)), worker.make("two", [*range(24), *range(70, 91)])
-    assert worker.onboard(one, 20_000).step is Step.STARTED
+    assert worker.onboard(one, 20_000).step is LoadStep.STARTED
     waiting = worker.onboard(two, 21_000)
-    assert (waiting.step, waiting.deadline) == (Step.WAITING, 30_000)
+    assert (waiting.step, waiting.deadline) == (LoadStep.WAITING, 30_000)
     assert worker.manager.block_ids(two) == [[]]
-    assert worker.onboard(two, 22_000).step is Step.WAITING
+    assert worker.onboard(two, 22_000).step is LoadStep.WAITING
     assert worker.offload.counters.pending_waits == 1  # asked again before anything happened: the same answer, for free
     assert worker.tick(30_000) == [one]
-    assert worker.onboard(two, 30_000).step is Step.NOTHING
+    assert worker.onboard(two, 30_000).step is LoadStep.NOTHING
     assert worker.manager.lookup(two).tokens == 24
-    assert worker.offload.counters.loads.blocks == 10
+    assert worker.offload.counters.tiers[0].loads.blocks == 10
 
 
 def test_a_load_goes_on_after_what_the_device_has() -> None:
@@ -173,10 +178,10 @@ def test_a_load_goes_on_after_what_the_device_has() -> None:
     again = worker.make("again", range(81))
     assert worker.manager.lookup(again).tokens == 20
     outcome = worker.onboard(again, 300_000)
-    assert (outcome.step, outcome.tokens) == (Step.STARTED, 60)
+    assert (outcome.step, outcome.tokens) == (LoadStep.STARTED, 60)
     worker.settle()
     assert again.num_computed_tokens == 80
-    assert worker.offload.counters.loads.bytes == 15 * BLOCK
+    assert worker.offload.counters.tiers[0].loads.bytes == 15 * BLOCK
 
 
 def test_no_room_on_the_device_is_a_failed_allocation() -> None:
@@ -184,43 +189,43 @@ def test_no_room_on_the_device_is_a_failed_allocation() -> None:
     other = worker.run("other", range(500, 660), now=200_000)  # forty blocks of forty-nine
     again = worker.make("again", range(81))
     before = worker.manager.pool.free
-    assert worker.onboard(again, 300_000).step is Step.NO_ROOM
+    assert worker.onboard(again, 300_000).step is LoadStep.NO_ROOM
     assert worker.manager.pool.free == before and worker.manager.block_ids(again) == [[]]
     worker.settle()
     worker.finish(other, 400_000)
-    assert worker.onboard(again, 400_000).step is Step.STARTED
+    assert worker.onboard(again, 400_000).step is LoadStep.STARTED
 
 
 def test_terms_of_admission_hold_for_loads_too() -> None:
     worker = prepared(81)
     again = worker.make("again", range(250))
-    assert worker.onboard(again, 300_000, must_fit=True).step is Step.NO_ROOM  # 63 blocks never fit into 49
+    assert worker.onboard(again, 300_000, must_fit=True).step is LoadStep.NO_ROOM  # 63 blocks never fit into 49
     small = worker.make("small", range(81))
-    assert worker.onboard(small, 300_000, reserved=40).step is Step.NO_ROOM
-    assert worker.onboard(small, 300_000, reserved=20).step is Step.STARTED
+    assert worker.onboard(small, 300_000, reserved=40).step is LoadStep.NO_ROOM
+    assert worker.onboard(small, 300_000, reserved=20).step is LoadStep.STARTED
 
 
 @pytest.mark.parametrize("how", ["finish", "preempt"])
 def test_a_request_that_goes_while_it_loads_leaks_nothing(how: str) -> None:
     worker = prepared()
     request = worker.make("again", range(41))
-    assert worker.onboard(request, 20_000).step is Step.STARTED
+    assert worker.onboard(request, 20_000).step is LoadStep.STARTED
     worker.offload.forget(request, 25_000)
     getattr(worker.manager, "free" if how == "finish" else "preempt")(request)
     worker.check()
     # The copy can't be called back: its blocks are written until it has landed.
     assert worker.manager.pool.free == 49 - 10
-    assert worker.onboard(worker.make("other", range(41)), 25_000).step is Step.STARTED
+    assert worker.onboard(worker.make("other", range(41)), 25_000).step is LoadStep.STARTED
     assert worker.tick(30_000) == []
     assert worker.manager.pool.free == 49 - 10  # the other's
     assert worker.offload.counters.wasted_loads == 1
     if how == "preempt":
-        assert worker.onboard(request, 30_000).step is Step.WAITING  # its blocks are on the way for the other
+        assert worker.onboard(request, 30_000).step is LoadStep.WAITING  # its blocks are on the way for the other
     assert [ready.id for ready in worker.tick(50_000)] == ["other"]
     worker.finish(worker.manager.requests["other"], 50_000)
     worker.offload.forget(request, 50_000)
     worker.check()
-    assert worker.manager.pool.free == 49 and worker.offload.host.pool.free == 100
+    assert worker.manager.pool.free == 49 and worker.offload.tiers[0].store.pool.free == 100
 
 
 def test_a_request_that_goes_while_it_is_stored_leaks_nothing() -> None:
@@ -233,7 +238,7 @@ def test_a_request_that_goes_while_it_is_stored_leaks_nothing() -> None:
     worker.compute(request, 2_000)  # back again, with its own prefix hit
     worker.finish(request, 3_000)
     worker.settle()
-    assert worker.held(Tier.G2) == 10 and worker.offload.counters.stores.blocks == 10
+    assert worker.held(Tier.G2) == 10 and worker.offload.counters.tiers[0].stores.blocks == 10
     assert worker.manager.pool.free == 49
 
 
@@ -244,13 +249,13 @@ def test_a_cohort_that_finds_no_room_is_asked_again_when_something_lands() -> No
     worker = Worker(tiers(host=12))
     worker.run("a", range(41), now=0)
     second = worker.run("b", range(100, 141), now=100)  # ten more, while ten of twelve are on their way
-    assert worker.offload.counters.stores.submitted == 1 and worker.offload.counters.no_host_room == 1
+    assert worker.offload.counters.tiers[0].stores.submitted == 1 and worker.offload.counters.tiers[0].no_room == 1
     worker.tick(5_000)
-    assert worker.offload.counters.no_host_room == 1  # nobody asks again before something has landed
+    assert worker.offload.counters.tiers[0].no_room == 1  # nobody asks again before something has landed
     worker.tick(10_000)
-    assert worker.offload.counters.stores.submitted == 2
+    assert worker.offload.counters.tiers[0].stores.submitted == 2
     worker.settle()
-    assert worker.held(Tier.G2) == 12 and worker.offload.host.evicted == 8
+    assert worker.held(Tier.G2) == 12 and worker.offload.tiers[0].store.evicted == 8
     assert worker.offload.quiet_until(second) == ENDLESS
 
 
@@ -259,7 +264,7 @@ def test_a_cohort_that_waits_for_room_is_forgotten_with_its_request() -> None:
     worker.run("a", range(41), now=0)
     worker.finish(worker.run("b", range(100, 141), now=100), 200)
     worker.settle()
-    assert worker.offload.counters.stores.submitted == 1
+    assert worker.offload.counters.tiers[0].stores.submitted == 1
 
 
 def test_what_can_never_fit_is_refused_once() -> None:
@@ -268,15 +273,15 @@ def test_what_can_never_fit_is_refused_once() -> None:
     assert worker.offload.counters.refused == 1 and worker.offload.earliest_deadline() is None
     request.append([1])
     worker.compute(request, 1_000, 1)
-    assert worker.offload.counters.refused == 1 and worker.offload.counters.no_host_room == 0
+    assert worker.offload.counters.refused == 1 and worker.offload.counters.tiers[0].no_room == 0
 
 
 def test_what_a_load_reads_is_not_evicted_under_it() -> None:
     worker = prepared(41, host=12)
     again = worker.make("again", range(41))
-    assert worker.onboard(again, 20_000).step is Step.STARTED
+    assert worker.onboard(again, 20_000).step is LoadStep.STARTED
     worker.run("b", range(100, 141), now=20_000)
-    assert worker.offload.counters.no_host_room == 1 and worker.held(Tier.G2) == 10
+    assert worker.offload.counters.tiers[0].no_room == 1 and worker.held(Tier.G2) == 10
     assert worker.tick(30_000) == [again]
     worker.settle()
     assert worker.held(Tier.G2) == 12
@@ -297,16 +302,20 @@ def test_down_to_storage_and_back_through_the_host() -> None:
 
     again = worker.make("again", range(41))
     waiting = worker.onboard(again, 50_000)
-    assert (waiting.step, waiting.deadline) == (Step.WAITING, 58_000)
+    assert (waiting.step, waiting.deadline) == (LoadStep.WAITING, 58_000)
     assert worker.manager.block_ids(again) == [[]]
     assert worker.tick(58_000) == [] and worker.held(Tier.G2) == 12
     started = worker.onboard(again, 58_000)
-    assert (started.step, started.tokens, started.storage_tokens, started.deadline) == (Step.STARTED, 40, 32, 68_000)
+    assert (started.step, started.tokens, started.by_tier, started.deadline) == (LoadStep.STARTED, 40, (8, 32), 68_000)
     assert worker.tick(68_000) == [again]
     counters = worker.offload.counters
-    assert (counters.fetches.blocks, counters.loads.blocks, counters.spills.blocks) == (8, 10, 20)
+    assert (counters.tiers[1].loads.blocks, counters.tiers[0].loads.blocks, counters.tiers[1].stores.blocks) == (
+        8,
+        10,
+        20,
+    )
     worker.finish(again, 70_000)
-    assert worker.offload.host.pool.free == 12
+    assert worker.offload.tiers[0].store.pool.free == 12
 
 
 def test_what_was_fetched_is_kept_for_whom_it_was_fetched() -> None:
@@ -317,14 +326,14 @@ def test_what_was_fetched_is_kept_for_whom_it_was_fetched() -> None:
     worker.settle()
     worker.evict_all()
     again = worker.make("again", range(41))
-    assert worker.onboard(again, 50_000).step is Step.WAITING
+    assert worker.onboard(again, 50_000).step is LoadStep.WAITING
     worker.tick(58_000)
     # Others want to store while it is kept: they wait, or there would be no end to fetching.
     worker.run("c", range(200, 241), now=58_000)
-    assert worker.offload.counters.no_host_room == 1
-    assert worker.onboard(again, 59_000).step is Step.STARTED
+    assert worker.offload.counters.tiers[0].no_room == 1
+    assert worker.onboard(again, 59_000).step is LoadStep.STARTED
     assert worker.settle() > 69_000
-    assert worker.offload.counters.fetches.submitted == 1
+    assert worker.offload.counters.tiers[1].loads.submitted == 1
 
 
 def test_a_request_that_goes_while_it_is_fetched_leaves_a_warm_host() -> None:
@@ -335,11 +344,11 @@ def test_a_request_that_goes_while_it_is_fetched_leaves_a_warm_host() -> None:
     worker.settle()
     worker.evict_all()
     again = worker.make("again", range(41))
-    assert worker.onboard(again, 50_000).step is Step.WAITING
+    assert worker.onboard(again, 50_000).step is LoadStep.WAITING
     worker.finish(again, 55_000)
     worker.settle()
-    assert worker.offload.host.pool.free == 12
-    assert worker.onboard(worker.make("next", range(41)), 60_000).step is Step.STARTED
+    assert worker.offload.tiers[0].store.pool.free == 12
+    assert worker.onboard(worker.make("next", range(41)), 60_000).step is LoadStep.STARTED
 
 
 # -- hybrid models ----------------------------------------------------------------------------------------------------
@@ -354,9 +363,9 @@ def test_each_group_brings_back_what_its_rule_needs() -> None:
     worker.evict_all()
     again = worker.make("again", range(81))
     outcome = worker.onboard(again, 100_000)
-    assert (outcome.step, outcome.tokens) == (Step.STARTED, 80)
+    assert (outcome.step, outcome.tokens) == (LoadStep.STARTED, 80)
     worker.settle()
-    assert worker.offload.counters.loads.blocks == 20 + 3  # ten tokens see nine before them: three blocks
+    assert worker.offload.counters.tiers[0].loads.blocks == 20 + 3  # ten tokens see nine before them: three blocks
     tables = worker.manager.block_ids(again)
     assert [sum(map(bool, table)) for table in tables] == [20, 3]
 
@@ -374,11 +383,11 @@ def test_a_state_comes_back_alone() -> None:
     again = worker.make("again", [*range(60), *range(90, 120)])
     outcome = worker.onboard(again, 100_000)
     assert (outcome.step, outcome.tokens) == (
-        Step.STARTED,
+        LoadStep.STARTED,
         40,
     )  # fifteen blocks are the same, but a state is at ten only
     worker.settle()
-    assert worker.offload.counters.loads.blocks == 10 + 1
+    assert worker.offload.counters.tiers[0].loads.blocks == 10 + 1
     worker.compute(again, 200_000)
     worker.finish(again, 300_000)
 
@@ -389,8 +398,8 @@ def test_a_full_prefix_is_not_enough_where_a_window_is_missing() -> None:
     worker.finish(worker.run("a", range(81), now=0), 1)
     worker.settle()
     worker.evict_all()
-    store = worker.offload.host
+    store = worker.offload.tiers[0].store
     pages = sorted(page for group, _, page in store.pool.cached_blocks() if group == 1)
     store.pool.evict(pages)
     worker.check()
-    assert worker.onboard(worker.make("again", range(81)), 100_000).step is Step.NOTHING
+    assert worker.onboard(worker.make("again", range(81)), 100_000).step is LoadStep.NOTHING

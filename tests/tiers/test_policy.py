@@ -8,7 +8,7 @@ from tests.tiers.support import Worker, tiers
 from kvyard.blocks import Request
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import Tier
-from kvyard.tiers import Step, Timeline
+from kvyard.tiers import LoadStep, Timeline
 
 # -- after hits -------------------------------------------------------------------------------------------------------
 
@@ -61,14 +61,16 @@ def line(worker: Worker) -> list[int]:
 def test_nothing_is_copied_before_it_nears_the_head() -> None:
     worker, _ = idle(5)
     worker.tick(1)  # five unnamed blocks stand in front: the first five of the line are clean
-    assert worker.offload.earliest_deadline() is None and worker.offload.counters.stores.submitted == 0
+    assert worker.offload.earliest_deadline() is None and worker.offload.counters.tiers[0].stores.submitted == 0
 
 
 def test_the_head_is_copied_ahead_and_goes_back_to_the_head() -> None:
     worker, _ = idle(8)
     before = line(worker)
     worker.tick(1)
-    assert worker.offload.counters.stores.submitted == 1 and worker.manager.pool.free == 12  # three are out of the line
+    assert (
+        worker.offload.counters.tiers[0].stores.submitted == 1 and worker.manager.pool.free == 12
+    )  # three are out of the line
     assert line(worker) == before[:5] + before[8:]
     worker.tick(3_000)
     assert worker.manager.pool.free == 12
@@ -93,7 +95,9 @@ def test_who_reaches_an_uncopied_head_waits_for_it() -> None:
     assert worker.offload.counters.dropped_blocks == 0 and worker.held(Tier.G2) >= 4
     again = worker.make("again", range(41))
     assert worker.manager.lookup(again).tokens == 24
-    assert worker.offload.host.resident(0, again.chain.keys, 10)[-1][1] == 10  # what was given up is in the host
+    assert (
+        worker.offload.tiers[0].store.resident(0, again.chain.keys, 10)[-1][1] == 10
+    )  # what was given up is in the host
 
 
 def test_or_drops_it() -> None:
@@ -156,7 +160,7 @@ def test_two_copies_of_a_block_are_copied_once() -> None:
         worker.finish(request, 1)
     worker.tick(2)
     worker.settle()
-    assert worker.offload.counters.stores.blocks == 4 and worker.manager.pool.free == 30
+    assert worker.offload.counters.tiers[0].stores.blocks == 4 and worker.manager.pool.free == 30
 
 
 def test_the_prefix_of_a_block_is_known_though_its_request_has_gone() -> None:
@@ -174,7 +178,7 @@ def test_the_prefix_of_a_block_is_known_though_its_request_has_gone() -> None:
     worker.evict_all()
     again = worker.make("again", [*text[:904], *[ord("y")] * 30])
     outcome = worker.onboard(again, 10**9)
-    assert (outcome.step, outcome.tokens) == (Step.STARTED, 932)
+    assert (outcome.step, outcome.tokens) == (LoadStep.STARTED, 932)
 
 
 def test_more_ahead_than_the_host_holds_is_refused() -> None:
@@ -197,7 +201,7 @@ def test_cleaning_comes_to_an_end(host: int) -> None:
         now = at
         worker.tick(now)
     assert worker.offload.earliest_deadline() is None, "no end to copying"
-    assert worker.held(Tier.G2) == worker.offload.counters.stores.blocks == min(host, 64)
+    assert worker.held(Tier.G2) == worker.offload.counters.tiers[0].stores.blocks == min(host, 64)
 
 
 @pytest.mark.parametrize("on_unclean", ["wait", "drop"])
@@ -254,4 +258,4 @@ def test_members_of_a_shared_host_clean_no_more_than_their_part() -> None:
             worker.tick(now)
     else:
         raise AssertionError("no end to copying")
-    assert [worker.offload.counters.stores.blocks for worker in workers] == [5, 5]
+    assert [worker.offload.counters.tiers[0].stores.blocks for worker in workers] == [5, 5]

@@ -14,7 +14,7 @@ from tests.tiers.support import link, tiers
 
 from kvyard.blocks import GroupSpec
 from kvyard.events.types import Tier
-from kvyard.tiers import Copy, Step, Timeline
+from kvyard.tiers import Copy, LoadStep, Timeline
 
 WINDOW = GroupSpec(kind="sliding_window", window=6, block_size=4)
 STATES = GroupSpec(kind="mamba", mode="all", block_size=4)
@@ -81,9 +81,9 @@ class Tiers(RuleBasedStateMachine):
 
         for tier in pages:
             assert self.timeline is not None
-            depot = self.timeline.depot(tier)
-            assert depot is not None
-            depot.watch = moved
+            tier = self.timeline.shared(tier)
+            assert tier is not None
+            tier.watch = moved
         self.now = 0
         self.count = 0
 
@@ -116,7 +116,7 @@ class Tiers(RuleBasedStateMachine):
         if not engine.waiting:
             return
         job = self.pick(engine.waiting, which)
-        if engine.onboard(job) is Step.NOTHING:
+        if engine.onboard(job) is LoadStep.NOTHING:
             blocks = -(-len(job.tokens) // 4) * len(engine.manager.groups)
             if engine.offload.make_clean(blocks, self.now) is None:
                 engine.admit(job, new)
@@ -177,8 +177,8 @@ class Tiers(RuleBasedStateMachine):
         for engine in self.engines:
             assert engine.offload.earliest_deadline() is None, "copies without end"
             assert engine.manager.pool.free == engine.manager.pool.num_blocks - 1, "the device lost blocks"
-            for depot in engine.offload.depots:
-                assert depot.store.pool.free == depot.store.num_pages, f"{depot.store.tier.name} lost pages"
+            for tier in engine.offload.tiers:
+                assert tier.store.pool.free == tier.store.num_pages, f"{tier.store.tier.name} lost pages"
 
 
 TestTiers = Tiers.TestCase

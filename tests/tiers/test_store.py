@@ -11,7 +11,7 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.events import Batcher, Mirror
 from kvyard.events.types import GroupMeta, Removed, Stored, Tier
 from kvyard.hashing import TokenChain
-from kvyard.tiers.piece import Piece
+from kvyard.tiers.pages import PageRange
 from kvyard.tiers.store import TierStore
 
 
@@ -26,7 +26,7 @@ def store_of(pages: int, **options: Any) -> TierStore:
 
 def put(store: TierStore, text: TokenChain, start: int, stop: int) -> bool:
     """Store a piece, from reservation to landing."""
-    pieces = [Piece(0, text, start, stop)]
+    pieces = [PageRange(0, text, start, stop)]
     tables = store.reserve(pieces)
     for piece, held in zip(pieces, tables or (), strict=False):
         store.land(piece, held)
@@ -40,7 +40,7 @@ def here(store: TierStore, text: TokenChain) -> list[tuple[int, int]]:
 
 def test_what_is_pending_is_not_found_and_not_missing() -> None:
     store, text = store_of(20), chain(1)
-    piece = Piece(0, text, 2, 6)
+    piece = PageRange(0, text, 2, 6)
     (held,) = store.reserve([piece]) or ()
     assert here(store, text) == []
     assert list(store.on_the_way(0, text.keys, 10)) == [(2, 6)]
@@ -56,7 +56,7 @@ def test_what_is_pending_is_not_found_and_not_missing() -> None:
 
 def test_a_text_that_parts_inside_what_is_pending() -> None:
     store, one, two = store_of(20), chain(1, common=5), chain(2, common=5)
-    assert store.reserve([Piece(0, one, 3, 8)])
+    assert store.reserve([PageRange(0, one, 3, 8)])
     assert list(store.on_the_way(0, two.keys, 10)) == [(3, 5)]
     assert store.missing(0, two.keys, 0, 10) == [(0, 3), (5, 10)]
 
@@ -92,7 +92,7 @@ def test_room_for_all_or_for_nothing() -> None:
     assert put(store, one, 0, 6)
     kept = store.hold(0, one.keys, 0, 6)
     before = here(store, one), store.pool.free
-    assert store.reserve([Piece(0, chain(2), 0, 5)]) is None
+    assert store.reserve([PageRange(0, chain(2), 0, 5)]) is None
     assert (here(store, one), store.pool.free) == before and not store.on_the_way(0, chain(2).keys, 10)
     assert put(store, chain(2), 0, 4)
     store.let_go(kept)
@@ -143,7 +143,7 @@ def test_events_carry_the_tier_and_mirror_the_map() -> None:
     store = store_of(6, sink=batcher)
     mirror = Mirror()
     one = chain(1)
-    pieces = [Piece(0, one, 0, 4)]
+    pieces = [PageRange(0, one, 0, 4)]
     tables = store.reserve(pieces)
     assert tables is not None and batcher.end_iteration(0) is None  # nothing yet
     store.land(pieces[0], tables[0])

@@ -19,8 +19,8 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.clock import ClockError
 from kvyard.errors import KvyardError
 from kvyard.events import Batcher, Mirror
-from kvyard.events.types import GroupMeta, Stored, Tier
-from kvyard.tiers import Copy, Offload, OffloadConfig, Step, Timeline
+from kvyard.events.types import LOWER_TIERS, GroupMeta, Stored, Tier
+from kvyard.tiers import Copy, LoadStep, Offload, OffloadConfig, Timeline
 from kvyard.tiers.links import LaneConfig, LinkConfig
 
 SHARED = {"scope": "shared"}
@@ -58,9 +58,9 @@ class Fleet:
             self.mirror.apply(batch.events)
         assert not self.mirror.repeated and not self.mirror.unknown
         held = {}
-        for tier in (Tier.G2, Tier.G3):
-            depot = self.timeline.depot(tier)
-            keys = {key for _, key, _ in depot.store.pool.cached_blocks()} if depot is not None else set()
+        for tier in LOWER_TIERS:
+            shared = self.timeline.shared(tier)
+            keys = {key for _, key, _ in shared.store.pool.cached_blocks()} if shared is not None else set()
             if keys:
                 held[0, tier] = keys
         assert self.mirror.held == held
@@ -71,13 +71,13 @@ def test_storage_is_seen_by_others_when_it_has_landed_and_not_before() -> None:
     one, two = fleet.workers
     one.finish(one.run("a", range(41), now=0), 0)
     fleet.until(19_999)  # in the first one's host since 10,000, on its way to storage
-    assert two.onboard(two.make("early", range(41)), 19_999).step is Step.NOTHING
+    assert two.onboard(two.make("early", range(41)), 19_999).step is LoadStep.NOTHING
     fleet.until(20_000)
     late = two.make("late", range(41))
-    assert two.onboard(late, 20_000).step is Step.WAITING  # fetched into its own host first
+    assert two.onboard(late, 20_000).step is LoadStep.WAITING  # fetched into its own host first
     fleet.until(30_000)
     started = two.onboard(late, 30_000)
-    assert (started.step, started.tokens, started.storage_tokens) == (Step.STARTED, 40, 40)
+    assert (started.step, started.tokens, started.by_tier) == (LoadStep.STARTED, 40, (0, 40))
     fleet.until(40_000)
     assert late.num_computed_tokens == 40
     assert two.offload.counters.cross_worker_blocks == 10
@@ -90,7 +90,11 @@ def test_a_shared_tier_announces_once() -> None:
         worker.run("a", range(41), now=0)
     fleet.until(10**9)
     assert [(len(event.hashes), event.tier) for event in fleet.stored] == [(10, Tier.G3)]
-    assert fleet.workers[0].offload.counters.spills.blocks + fleet.workers[1].offload.counters.spills.blocks == 10
+    assert (
+        fleet.workers[0].offload.counters.tiers[1].stores.blocks
+        + fleet.workers[1].offload.counters.tiers[1].stores.blocks
+        == 10
+    )
     # And the workers announce their own tiers, but not this one.
     assert all(event.tier is not Tier.G3 for worker in fleet.workers for event in worker.events)
 
@@ -102,7 +106,7 @@ def test_workers_contend_for_a_shared_link() -> None:
         for at, worker in enumerate(fleet.workers):
             worker.run("a", range(100 * at, 100 * at + 41), now=0)
         fleet.until(10**9)
-        ends.append(max(worker.offload.counters.spills.queued_ns for worker in fleet.workers))
+        ends.append(max(worker.offload.counters.tiers[1].stores.queued_ns for worker in fleet.workers))
     assert ends == [0, 10_000]
 
 
@@ -122,10 +126,10 @@ def test_a_shared_host_serves_everybody() -> None:
     one, two = fleet.workers
     one.finish(one.run("a", range(41), now=0), 0)
     wait = two.onboard(two.make("early", range(41)), 5_000)
-    assert (wait.step, wait.deadline) == (Step.WAITING, 10_000)  # on its way: nobody computes it meanwhile
+    assert (wait.step, wait.deadline) == (LoadStep.WAITING, 10_000)  # on its way: nobody computes it meanwhile
     fleet.until(10_000)
     request = two.make("late", range(41))
-    assert two.onboard(request, 10_000).step is Step.STARTED
+    assert two.onboard(request, 10_000).step is LoadStep.STARTED
     fleet.until(20_000)
     assert request.num_computed_tokens == 40 and two.offload.counters.cross_worker_blocks == 10
     assert [(len(event.hashes), event.tier) for event in fleet.stored] == [(10, Tier.G2)]
@@ -136,7 +140,7 @@ def test_what_one_worker_stores_another_does_not_store_again() -> None:
     for at, worker in enumerate(fleet.workers):
         worker.run("a", range(41), now=at)  # the second while the first's is on its way
     fleet.until(10**9)
-    assert [worker.offload.counters.stores.blocks for worker in fleet.workers] == [10, 0]
+    assert [worker.offload.counters.tiers[0].stores.blocks for worker in fleet.workers] == [10, 0]
 
 
 def test_a_landing_that_another_let_pass_is_still_delivered() -> None:
@@ -155,11 +159,11 @@ def test_who_waits_for_another_is_woken_though_the_other_ticks_first() -> None:
     one, two = fleet.workers
     one.run("a", range(41), now=0)
     request = two.make("b", range(41))
-    assert two.onboard(request, 1_000).step is Step.WAITING
+    assert two.onboard(request, 1_000).step is LoadStep.WAITING
     one.tick(10_000)
     assert two.offload.earliest_deadline() == 10_000
     assert two.tick(10_000) == [] and two.offload.earliest_deadline() is None
-    assert two.onboard(request, 10_000).step is Step.STARTED
+    assert two.onboard(request, 10_000).step is LoadStep.STARTED
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -172,15 +176,15 @@ def test_who_waits_for_anothers_fetch_is_woken_too(first: int) -> None:
     one.evict_all()
     requests = [worker.make("again", range(41)) for worker in fleet.workers]
     for worker, request in zip(fleet.workers, requests, strict=True):
-        assert worker.onboard(request, 100_000).step is Step.WAITING
-    assert one.offload.counters.fetches.submitted + two.offload.counters.fetches.submitted == 1
+        assert worker.onboard(request, 100_000).step is LoadStep.WAITING
+    assert one.offload.counters.tiers[1].loads.submitted + two.offload.counters.tiers[1].loads.submitted == 1
     landing = fleet.timeline.earliest()
     assert landing is not None
     order = fleet.workers if first == 0 else fleet.workers[::-1]
     for worker in order:
         worker.tick(landing)
     for worker, request in zip(fleet.workers, requests, strict=True):
-        assert worker.onboard(request, landing).step is Step.STARTED
+        assert worker.onboard(request, landing).step is LoadStep.STARTED
 
 
 def test_a_cohort_that_waits_for_room_hears_of_it_from_another() -> None:
@@ -188,10 +192,10 @@ def test_a_cohort_that_waits_for_room_hears_of_it_from_another() -> None:
     one, two = fleet.workers
     one.run("a", range(41), now=0)
     two.run("b", range(100, 141), now=1_000)
-    assert two.offload.counters.no_host_room == 1
+    assert two.offload.counters.tiers[0].no_room == 1
     one.tick(10_000)
     two.tick(10_000)
-    assert two.offload.counters.stores.submitted == 1
+    assert two.offload.counters.tiers[0].stores.submitted == 1
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -207,7 +211,7 @@ def test_who_ticks_first_decides_nothing(first: int) -> None:
     fleet.until(10**9)
     counters = [worker.offload.counters for worker in fleet.workers]
     # Batches of five land in the host at 5,000 and 10,000, and in storage at 10,000 and 15,000: never two at a time.
-    assert [(c.spills.landed, c.spills.queued_ns) for c in counters] == [(2, 0), (2, 0)]
+    assert [(c.tiers[1].stores.landed, c.tiers[1].stores.queued_ns) for c in counters] == [(2, 0), (2, 0)]
     assert sum(len(event.hashes) for event in fleet.stored) == 20
 
 
@@ -216,7 +220,7 @@ def test_the_worker_sees_its_own_side_when_it_ticks() -> None:
     one, two = fleet.workers
     one.finish(one.run("a", range(41), now=0), 0)
     two.tick(25_000)
-    assert len(fleet.timeline.depot(Tier.G3).store.pool.maps[0].starts) == 1  # type: ignore[union-attr]
+    assert len(fleet.timeline.shared(Tier.G3).store.pool.maps[0].starts) == 1  # type: ignore[union-attr]
     assert (one.held(Tier.G2), one.manager.pool.free, one.offload.earliest_deadline()) == (0, 39, 10_000)
     one.tick(25_000)
     assert (one.held(Tier.G2), one.manager.pool.free, one.offload.earliest_deadline()) == (10, 49, None)
@@ -237,7 +241,7 @@ def test_time_does_not_run_backwards() -> None:
     one, two = fleet.workers
     one.run("a", range(41), now=10_000)
     with pytest.raises(ClockError):
-        fleet.timeline.depot(Tier.G2).link.advance(5_000)  # type: ignore[union-attr]
+        fleet.timeline.shared(Tier.G2).link.advance(5_000)  # type: ignore[union-attr]
     two.tick(5_000)  # late, but nothing to do
     two.run("b", range(100, 141), now=5_000)  # taken at the time the link is at
     fleet.until(29_999)
@@ -317,6 +321,8 @@ CONFIGS: dict[str, Callable[[], OffloadConfig]] = {
     "host": lambda: tiers(80, host_keys=SHARED),
     "both": lambda: tiers(60, 200, host_keys=SHARED, storage_keys=SHARED, offload_batch_size=4),
     "tight": lambda: tiers(24, 60, host_keys=SHARED, storage_keys=SHARED, policy="write_through_generated"),
+    "remote": lambda: tiers(30, 60, 200, remote_keys={**SHARED, "link": link(discipline="fair")}),
+    "all four": lambda: tiers(24, 40, 120, host_keys=SHARED, storage_keys=SHARED, remote_keys=SHARED),
     "late": lambda: tiers(60, 100, host_keys=SHARED, storage_keys=SHARED, policy="on_eviction", offload_ahead=7),
 }
 
@@ -328,8 +334,8 @@ def test_bytes_survive_between_workers(name: str, groups: list[GroupSpec], seed:
     timeline = Timeline()
     pages: dict[Tier, dict[int, Page]] = {}
     config = CONFIGS[name]()
-    for tier, it in ((Tier.G2, config.host), (Tier.G3, config.storage)):
-        if it is not None and it.scope == "shared":
+    for tier, wanted in config.levels:
+        if wanted.scope == "shared":
             pages[tier] = {}
     engines = {
         worker: TieredEngine(pool_for(groups), groups, config, name=worker, timeline=timeline, pages=pages)
@@ -340,7 +346,7 @@ def test_bytes_survive_between_workers(name: str, groups: list[GroupSpec], seed:
         engines[copy.worker].moved(copy)
 
     for tier in pages:
-        timeline.depot(tier).watch = moved  # type: ignore[union-attr]
+        timeline.shared(tier).watch = moved  # type: ignore[union-attr]
     texts: dict[Any, Any] = {}
     rng = random.Random(seed)
     walks = []
@@ -370,9 +376,9 @@ def test_bytes_survive_between_workers(name: str, groups: list[GroupSpec], seed:
         engine.verify()
         engine.offload.check_integrity()
         assert engine.manager.pool.free == engine.manager.pool.num_blocks - 1, "a device lost blocks"
-        for depot in engine.offload.depots:
-            assert depot.store.pool.free == depot.store.num_pages, f"{depot.store.tier.name} lost pages"
-    assert sum(engine.offload.counters.loads.landed for engine in engines.values()) > 3
+        for tier in engine.offload.tiers:
+            assert tier.store.pool.free == tier.store.num_pages, f"{tier.store.tier.name} lost pages"
+    assert sum(engine.offload.counters.tiers[0].loads.landed for engine in engines.values()) > 3
     assert sum(engine.offload.counters.cross_worker_blocks for engine in engines.values()) > 3
 
 
@@ -390,19 +396,19 @@ def test_a_failed_worker_leaves_nothing_behind_in_a_shared_host() -> None:
     fleet.until(10_000_000)
     one.evict_all()
     again = one.make("again", range(41))
-    assert one.onboard(again, 10_000_000).step is Step.WAITING and one.offload.site.tracks[again].keep
+    assert one.onboard(again, 10_000_000).step is LoadStep.WAITING and one.offload.state.requests[again].keep
     running = one.make("c", range(2000, 2017))
     one.compute(running, 10_000_000)
-    store = fleet.timeline.depot(Tier.G2).store
-    assert one.offload.counters.stores.submitted - one.offload.counters.stores.landed == 1
-    assert store.pool.free < 20 and any(copy.rest for copy in fleet.timeline.depot(Tier.G2).under_way.values())
-    submitted = one.offload.counters.stores.submitted
+    store = fleet.timeline.shared(Tier.G2).store
+    assert one.offload.counters.tiers[0].stores.submitted - one.offload.counters.tiers[0].stores.landed == 1
+    assert store.pool.free < 20 and any(copy.rest for copy in fleet.timeline.shared(Tier.G2).under_way.values())
+    submitted = one.offload.counters.tiers[0].stores.submitted
     one.offload.close(10_000_000)
     one.offload.check_integrity()
     while (at := fleet.timeline.earliest()) is not None:
         fleet.timeline.advance(at)
     fleet.timeline.check_integrity()
     assert store.pool.free == 20 and not store.pool.holds and not store.reserved
-    assert one.offload.counters.stores.submitted == submitted
+    assert one.offload.counters.tiers[0].stores.submitted == submitted
     late = two.make("late", range(41))
-    assert two.onboard(late, 10**9).step is Step.STARTED  # what was under way landed, for whoever wants it
+    assert two.onboard(late, 10**9).step is LoadStep.STARTED  # what was under way landed, for whoever wants it

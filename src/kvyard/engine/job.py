@@ -48,14 +48,14 @@ class Job(Request):
         "external_tokens",
         "joined",
         "loaded",
-        "loaded_storage",
+        "loaded_by_tier",
         "max_tokens",
         "output",
         "preemptions",
         "priority",
         "serial",
         "state",
-        "storage_tokens",
+        "tier_tokens",
         "touch",
     )
 
@@ -93,10 +93,11 @@ class Job(Request):
         self.external_tokens = 0
         """Prompt tokens loaded from lower tiers before its first admission."""
         self.preemptions = 0
-        self.storage_tokens = 0
-        """Those of them that shared storage had and the host didn't."""
-        self.loaded = self.loaded_storage = 0
+        self.tier_tokens: tuple[int, ...] = ()
+        """The same by the tier that had them, closest to the device first."""
+        self.loaded = 0
         """Tokens that came, or are coming, from lower tiers for its next admission."""
+        self.loaded_by_tier: tuple[int, ...] = ()
         self.defers = False
         """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, and
         nobody can tell, since their names are its own."""

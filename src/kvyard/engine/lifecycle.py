@@ -99,9 +99,9 @@ class Lifecycle:
         if job.cached_tokens < 0:
             job.cached_tokens = cached
             job.external_tokens = past - cached
-            job.storage_tokens = job.loaded_storage
+            job.tier_tokens = job.loaded_by_tier
         self.watcher.admitted(job, now, cached, past - cached)
-        job.loaded = job.loaded_storage = 0
+        job.loaded, job.loaded_by_tier = 0, ()
 
     # -- back -------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from typing import Final
 from kvyard.blocks import Hit
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.job import Job, JobState
+from kvyard.tiers.answer import LoadStep
 from kvyard.tiers.offload import Offload
-from kvyard.tiers.outcome import Step
 
 NO_HELP: Final = -1
 """Lower tiers have nothing that a job could use."""
@@ -56,15 +56,15 @@ class Loads:
             return NO_HELP
         outcome = offload.onboard(job, hit, now, must_fit=self._whole, has_running=others_run)
         step = outcome.step
-        if step is Step.NOTHING:
+        if step is LoadStep.NOTHING:
             return NO_HELP
-        if step is Step.NO_ROOM:
+        if step is LoadStep.NO_ROOM:
             # With nothing under way that makes room later, computing it is the only way left.
             return NO_ROOM if others_run or offload.earliest_deadline() is not None else NO_HELP
         job.state = JobState.LOADING
         self.parked[job.id] = job
-        if step is Step.STARTED:
-            job.loaded, job.loaded_storage = outcome.tokens, outcome.storage_tokens
+        if step is LoadStep.STARTED:
+            job.loaded, job.loaded_by_tier = outcome.tokens, outcome.by_tier
         else:
             self._deferred.append(job)
         return outcome.tokens
@@ -102,7 +102,7 @@ class Loads:
     def give_back(self, job: Job, now: int, bar: bool) -> None:
         """A waiting ``job`` gives back what was loaded for it; ``bar``: it must compute it from now on."""
         self.offload.forget(job, now)
-        job.loaded = job.loaded_storage = 0
+        job.loaded, job.loaded_by_tier = 0, ()
         if bar:
             self._barred.add(job.id)
 

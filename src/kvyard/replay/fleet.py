@@ -321,10 +321,8 @@ class Fleet:
             return None
         below = kind.engine.tiers
         tiers = [Tier.G1]
-        if below is not None and below.host.scope == "private":
-            tiers.append(Tier.G2)
-        if below is not None and below.storage is not None and below.storage.scope == "private":
-            tiers.append(Tier.G3)
+        if below is not None:
+            tiers += [tier for tier, level in below.levels if level.scope == "private"]
         return self.indexer.attach(holder, kind.engine.specs, tiers)
 
     def _live(self, now: int) -> None:

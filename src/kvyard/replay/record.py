@@ -38,10 +38,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     reason: str = ""
     cached: int = 0
     """Prompt tokens found on the device at first admission."""
-    host: int = 0
-    """Prompt tokens loaded from host memory before it."""
-    storage: int = 0
-    """Prompt tokens loaded from shared storage before it."""
+    loaded: tuple[int, ...] = ()
+    """Prompt tokens loaded from lower tiers before it, closest to the device first."""
     miss: str = ""
     """Why the prefix ended that was found at first admission, in any tier; one of ``MISSES``."""
     lost: int = 0

@@ -104,8 +104,7 @@ class Recorder(Watcher):
         if record.admitted < 0:
             record.admitted = now
             record.cached = cached
-            record.storage = job.storage_tokens
-            record.host = external - job.storage_tokens
+            record.loaded = job.tier_tokens
             record.miss, record.lost, record.elsewhere = self.seen.reason(
                 job, cached + external, self.number, self.block_size
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import plan, preset, presets, read_config
 from kvyard.engine.timing import parse_timing, timing_choices
 from kvyard.errors import KvyardError
+from kvyard.events.types import Tier
 from kvyard.settings import Setting, Settings, bandwidth, chosen, duration, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
@@ -74,20 +76,23 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierDefaults(NamedTuple):
-    """What a tier is called, and its link where none is described."""
+    """A tier's link where none is described."""
 
-    words: str
     gb_s: int
     latency_ns: int
 
 
 TIERS = {
     # About the speed of PCIe 5 to pageable memory, and the Dynamo mocker's.
-    "host": TierDefaults("host memory", 32, 0),
-    "storage": TierDefaults("storage", 10, 100_000),
+    Tier.G2: TierDefaults(32, 0),
+    Tier.G3: TierDefaults(10, 100_000),
+    Tier.G4: TierDefaults(2, 5_000_000),
 }
 OF_TIERS = Settings(
-    *(settings_of(TierSettings, f"{tier}_", tier=words, speed=str(gb_s)) for tier, (words, gb_s, _) in TIERS.items()),
+    *(
+        settings_of(TierSettings, f"{tier.label}_", tier=tier.place, speed=str(defaults.gb_s))
+        for tier, defaults in TIERS.items()
+    ),
     settings_of(LinkSettings),
     settings_of(OffloadConfig),
 )
@@ -158,27 +163,28 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
-    host, storage = _room(given, "host"), _room(given, "storage")
-    if host is None:
+    rooms = {tier: _room(given, tier.label) for tier in TIERS}
+    if rooms[Tier.G2] is None:
         named = [name for name in given if name in OF_TIERS]
         if named:
             raise KvyardError(f"{named[0]} is about lower tiers: say host_blocks or host_bytes, or leave it out")
         return None
-    if not host:
-        if storage:
-            raise KvyardError("storage stands behind host memory: say host_blocks or host_bytes above 0 too")
-        return None
-    return OffloadConfig(
-        host=_tier(given, "host", host),
-        storage=_tier(given, "storage", storage) if storage else None,
-        **chosen(OffloadConfig, given),
-    )
+    tiers: list[TierConfig] = []
+    for closer, tier in pairwise(Tier):
+        room = rooms[tier]
+        if room and len(tiers) < tier - Tier.G2:
+            raise KvyardError(
+                f"{tier.label} stands behind {closer.place}: say {closer.label}_blocks or {closer.label}_bytes above 0 too"
+            )
+        if room:
+            tiers.append(_tier(given, tier, room))
+    return OffloadConfig(tiers=tuple(tiers), **chosen(OffloadConfig, given)) if tiers else None
 
 
-def _tier(given: Mapping[str, Any], tier: str, room: Mapping[str, int]) -> TierConfig:
-    scope = given.get(f"{tier}_scope", "private")
+def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, int]) -> TierConfig:
+    scope = given.get(f"{tier.label}_scope", "private")
     return TierConfig(
-        **room, link=_link(given, tier, scope), scope=scope, eviction=given.get(f"{tier}_eviction", "lru")
+        **room, link=_link(given, tier, scope), scope=scope, eviction=given.get(f"{tier.label}_eviction", "lru")
     )
 
 
@@ -197,16 +203,16 @@ def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
     return {"num_blocks": blocks} if blocks is not None else {"bytes": nbytes or 0}
 
 
-def _link(given: Mapping[str, Any], tier: str, scope: str) -> LinkConfig:
+def _link(given: Mapping[str, Any], tier: Tier, scope: str) -> LinkConfig:
     """A worker's own link to a tier, or its share of a link that all workers use."""
-    if tier == "host" and "link" in given:
+    if tier == Tier.G2 and "link" in given:
         for name in ("host_bandwidth", "host_latency", "link_discipline"):
             if name in given:
                 raise KvyardError(f"link and {name} both describe the way to host memory: give one of the two")
         return parse_link_config(given["link"])
     defaults = TIERS[tier]
-    latency = given.get(f"{tier}_latency", defaults.latency_ns)
-    speed = given.get(f"{tier}_bandwidth", (defaults.gb_s * GB,) * 2)
+    latency = given.get(f"{tier.label}_latency", defaults.latency_ns)
+    speed = given.get(f"{tier.label}_bandwidth", (defaults.gb_s * GB,) * 2)
     together = given.get("shared_bandwidth", (SHARED_GB_S * GB,) * 2)
     lanes = [
         LaneConfig(client_bandwidth=own, bandwidth=both, first_byte_ns=latency)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvyard.blocks.pool import Pool
+from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.worker import Worker
 
 FIRST_DISTANCE = 1_000_000_000
@@ -25,10 +26,8 @@ class Point(NamedTuple):
     """Share of device blocks held by requests."""
     filled: float
     """Share of device blocks that hold something, be it for later."""
-    host: float
-    """The same of its host tier; 0 without one."""
-    storage: float
-    """The same of its storage tier."""
+    lower: tuple[float, ...]
+    """The same of its lower tiers, closest first."""
 
 
 class Timeline:
@@ -47,10 +46,12 @@ class Timeline:
         row: list[Point] = []
         for worker in workers:
             if not worker.alive:
-                row.append(Point(0, 0, 0, 0.0, 0.0, 0.0, 0.0))
+                row.append(Point(0, 0, 0, 0.0, 0.0, ()))
                 continue
             running = waiting = loading = 0
-            used = filled = host = storage = 0.0
+            used = filled = 0.0
+            depths = [len(core.offload.tiers) for core in worker.cores if core.offload is not None]
+            lower = [0.0] * max(depths, default=0)
             for core in worker.cores:
                 scheduler = core.scheduler
                 running += len(scheduler.running)
@@ -60,11 +61,10 @@ class Timeline:
                 used += scheduler.manager.usage
                 filled += _filled(scheduler.manager.pool)
                 if core.offload is not None:
-                    host += _filled(core.offload.host.pool)
-                    if core.offload.storage is not None:
-                        storage += _filled(core.offload.storage.pool)
-            shares = (round(share / len(worker.cores), 6) for share in (used, filled, host, storage))
-            row.append(Point(running, waiting, loading, *shares))
+                    for level, tier in enumerate(core.offload.tiers):
+                        lower[level] += _filled(tier.store.pool)
+            used, filled, *lower = [round(share / len(worker.cores), 6) for share in (used, filled, *lower)]
+            row.append(Point(running, waiting, loading, used, filled, tuple(lower)))
         self.times.append(now)
         self.points.append(row)
         if len(self.times) >= 2 * self.wanted:
@@ -76,8 +76,14 @@ class Timeline:
     def as_dict(self, names: Sequence[str]) -> dict[str, object]:
         """Columns: ``times_s``, and per quantity a list of values per worker."""
         columns: dict[str, object] = {"times_s": [at / 1e9 for at in self.times], "workers": list(names)}
-        for index, field in enumerate(Point._fields):
+        for index, field in enumerate(Point._fields[:-1]):
             columns[field] = [[row[at][index] for row in self.points] for at in range(len(names))]
+        lower = [[row[at].lower for row in self.points] for at in range(len(names))]
+        depth = max((len(shares) for worker in lower for shares in worker), default=0)
+        for level, tier in enumerate(LOWER_TIERS[: max(2, depth)]):  # host and storage always
+            columns[tier.label] = [
+                [shares[level] if level < len(shares) else 0.0 for shares in worker] for worker in lower
+            ]
         return columns
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
@@ -74,7 +72,6 @@ class Worker:
         total: dict[str, int] = {}
         for core in self.cores:
             if core.offload is not None:
-                for name, value in msgspec.structs.asdict(core.offload.counters).items():
-                    if isinstance(value, int):
-                        total[name] = total.get(name, 0) + value
+                for name, value in core.offload.counters.flat().items():
+                    total[name] = total.get(name, 0) + value
         return total

@@ -5,13 +5,15 @@ Values only: whether a block manager can honour them is checked when the two mee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 
 from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.spec import ConfigError
+from kvyard.events.types import LOWER_TIERS, Tier
 from kvyard.settings import Setting
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
 
@@ -55,10 +57,8 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tiers below the device and how they are used. Raises ``ConfigError`` for what contradicts itself."""
 
-    host: TierConfig
-    """G2."""
-    storage: TierConfig | None = None
-    """G3, behind G2: it is filled from there and read through there."""
+    tiers: tuple[TierConfig, ...]
+    """From G2 on, closest to the device first. Each is filled from the one before it and read through it."""
     policy: Annotated[
         str,
         Setting("What is offloaded when: {choices}.", name="offload_policy", flag=True, choices=_policies),
@@ -112,13 +112,25 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(
                 f"offload_batch_size {self.offload_batch_size} must be a multiple of blocks_per_chunk {self.blocks_per_chunk}"
             )
-        if self.storage is not None and self.storage.scope == "private" and self.host.scope == "shared":
-            raise ConfigError("a private storage tier can't stand behind a shared host tier: make both shared")
+        if not 1 <= len(self.tiers) <= len(LOWER_TIERS):
+            raise ConfigError(
+                f"tiers must be 1 to {len(LOWER_TIERS)}, closest to the device first; got {len(self.tiers)}"
+            )
+        for (closer, above), (tier, below) in pairwise(self.levels):
+            if above.scope == "shared" and below.scope == "private":
+                raise ConfigError(
+                    f"a private {tier.label} tier can't stand behind a shared {closer.label} tier: make both shared"
+                )
+
+    @property
+    def levels(self) -> list[tuple[Tier, TierConfig]]:
+        """The tiers with their names, closest first."""
+        return list(zip(LOWER_TIERS, self.tiers))
 
     @property
     def shared(self) -> bool:
         """Whether any tier is shared, so that workers need a common ``Timeline``."""
-        return self.host.scope == "shared" or (self.storage is not None and self.storage.scope == "shared")
+        return any(tier.scope == "shared" for tier in self.tiers)
 
 
 def parse_offload_config(raw: Mapping[str, object]) -> OffloadConfig:
@@ -127,14 +139,9 @@ def parse_offload_config(raw: Mapping[str, object]) -> OffloadConfig:
     Raises ``ConfigError`` for an unknown key or a value that can't be.
     """
     keys = dict(raw)
-    for tier in ("host", "storage"):
-        inner = keys.get(tier)
-        if isinstance(inner, Mapping):
-            inner = dict(inner)
-            link = inner.get("link")
-            if isinstance(link, str | Mapping):
-                inner["link"] = msgspec.to_builtins(parse_link_config(link))
-            keys[tier] = inner
+    tiers = keys.get("tiers")
+    if isinstance(tiers, Sequence):
+        keys["tiers"] = [_with_link(tier) for tier in tiers]
     try:
         return msgspec.convert(keys, OffloadConfig)
     except msgspec.ValidationError as error:
@@ -145,6 +152,13 @@ def _policies() -> tuple[str, ...]:
     from kvyard.tiers.policy import POLICIES  # policies are made from a configuration, so they import this module
 
     return tuple(POLICIES)
+
+
+def _with_link(tier: object) -> object:
+    """A tier's keys, its link written out."""
+    if not isinstance(tier, Mapping) or not isinstance(link := tier.get("link"), str | Mapping):
+        return tier
+    return {**tier, "link": msgspec.to_builtins(parse_link_config(link))}
 
 
 def _one_of(key: str, value: object, choices: tuple[str, ...]) -> None:

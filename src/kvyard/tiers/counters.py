@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from kvyard.events.types import LOWER_TIERS
 
-class Flow(msgspec.Struct):
+
+class CopyTotals(msgspec.Struct):
     """Copies from one tier to the next in one direction."""
 
     submitted: int = 0
@@ -17,33 +19,34 @@ class Flow(msgspec.Struct):
     """How much later they landed, together, than they would have on idle links."""
 
 
+class TierCounters(msgspec.Struct):
+    """One tier below the device, as one worker uses it."""
+
+    stores: CopyTotals = msgspec.field(default_factory=CopyTotals)
+    """Into it, from the next closer tier."""
+    loads: CopyTotals = msgspec.field(default_factory=CopyTotals)
+    """Out of it, to the next closer tier."""
+    tokens: int = 0
+    """Tokens that loads brought to the device and that no closer tier had."""
+    no_room: int = 0
+    """Copies put off or left out because what it holds is in use."""
+
+
 class OffloadCounters(msgspec.Struct):
     """One worker's account."""
 
-    stores: Flow = msgspec.field(default_factory=Flow)
-    """Device to host."""
-    loads: Flow = msgspec.field(default_factory=Flow)
-    """Host to device."""
-    spills: Flow = msgspec.field(default_factory=Flow)
-    """Host to storage."""
-    fetches: Flow = msgspec.field(default_factory=Flow)
-    """Storage to host."""
+    tiers: list[TierCounters]
+    """Closest to the device first."""
     lookups: int = 0
     """Requests that asked lower tiers, each question counted."""
     hits: int = 0
     """Requests for which a load began."""
     hit_tokens: int = 0
     """Tokens that these loads bring."""
-    storage_tokens: int = 0
-    """Those of them that were fetched from storage for it."""
     pending_waits: int = 0
     """Questions answered with: it is on its way, ask again."""
     no_device_room: int = 0
     """Loads that found no room on the device."""
-    no_host_room: int = 0
-    """Stores and fetches put off because what the host holds is in use."""
-    no_storage_room: int = 0
-    """Spills left out because what storage holds is in use."""
     refused: int = 0
     """Stores and fetches given up because they can never fit."""
     dropped_blocks: int = 0
@@ -54,3 +57,12 @@ class OffloadCounters(msgspec.Struct):
     """Loads that landed after their request had gone."""
     cross_worker_blocks: int = 0
     """Blocks read from a shared tier that another worker had stored."""
+
+    def flat(self) -> dict[str, int]:
+        """All that is not about single copies, by name: ``hits``, ``storage_tokens``, ``no_host_room``, and so on."""
+        found = {name: value for name, value in msgspec.structs.asdict(self).items() if isinstance(value, int)}
+        for level, tier in enumerate(LOWER_TIERS):
+            counters = self.tiers[level] if level < len(self.tiers) else TierCounters()
+            found[f"{tier.label}_tokens"] = counters.tokens
+            found[f"no_{tier.label}_room"] = counters.no_room
+        return found

@@ -19,7 +19,7 @@ from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
-from kvyard.tiers.piece import Piece
+from kvyard.tiers.pages import PageRange
 
 
 class Contract(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Contract(msgspec.Struct, frozen=True):
     blocks_per_chunk: int
 
 
-class Layout:
+class PageLayout:
     """The geometry between one manager and its lower tiers."""
 
     def __init__(self, manager: BlockManager, blocks_per_chunk: int, block_bytes: int) -> None:
@@ -98,7 +98,7 @@ class Layout:
         inner = [(-(-low // chunk), high // chunk) for low, high in spans]
         return [(low, high) for low, high in inner if low < high]
 
-    def hold_blocks(self, extents: Iterable[Extent], piece: Piece) -> Table:
+    def hold_blocks(self, extents: Iterable[Extent], piece: PageRange) -> Table:
         """Hold the device blocks behind ``piece``, out of ``extents``, for a transfer that reads them."""
         return self.pool.hold(self.pool.cut(extents, piece.start * self.chunk, piece.stop * self.chunk))
 

@@ -14,7 +14,7 @@ from kvyard.blocks.spans import Spans, clip
 from kvyard.events.types import Tier
 from kvyard.hashing import Chain
 from kvyard.tiers.config import OffloadConfig
-from kvyard.tiers.piece import Piece
+from kvyard.tiers.pages import PageRange
 from kvyard.tiers.store import TierStore
 
 
@@ -64,7 +64,7 @@ class AfterHits(WriteThrough):
     def used(self, group: int, chain: Chain, first: int, last: int) -> None:
         seen = self._seen
         for low, high in self._with_uses(group, chain, first, last, self.min_uses - 1, fewer=True):
-            seen.put(Piece(group, chain, low, high))
+            seen.put(PageRange(group, chain, low, high))
 
     def choose(self, group: int, chain: Chain, missing: list[tuple[int, int]]) -> list[tuple[int, int]]:
         chosen: list[tuple[int, int]] = []

@@ -1,9 +1,9 @@
-"""A tier's store: which stretches of which chains it holds, for whom they are kept, and what is on its way in.
+"""A tier's store: which ranges of which chains it holds, for which transfers, and what is on its way in.
 
 Built from the block manager's own parts: a pool of pages and, per group, a map of copies. A page is ``blocks_per_chunk``
 blocks; a chunk is named by the hash of its last block, so the chains here are the request's chains seen at that size. An
-entry is *pending* from the moment a transfer towards it is planned until it lands: nobody finds it, but nobody stores or
-fetches it again either. Then it is *resident*, is announced, and may be evicted whenever no transfer reads it.
+entry is *pending* from the moment a transfer towards it is planned until it lands: it can't be found, but it isn't stored or
+fetched again either. Then it is *resident*, is announced, and may be evicted whenever no transfer reads it.
 
 All work is per run. A store knows no links, no requests, and only the time it is told.
 """
@@ -22,8 +22,7 @@ from kvyard.blocks.table import Table
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Keys, Run
-from kvyard.tiers.pending import Pending
-from kvyard.tiers.piece import Piece, total_pages
+from kvyard.tiers.pages import PageRange, PendingPages, total_pages
 
 
 class TierStore:
@@ -38,14 +37,14 @@ class TierStore:
         self.tier = tier
         self.num_pages = num_pages
         self.clock = VirtualClock()
-        """Told the time by whoever lets it pass, for eviction orders that go by it."""
+        """Told the time as it passes, for eviction orders that go by it."""
         self.pool = Pool(num_pages + 1, num_groups, eviction=eviction, sink=sink, tier=tier, now=self.clock.now)
-        self.pending = [Pending() for _ in range(num_groups)]
-        """What is on its way in, findable by nobody but this store."""
-        self.reserved: dict[Table, Piece] = {}
+        self.pending = [PendingPages() for _ in range(num_groups)]
+        """What is on its way in and can't be found yet."""
+        self.reserved: dict[Table, PageRange] = {}
         """The pages that wait for it."""
         self.arrivals = 0
-        """Counts what became resident: whoever waits for something asks again when it has changed."""
+        """Counts what became resident: requests that wait for something ask again when it has changed."""
         self.evicted = 0
         """Pages given up to make room."""
         self.reservations = 0
@@ -75,7 +74,7 @@ class TierStore:
     def touch(self, group: int, keys: Keys, limit: int) -> int:
         """A request matched these pages: what is here of the first ``limit`` becomes the most recently used, its head last.
 
-        Returns how many pages that nobody holds there are among them.
+        Returns how many of them are free to be evicted.
         """
         cache_map = self.pool.maps[group]
         nodes, at = cache_map.walk(keys, limit)
@@ -116,7 +115,7 @@ class TierStore:
         """A transfer has read what it held: the pages may be evicted again, as the most recently used."""
         self.pool.let_go(held)
 
-    def reserve(self, pieces: Sequence[Piece]) -> list[Table] | None:
+    def reserve(self, pieces: Sequence[PageRange]) -> list[Table] | None:
         """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they
         can't be had now.
 
@@ -125,7 +124,7 @@ class TierStore:
         count = total_pages(pieces)
         pool = self.pool
         spare = pool.free
-        last: Piece | None = None
+        last: PageRange | None = None
         for piece in reversed(pieces):
             if last is not None and piece.chain is last.chain and piece.group == last.group:
                 continue  # part of what the later piece has touched
@@ -158,40 +157,30 @@ class TierStore:
                 part = rest if stop == rest.stop else self.pool.split(rest, stop - rest.start)
                 part.priority, part.expires = source.priority, source.expires
 
-    def land(self, piece: Piece, held: Table, keep: bool = False) -> None:
+    def land(self, piece: PageRange, held: Table, keep: bool = False) -> None:
         """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
-        self._enter(piece, held)
+        enter_pages(self.pool, piece, held)
         self.arrivals += 1
         if not keep:
             self.let_go(held)
 
-    def cancel(self, piece: Piece, held: Table) -> None:
+    def cancel(self, piece: PageRange, held: Table) -> None:
         """What was reserved won't come: the pages are free again."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
         self.let_go(held)
 
-    def put(self, piece: Piece) -> bool:
+    def put(self, piece: PageRange) -> bool:
         """Have ``piece`` here at once, one more copy if it is here already; returns whether there was room."""
         count = piece.stop - piece.start
         if count > self.pool.free:
             return False
         held = self.pool.hold_new(count, piece.start)
-        self._enter(piece, held)
+        enter_pages(self.pool, piece, held)
         self.pool.let_go(held)
         return True
-
-    def _enter(self, piece: Piece, held: Table) -> None:
-        chain = piece.chain
-        resident = self.pool.maps[piece.group]
-        for extent in held.settle():
-            for part in resident.enter(chain, extent):
-                node = part.node
-                if node is not None and node.chain is chain:
-                    # What outlives the request lets go of the rest of its chain.
-                    resident.detach(node, chain)
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
@@ -216,6 +205,18 @@ class TierStore:
             assert sum(len(extent.ids) for extent in held) == piece.stop - piece.start, f"{piece} has lost pages"
             present = self.resident(piece.group, piece.chain.keys, piece.stop)
             assert not overlaps(piece.start, piece.stop, present), f"{piece} is pending and here"
+
+
+def enter_pages(pool: Pool, piece: PageRange, held: Table) -> None:
+    """``held`` has been filled with ``piece``: it can be found from now on."""
+    chain = piece.chain
+    resident = pool.maps[piece.group]
+    for extent in held.settle():
+        for part in resident.enter(chain, extent):
+            node = part.node
+            if node is not None and node.chain is chain:
+                # What outlives the request lets go of the rest of its chain.
+                resident.detach(node, chain)
 
 
 def spans_of(cache_map: CacheMap, keys: Keys, limit: int) -> Spans:

@@ -1,11 +1,11 @@
-"""The time line: what a fleet shares below its devices, in one object that the fleet owns and lends to its workers.
+"""The time line: what a fleet's workers share below and between their devices, in one object that the fleet owns.
 
-A shared store, its link and the copies under way are one state, whoever looks at it. A copy is there for everybody from the
-instant it lands, and for nobody before; the worker that asked for it does its own side of it when it next ticks. A shared
-tier is announced once, through the time line's own sink.
+A shared store, its link and the copies under way are one state for all workers. A copy can be found by all of them from the
+instant it lands and not before; the worker that asked for it does its own side of it when it next ticks. A shared tier is
+announced once, through the time line's own sink. A link between two workers is here too, since its landings concern both.
 
-What arrives in a worker's own host goes on to shared storage at that instant, even in the middle of a pass. So the time line
-follows the links of private hosts too; else the order in which workers happen to tick would decide who is first.
+What arrives in a worker's own tier goes on to a shared one at that instant, even in the middle of a pass. So the time line
+follows the links of private tiers too; otherwise the order in which workers happen to tick would decide who is first.
 
 Workers must be driven in order of time: a link refuses to go back.
 """
@@ -16,25 +16,32 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from kvyard.blocks.pool import Pool
 from kvyard.blocks.spec import ConfigError
 from kvyard.errors import KvyardError
 from kvyard.events.types import Sink, Tier
 from kvyard.tiers.config import OffloadConfig, TierConfig
-from kvyard.tiers.depot import Depot, make_depot
-from kvyard.tiers.layout import Contract, Layout
+from kvyard.tiers.copies import CopyQueue
+from kvyard.tiers.layout import Contract, PageLayout
+from kvyard.tiers.linked_tier import LinkedTier, make_tier
+from kvyard.tiers.links import LinkConfig, make_link
+from kvyard.tiers.worker_link import WorkerLink
 
 
 class Timeline:
-    """Shared tiers. The first worker to join fixes what all others must have in common with it."""
+    """Shared tiers, and links between workers. The first worker to join fixes what all others must have in common with it."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         """``sink`` is told what shared tiers hold."""
         self._sink = sink
         self._contract: Contract | None = None
         self._members: list[str] = []
-        self._tiers: dict[Tier, tuple[TierConfig, Depot]] = {}
-        self._depots: list[Depot] = []
-        """Private ones first, by member, then the shared."""
+        self._tiers: dict[Tier, tuple[TierConfig, LinkedTier]] = {}
+        self._private: list[LinkedTier] = []
+        """The members' own tiers, in the order in which they joined."""
+        self._worker_links: dict[tuple[str, str], WorkerLink] = {}
+        self._queues: list[CopyQueue] = []
+        """All of them, in the order in which they land what is due at one instant."""
         self._process = os.getpid()
 
     @property
@@ -42,31 +49,41 @@ class Timeline:
         """Who has joined, in that order."""
         return tuple(self._members)
 
-    def join(self, name: str, layout: Layout, config: OffloadConfig, private: Sequence[Depot]) -> dict[Tier, Depot]:
+    def join(
+        self, name: str, layout: PageLayout, config: OffloadConfig, private: Sequence[LinkedTier]
+    ) -> dict[Tier, LinkedTier]:
         """Let a worker in, which has ``private`` tiers besides; returns the tiers that are shared.
 
-        Raises ``ConfigError``, letting nobody in, where it differs from those that joined before.
+        Raises ``ConfigError``, changing nothing, where it differs from those that joined before.
         """
         if os.getpid() != self._process:
             self._refuse_process()
         if not name or name in self._members:
             raise ConfigError(f"a worker that shares a tier needs a name of its own, and {name!r} is taken or empty")
-        wanted = {Tier.G2: config.host, Tier.G3: config.storage}
-        shared = {tier: it for tier, it in wanted.items() if it is not None and it.scope == "shared"}
+        shared = {tier: wanted for tier, wanted in config.levels if wanted.scope == "shared"}
         if self._contract is None:
-            self._tiers = {tier: (it, self._make(tier, it, layout, config.events)) for tier, it in shared.items()}
+            self._tiers = {
+                tier: (wanted, make_tier(wanted, tier, layout, self._sink, config.events))
+                for tier, wanted in shared.items()
+            }
             self._contract = layout.contract
         else:
             self._compare(name, layout.contract, shared)
         self._members.append(name)
-        shared_depots = [depot for _, depot in self._tiers.values()]
-        self._depots = [*(depot for depot in self._depots if not depot.shared), *private, *shared_depots]
-        return {tier: depot for tier, (_, depot) in self._tiers.items()}
+        self._private += private
+        self._order()
+        return {tier: linked for tier, (_, linked) in self._tiers.items()}
 
-    def _make(self, tier: Tier, config: TierConfig, layout: Layout, events: str) -> Depot:
-        depot = make_depot(config, tier, layout, self._sink, events)
-        depot.origins = {}
-        return depot
+    def connect(self, ends: tuple[str, str], pools: tuple[Pool, Pool], config: LinkConfig) -> WorkerLink:
+        """A link between the devices of two workers with these block pools. Raises ``ConfigError`` for a second one."""
+        if ends[0] == ends[1] or ends in self._worker_links or ends[::-1] in self._worker_links:
+            raise ConfigError(f"{ends[0]} and {ends[1]} are one worker, or have a link already")
+        link = self._worker_links[ends] = WorkerLink(ends, pools, make_link(config))
+        self._order()
+        return link
+
+    def _order(self) -> None:
+        self._queues = [*self._private, *(tier for _, tier in self._tiers.values()), *self._worker_links.values()]
 
     def _compare(self, name: str, contract: Contract, shared: dict[Tier, TierConfig]) -> None:
         """Raise ``ConfigError`` unless the newcomer has what the first worker has."""
@@ -85,27 +102,26 @@ class Timeline:
                     f"{name} and {first} configure their shared {tier.name} differently: give both the same"
                 )
 
-    def depot(self, tier: Tier) -> Depot | None:
-        """The shared tier, if there is one."""
+    def shared(self, tier: Tier) -> LinkedTier | None:
+        """The shared tier of that name, if there is one."""
         found = self._tiers.get(tier)
         return found[1] if found is not None else None
 
     @property
     def disturbances(self) -> int:
-        """Changes when a shared tier has made room for something, for whomever."""
-        return sum(depot.store.reservations for _, depot in self._tiers.values())
+        """Changes when a shared tier has made room for something: what it has to offer may be less from then on."""
+        return sum(tier.store.reservations for _, tier in self._tiers.values())
 
     def earliest(self) -> int | None:
-        """When the next copy lands on any link of the members, private ones too, as things stand: what lands in a private
-        host goes on to a shared tier.
-        """
-        times = [depot.link.earliest() for depot in self._depots if depot.under_way]
+        """When the next copy lands on any link of the members, as things stand."""
+        times = [queue.link.earliest() for queue in self._queues if queue.under_way]
         return min((at for at in times if at is not None), default=None)
 
     def advance(self, now: int) -> bool:
         """Land what is due at or before ``now``, each in its turn; returns whether anything was.
 
-        Its askers have it in their inboxes then, and are due at once. Whoever only waited may ask again.
+        The workers that asked for it have it in their inboxes then, and are due at once. Those that waited for another's copy
+        may ask again.
         """
         landed = False
         while True:
@@ -113,13 +129,21 @@ class Timeline:
             if at is None or at > now:
                 return landed
             landed = True
-            for depot in self._depots:
-                depot.advance(at)
+            for queue in self._queues:
+                queue.advance(at)
+
+    def fail(self, worker: str, now: int) -> None:
+        """``worker`` has failed: what is under way on its links to other workers is cancelled, and both ends let go."""
+        for ends, link in self._worker_links.items():
+            if worker in ends:
+                link.cancel_all(now)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless every shared tier is sound."""
-        for _, depot in self._tiers.values():
-            depot.check_integrity()
+        """Raise ``AssertionError`` unless every shared tier and every link between workers is sound."""
+        for _, tier in self._tiers.values():
+            tier.check_integrity()
+        for link in self._worker_links.values():
+            link.check_integrity()
 
     def __reduce__(self) -> NoReturn:
         self._refuse_process()

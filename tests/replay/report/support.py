@@ -36,8 +36,8 @@ def config(
     tiers = None
     if host:
         link = parse_link_config("h200")
-        below = TierConfig(num_blocks=storage, link=link) if storage else None
-        tiers = OffloadConfig(host=TierConfig(num_blocks=host, link=link), storage=below)
+        sizes = [host, storage] if storage else [host]
+        tiers = OffloadConfig(tiers=tuple(TierConfig(num_blocks=size, link=link) for size in sizes))
     engine = EngineConfig(block_size=64, num_gpu_blocks=blocks, bytes_per_block=64 << 17, tiers=tiers)
     kind = WorkerConfig(count=workers, engine=engine, dp_size=dp)
     return ReplayConfig(workers=(kind,), router=RouterConfig(policy=policy), seed=seed)  # fmt: skip

@@ -72,7 +72,7 @@ def test_a_shared_tier_leaves_routing_out() -> None:
     made = config("round-robin", workers=2, host=3000)
     kind = made.workers[0]
     assert kind.engine.tiers is not None
-    shared = replace(kind.engine.tiers, host=replace(kind.engine.tiers.host, scope="shared"))
+    shared = replace(kind.engine.tiers, tiers=(replace(kind.engine.tiers.tiers[0], scope="shared"),))
     fleet = Fleet(replace(made, workers=(replace(kind, engine=replace(kind.engine, tiers=shared)),)))
     ids = list(range(10))
     rows = [TraceRequest(str(n), n * 100 * SECOND, 640, 1, ids=ids, id_block_size=64) for n in range(2)]

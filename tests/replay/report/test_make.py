@@ -159,12 +159,12 @@ def test_samples_are_shares_and_counts(both: tuple[list[Record], Report, Fleet])
 def test_tiers_and_transfers() -> None:
     report = reported(policy="kv", blocks=2000, host=2500, storage=20000, workers=2, limit=400)
     fleet = ran(policy="kv", blocks=2000, host=2500, storage=20000, workers=2, limit=400)
-    sites = [core.offload.site for worker in fleet.workers for core in worker.cores if core.offload is not None]
+    sites = [core.offload.state for worker in fleet.workers for core in worker.cores if core.offload is not None]
     assert set(report.tiers) == {"device", "host", "storage"}
     assert report.tiers["host"].capacity_blocks == 5000 and report.tiers["storage"].capacity_blocks == 40000
     assert report.tiers["device"].evicted_blocks > 0 and report.tiers["host"].evicted_blocks > 0
     stores, loads = report.transfers["stores"], report.transfers["loads"]
-    assert stores.bytes == sum(site.counters.stores.bytes for site in sites) > 0
+    assert stores.bytes == sum(site.counters.tiers[0].stores.bytes for site in sites) > 0
     assert loads.transfers > 0 and loads.blocks * (64 << 17) == loads.bytes
     out = report.tiers["host"].links["outward"]
     assert out.links == 2 and out.bytes == stores.bytes

@@ -125,7 +125,7 @@ def test_hybrid_models_and_tiers() -> None:
         one.check()
     lane = LaneConfig(bandwidth=10**10)
     host = TierConfig(num_blocks=400, link=LinkConfig(outward=lane, inward=lane))
-    engine = {"num_gpu_blocks": 40, "bytes_per_block": 1 << 16, "tiers": OffloadConfig(host=host)}
+    engine = {"num_gpu_blocks": 40, "bytes_per_block": 1 << 16, "tiers": OffloadConfig(tiers=(host,))}
     with Served(engine=engine) as two:
         two.complete(PROMPT)
         for n in range(8):

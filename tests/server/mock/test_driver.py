@@ -27,7 +27,7 @@ from kvyard.tiers.links.config import LaneConfig, LinkConfig
 
 TIGHT: dict[str, Any] = {"num_gpu_blocks": 22, "max_num_seqs": 6, "max_num_batched_tokens": 96}
 LANE = LaneConfig(bandwidth=10**9)
-HOST = OffloadConfig(host=TierConfig(num_blocks=60, link=LinkConfig(outward=LANE, inward=LANE)))
+HOST = OffloadConfig(tiers=(TierConfig(num_blocks=60, link=LinkConfig(outward=LANE, inward=LANE)),))
 TIERED: dict[str, Any] = {**TIGHT, "bytes_per_block": 1 << 16, "tiers": HOST}
 
 

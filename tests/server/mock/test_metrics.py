@@ -91,7 +91,11 @@ def test_buckets_of_token_counts() -> None:
 
 
 def test_prompts_by_where_they_came_from() -> None:
-    engine = {"num_gpu_blocks": 64, "tiers": OffloadConfig(host=TierConfig(num_blocks=256)), "bytes_per_block": 1 << 16}
+    engine = {
+        "num_gpu_blocks": 64,
+        "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=256),)),
+        "bytes_per_block": 1 << 16,
+    }
     with Served(engine=engine) as served:
         for number in range(8):
             served.complete([number] * 320)

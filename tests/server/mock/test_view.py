@@ -63,7 +63,7 @@ def test_nothing_of_a_request_is_shown() -> None:
 
 
 def test_tiers_and_transfers() -> None:
-    host = OffloadConfig(host=TierConfig(num_blocks=256))
+    host = OffloadConfig(tiers=(TierConfig(num_blocks=256),))
     engine = {"num_gpu_blocks": 64, "tiers": host, "bytes_per_block": 1 << 16}
     with Served(engine=engine) as served:
         for number in range(8):

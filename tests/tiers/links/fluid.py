@@ -13,13 +13,11 @@ NS = Fraction(1, 10**9)
 class Job:
     """A transfer of an oracle. ``left`` is in bytes, overhead of pieces included."""
 
-    def __init__(
-        self, config: LinkConfig, now: int, way: Direction, nbytes: int, client: str, not_before: int, pieces: int
-    ) -> None:
+    def __init__(self, config: LinkConfig, now: int, way: Direction, nbytes: int, client: str, pieces: int) -> None:
         lane = config.lanes[way]
         self.way = way
         self.client = client
-        self.start = max(now, not_before) + lane.first_byte_ns
+        self.start = now + lane.first_byte_ns
         self.left = Fraction(nbytes + pieces * lane.piece_overhead)
         self.ended: int | None = None
         self.cancelled = False
@@ -63,8 +61,8 @@ class NanoModel:
         self.now = 0
         self.jobs: list[Job] = []
 
-    def submit(self, way: Direction, nbytes: int, client: str, not_before: int, pieces: int) -> Job:
-        job = Job(self.config, self.now, way, nbytes, client, not_before, pieces)
+    def submit(self, way: Direction, nbytes: int, client: str, pieces: int) -> Job:
+        job = Job(self.config, self.now, way, nbytes, client, pieces)
         self.jobs.append(job)
         return job
 

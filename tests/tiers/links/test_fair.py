@@ -8,7 +8,7 @@ import pytest
 
 from kvyard.clock import ClockError
 from kvyard.tiers.links import Direction, LaneConfig, Link, LinkConfig, LinkError, Transfer, make_link
-from kvyard.tiers.links.fair import FairLink, Flow
+from kvyard.tiers.links.fair import FairLink, FairTransfer
 
 GB = 10**9
 OUT, IN = Direction.OUT, Direction.IN
@@ -125,15 +125,6 @@ def test_first_byte_latency_uses_no_bandwidth() -> None:
     assert link.stats(OUT).busy_ns == 200
 
 
-def test_not_before_holds_a_transfer_back_and_nobody_else() -> None:
-    link = fair(first_byte_ns=10)
-    a = link.submit(0, OUT, 100, not_before=500)
-    b = link.submit(0, OUT, 100, not_before=-3)
-    finish(link)
-    assert ends(a, b) == [610, 110]
-    assert (a.started, a.queued) == (510, 0)
-
-
 def test_cancelling_mid_way_gives_its_share_to_the_others() -> None:
     link = fair()
     a = link.submit(0, OUT, 400)
@@ -151,7 +142,7 @@ def test_cancelling_mid_way_gives_its_share_to_the_others() -> None:
 
 def test_cancelling_one_that_waits() -> None:
     link = fair(first_byte_ns=100)
-    a, b, c = (link.submit(0, OUT, 100, not_before=n) for n in (0, 20, 10))
+    a, c, b = (link.submit(n, OUT, 100) for n in (0, 10, 20))
     assert link.cancel(50, c)
     assert (c.started, c.ended) == (None, 50)
     finish(link)
@@ -229,9 +220,9 @@ def test_no_bytes_land_with_the_first_byte() -> None:
 
 def test_equal_instants_are_ordered_by_number() -> None:
     link = fair(first_byte_ns=10)
-    late = link.submit(0, IN, 0, not_before=90)
     a, b, c = link.submit(0, IN, 45), link.submit(0, OUT, 90), link.submit(0, IN, 45)
-    assert link.advance(200) == [late, a, b, c]
+    late = link.submit(90, IN, 0)
+    assert link.advance(200) == [a, b, c, late]
     assert {t.ended for t in (late, a, b, c)} == {100}
 
 
@@ -302,7 +293,7 @@ def test_the_check_sees_wrong_shares(factor: int | Fraction, message: str) -> No
     flows = [link.submit(0, OUT, 1000) for _ in range(3)]
     link.advance(10)
     link.check_integrity()
-    assert isinstance(flows[1], Flow)
+    assert isinstance(flows[1], FairTransfer)
     flows[1].step = int(flows[1].step * factor)
     with pytest.raises(AssertionError, match=message):
         link.check_integrity()

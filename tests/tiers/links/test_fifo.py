@@ -29,7 +29,7 @@ def test_one_after_the_other() -> None:
 
 def test_the_head_holds_up_the_lane_but_not_the_other() -> None:
     link = fifo()
-    a = link.submit(0, OUT, 100, not_before=500)
+    a = link.submit(0, OUT, 600)
     b = link.submit(0, OUT, 100)
     c = link.submit(0, IN, 100)
     assert link.advance(1000) == [c, a, b]
@@ -66,8 +66,8 @@ def test_fractions_of_a_nanosecond_add_up() -> None:
 
 def test_without_a_bandwidth_only_order_is_left() -> None:
     link = fifo(bandwidth=None, first_byte_ns=5)
-    a = link.submit(0, OUT, 10**12, not_before=50)
-    b = link.submit(0, OUT, 10**12)
+    a = link.submit(50, OUT, 10**12)
+    b = link.submit(50, OUT, 10**12)
     assert link.advance(54) == []
     assert link.advance(55) == [a, b]
     assert link.stats(OUT).busy_ns == 0

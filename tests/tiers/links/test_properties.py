@@ -15,7 +15,7 @@ from tests.tiers.links.fluid import NS, Job, NanoModel, fluid_ends, shares
 
 from kvyard.tiers.links import Direction, LaneConfig, LinkConfig, Transfer, make_link
 from kvyard.tiers.links.fair import FairLink
-from kvyard.tiers.links.sharing import Group, fill
+from kvyard.tiers.links.sharing import ClientGroup, fill
 
 GB = 10**9
 # Whole bytes per nanosecond make instants coincide, the others make fractions.
@@ -46,7 +46,6 @@ class Submit(NamedTuple):
     way: Direction
     nbytes: int
     client: str
-    not_before: int
     pieces: int
 
 
@@ -55,7 +54,6 @@ submissions = st.builds(
     st.sampled_from(Direction),
     st.integers(0, 40) | st.sampled_from([12, 24]),
     st.sampled_from("xyz"),
-    st.sampled_from([0, 0, 0, 20]),
     st.integers(1, 3),
 )
 # An operation: let time pass, then submit, or cancel the n-th transfer, or only look.
@@ -85,8 +83,7 @@ def play(link: Any, scenario: list[Any], looks: int | None) -> tuple[list[Transf
     for passes, step in scenario:
         pass_time(now + passes)
         if isinstance(step, Submit):
-            way, nbytes, client, not_before, pieces = step
-            made.append(link.submit(now, way, nbytes, client, not_before, pieces))
+            made.append(link.submit(now, *step))
         elif step is not None and step < len(made):
             link.cancel(now, made[step])
         if looks is not None:
@@ -195,21 +192,20 @@ def left_of(link: FairLink, transfer: Any) -> Fraction:
 
 
 def limits_of(transfer: Transfer, config: LinkConfig) -> dict[Hashable, int]:
-    return Job(config, 0, transfer.direction, 0, transfer.client, 0, 1).limits(config)
+    return Job(config, 0, transfer.direction, 0, transfer.client, 1).limits(config)
 
 
 @given(configs(finite=True), st.lists(submissions, min_size=1, max_size=6))
 def test_fair_is_within_a_nanosecond_per_landing_of_continuous_time(config: LinkConfig, given_: list[Submit]) -> None:
     """Shares change at whole nanoseconds. What that costs is less than a nanosecond for each that lands before."""
-    together = [submission._replace(not_before=50) for submission in given_]
     link = make_link(config)
-    made = [link.submit(0, *submission) for submission in together]
+    made = [link.submit(0, *submission) for submission in given_]
     link.advance(DONE)
     for way in Direction:
         # Only where nobody starts while others move: a later start would stretch what was lost.
         if config.lanes[way].first_byte_ns != config.outward.first_byte_ns:
             return
-    exact = fluid_ends([Job(config, 0, *submission) for submission in together], config)
+    exact = fluid_ends([Job(config, 0, *submission) for submission in given_], config)
     order = sorted(exact)
     for transfer, end in zip(made, exact):
         assert transfer.ended is not None
@@ -220,11 +216,11 @@ def test_fair_is_within_a_nanosecond_per_landing_of_continuous_time(config: Link
 def test_fill_is_progressive_filling(config: LinkConfig, given_: list[Submit]) -> None:
     jobs = [Job(config, 0, *submission) for submission in given_]
     expected = shares(jobs, config)
-    groups: list[dict[str, Group[Job]]] = [{}, {}]
+    groups: list[dict[str, ClientGroup[Job]]] = [{}, {}]
     for job in jobs:
         cap = config.lanes[job.way].client_bandwidth
         key = job.client if cap is not None else ""
-        groups[job.way].setdefault(key, Group(key, cap)).members.append(job)
+        groups[job.way].setdefault(key, ClientGroup(key, cap)).members.append(job)
     fill([(lane.bandwidth, list(g.values())) for lane, g in zip(config.lanes, groups)], config.duplex_bandwidth)
     for named in groups:
         for group in named.values():
@@ -241,7 +237,7 @@ def queue(config: LinkConfig, scenario: list[Any]) -> tuple[list[tuple[int | Non
         now += passes
         if isinstance(step, Submit):
             lane = config.lanes[step.way]
-            ready = max(now, step.not_before) + lane.first_byte_ns
+            ready = now + lane.first_byte_ns
             tail = max(tails[step.way], Fraction(ready))
             if lane.bandwidth is not None:
                 tail += (step.nbytes + step.pieces * lane.piece_overhead) / (lane.bandwidth * NS)

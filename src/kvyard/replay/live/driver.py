@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 import xxhash
 
 from kvyard.clock import SECOND, WallClock
+from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.arrivals import Arrivals
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.live.config import LiveConfig
@@ -108,8 +109,7 @@ class LiveDriver:
                     input=row.input_length,
                     wanted=row.output_length,
                     cached=UNTOLD,
-                    host=UNTOLD,
-                    storage=UNTOLD,
+                    loaded=(UNTOLD,) * len(LOWER_TIERS),
                     lost=UNTOLD,
                     elsewhere=UNTOLD,
                     preemptions=UNTOLD,

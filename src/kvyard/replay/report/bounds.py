@@ -105,8 +105,6 @@ def _rooms(core: EngineCore) -> list[tuple[int, int]]:
     pool = core.scheduler.manager.pool
     rooms = [(id(pool), (pool.num_blocks - 1) * size)]
     if core.offload is not None:
-        chunk = core.offload.site.layout.chunk * size
-        for store in (core.offload.host, core.offload.storage):
-            if store is not None:
-                rooms.append((id(store), store.num_pages * chunk))
+        chunk = core.offload.layout.chunk * size
+        rooms += [(id(tier.store), tier.store.num_pages * chunk) for tier in core.offload.tiers]
     return rooms

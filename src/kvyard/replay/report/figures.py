@@ -21,6 +21,7 @@ COLORS = {
     "device": "blue",
     "host": "aqua",
     "storage": "violet",
+    "remote": "orange",
     "cached": "blue",
     "other_worker": "yellow",
     "evicted": "red",
@@ -159,6 +160,7 @@ def cache_use(report: Report) -> Figure:
         "filled": ("device: held or cached", "yellow"),
         "host": ("host", "aqua"),
         "storage": ("storage", "violet"),
+        "remote": ("remote", "orange"),
     }
     series: list[Figure] = [
         {"name": words, "y": thinned([sum(column) / len(column) for column in zip(*values[key])]), "color": color}
@@ -266,6 +268,7 @@ def heat(report: Report) -> Figure:
         "filled": ("Device held or cached", ""),
         "host": ("Host filled", ""),
         "storage": ("Storage filled", ""),
+        "remote": ("Remote filled", ""),
     }
     for key, (name, of) in more.items():
         if key in sampled and (key in ("running", "waiting", "device", "filled") or any(map(any, sampled[key]))):

@@ -49,6 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """This and what follows is null in a live run, as far as only the engine knows it."""
     host_tokens: int | None
     storage_tokens: int | None
+    remote_tokens: int | None
     miss: str | None
     lost_tokens: int | None
     elsewhere_tokens: int | None
@@ -136,8 +137,9 @@ def row(record: Record) -> Row:
         wanted_tokens=record.wanted,
         output_tokens=record.output,
         cached_tokens=_known(record.cached),
-        host_tokens=_known(record.host),
-        storage_tokens=_known(record.storage),
+        host_tokens=_loaded(record, 0),
+        storage_tokens=_loaded(record, 1),
+        remote_tokens=_loaded(record, 2),
         miss=record.miss or None,
         lost_tokens=_known(record.lost),
         elsewhere_tokens=_known(record.elsewhere),
@@ -179,6 +181,10 @@ def _write_parquet(rows: Iterator[Row], path: Path) -> None:
 def _some(rows: Iterator[Row]) -> Iterator[list[Row]]:
     while some := list(islice(rows, ROWS_AT_ONCE)):
         yield some
+
+
+def _loaded(record: Record, level: int) -> int | None:
+    return _known(record.loaded[level]) if level < len(record.loaded) else 0
 
 
 def _known(value: int) -> int | None:

@@ -13,6 +13,7 @@ import xxhash
 
 from kvyard import __version__
 from kvyard.clock.units import MS, SECOND
+from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.gaps import together
 from kvyard.replay.record import MISSES, Record
 from kvyard.replay.report.numbers import Histogram, Spread, histogram, spread, weighted
@@ -28,12 +29,12 @@ DEEDS = frozenset(
     {
         "hits",
         "hit_tokens",
-        "storage_tokens",
+        *(f"{tier.label}_tokens" for tier in LOWER_TIERS[1:]),
         "refused",
         "dropped_blocks",
         "wasted_loads",
         "cross_worker_blocks",
-        "no_storage_room",
+        *(f"no_{tier.label}_room" for tier in LOWER_TIERS[1:]),
     }
 )
 """Counters of lower tiers that belong in a report. The others count questions, and a plan asks fewer than single steps do."""
@@ -141,18 +142,13 @@ def _gaps(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 def _reuse(admitted: Sequence[Record]) -> dict[str, Share]:
     whole = sum(record.input for record in admitted)
-    parts = {
-        "device": sum(record.cached for record in admitted),
-        "host": sum(record.host for record in admitted),
-        "storage": sum(record.storage for record in admitted),
-    }
-    words = {
-        "device": "prompt tokens found on the device at first admission",
-        "host": "prompt tokens loaded from host memory before it",
-        "storage": "prompt tokens loaded from shared storage before it",
-        "all": "prompt tokens not computed thanks to any tier",
-    }
+    parts = {"device": sum(record.cached for record in admitted)}
+    words = {"device": "prompt tokens found on the device at first admission"}
+    for level, tier in enumerate(LOWER_TIERS):
+        parts[tier.label] = sum(record.loaded[level] for record in admitted if level < len(record.loaded))
+        words[tier.label] = f"prompt tokens loaded from {tier.place} before it"
     parts["all"] = sum(parts.values())
+    words["all"] = "prompt tokens not computed thanks to any tier"
     return {name: share(part, whole, f"{words[name]} / {ADMITTED}") for name, part in parts.items()}
 
 
@@ -207,7 +203,7 @@ def _router(fleet: Fleet, records: Sequence[Record]) -> RouterReport:
     informed = [record for record in records if record.best_overlap]
     admitted = [record for record in records if record.admitted >= 0]
     believed = sum(record.overlap for record in admitted) * size
-    found = sum(min(record.overlap * size, record.cached + record.host + record.storage) for record in admitted)
+    found = sum(min(record.overlap * size, record.cached + sum(record.loaded)) for record in admitted)
     return RouterReport(
         policy=fleet.config.router.policy,
         decisions=len(records),
@@ -245,7 +241,7 @@ def _workers(fleet: Fleet, records: Sequence[Record], duration: int) -> list[Wor
                 input_tokens=sum(record.input for record in mine),
                 output_tokens=sum(record.output for record in mine),
                 cached_tokens=sum(record.cached for record in mine),
-                loaded_tokens=sum(record.host + record.storage for record in mine),
+                loaded_tokens=sum(sum(record.loaded) for record in mine),
                 computed_tokens=sum(recorder.computed for recorder in worker.recorders),
                 busy=max(core.busy_ns for core in worker.cores) / duration,
                 preemptions=sum(core.scheduler.preemptions for core in worker.cores),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvyard.replay.record import Record
+from kvyard.replay.report.report import TIERS
 
 _WHOLE = frozenset({"none", "partial_block", "unknown"})
 """Reasons that hold for all that is left of a prompt."""
@@ -13,15 +14,13 @@ def sources(record: Record) -> dict[str, int]:
 
     A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
     """
-    cached, host, storage = record.cached, record.host, record.storage
-    rest = record.input - cached - host - storage
+    found = dict(zip(TIERS, (record.cached, *record.loaded)))
+    rest = record.input - sum(found.values())
     if record.miss in _WHOLE:
-        return {"device": cached, "host": host, "storage": storage, record.miss: rest}
+        return {**found, record.miss: rest}
     lost, elsewhere = record.lost, record.elsewhere
     return {
-        "device": cached,
-        "host": host,
-        "storage": storage,
+        **found,
         "evicted": lost,
         "other_worker": elsewhere,
         "never_seen": rest - lost - elsewhere,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvyard.events.types import Tier
 from kvyard.replay.report.numbers import Histogram, Spread
 
 VERSION = 1
@@ -21,14 +22,16 @@ LATENCIES = {
 }
 """What is measured of each request, in milliseconds, in the order of all tables."""
 LENGTHS = {"input": "Input length", "output": "Output length"}
-TIERS = ("device", "host", "storage")
+TIERS = tuple(tier.label for tier in Tier)
 MOVES = {
     "stores": "device to host",
     "loads": "host to device",
     "spills": "host to storage",
     "fetches": "storage to host",
+    "remote_spills": "storage to remote",
+    "remote_fetches": "remote to storage",
 }
-"""Kinds of transfers between tiers."""
+"""Kinds of transfers between tiers: into and out of each lower one, closest to the device first."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +146,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Of finished requests that arrived in the window, in milliseconds."""
     ttft_p99: list[float | None] = msgspec.field(default_factory=list)
     prompts: dict[str, list[int]] = msgspec.field(default_factory=dict)
-    """Prompt tokens by where they came from (``device``, ``host``, ``storage``) or why they had to be computed (a name of
+    """Prompt tokens by where they came from (a name of ``TIERS``) or why they had to be computed (a name of
     ``MISSES``), by window of first admission."""
     routed: list[list[int]] = msgspec.field(default_factory=list)
     """Requests, per worker."""
@@ -156,7 +159,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     times_s: list[float] = msgspec.field(default_factory=list)
     values: dict[str, list[list[int | float]]] = msgspec.field(default_factory=dict)
     """Per quantity and worker: requests ``running``, ``waiting`` and ``loading``; shares ``device`` (held), ``filled`` (device
-    blocks that hold something), ``host`` and ``storage`` (likewise)."""
+    blocks that hold something), ``host``, ``storage`` and ``remote`` (likewise)."""
 
 
 class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +208,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     lengths: dict[str, Spread] = msgspec.field(default_factory=dict)
     """Tokens: ``input``, ``output``."""
     reuse: dict[str, Share]
-    """At first admission: ``device``, ``host``, ``storage`` and ``all`` of the prompt tokens. In a live run ``cached`` and
+    """At first admission: each of ``TIERS`` and ``all`` of the prompt tokens. In a live run ``cached`` and
     ``all``, which are the same, or nothing where the endpoint doesn't say."""
     misses: dict[str, Share]
     """Why prefixes ended, by requests."""
@@ -218,7 +221,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     router: RouterReport | None = None
     preemptions: int | None = None
     tiers: dict[str, TierReport] = msgspec.field(default_factory=dict)
-    """``device``, ``host``, ``storage``, as far as there are any."""
+    """Those of ``TIERS`` that there are."""
     transfers: dict[str, Flow] = msgspec.field(default_factory=dict)
     """By a name of ``MOVES``."""
     loading: Spread = Spread()

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvyard.clock.units import MS, SECOND
+from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread
 from kvyard.replay.report.report import MOVES, Flow, LinkUse, TierReport, share
-from kvyard.tiers.depot import Depot
+from kvyard.tiers.counters import CopyTotals
+from kvyard.tiers.linked_tier import LinkedTier
 from kvyard.tiers.links import Direction, Link
 
 if TYPE_CHECKING:
@@ -27,22 +29,19 @@ def make_tiers(fleet: Fleet, duration: int) -> dict[str, TierReport]:
             evicted_blocks=sum(pool.evicted for pool in pools),
         )
     }
-    sites = [core.offload.site for core in cores if core.offload is not None]
-    for name, depots in (
-        ("host", [site.host for site in sites]),
-        ("storage", [site.storage for site in sites if site.storage is not None]),
-    ):
-        if depots:
-            chunk = sites[0].layout.chunk
-            tiers[name] = _tier(list(dict.fromkeys(depots)), chunk, duration)  # a shared one counts once
+    engines = [core.offload for core in cores if core.offload is not None]
+    for level, tier in enumerate(LOWER_TIERS):
+        found = dict.fromkeys(engine.tiers[level] for engine in engines if level < len(engine.tiers))
+        if found:  # a shared one counts once
+            tiers[tier.label] = _tier(list(found), engines[0].layout.chunk, duration)
     return tiers
 
 
-def _tier(depots: Sequence[Depot], chunk: int, duration: int) -> TierReport:
-    links = [depot.link for depot in depots]
+def _tier(tiers: Sequence[LinkedTier], chunk: int, duration: int) -> TierReport:
+    links = [tier.link for tier in tiers]
     return TierReport(
-        capacity_blocks=sum(depot.store.num_pages for depot in depots) * chunk,
-        evicted_blocks=sum(depot.store.evicted for depot in depots) * chunk,
+        capacity_blocks=sum(tier.store.num_pages for tier in tiers) * chunk,
+        evicted_blocks=sum(tier.store.evicted for tier in tiers) * chunk,
         links={
             "outward": _use(links, Direction.OUT, duration),
             "inward": _use(links, Direction.IN, duration),
@@ -77,21 +76,20 @@ def _speed(link: Link, direction: Direction) -> int | None:
 
 def make_transfers(fleet: Fleet) -> dict[str, Flow]:
     """What moved, by kind; kinds that can't occur are left out."""
-    counters = [core.offload.counters for core in _cores(fleet) if core.offload is not None]
-    if not counters:
-        return {}
-    found = {}
-    for name in MOVES:
-        flows = [getattr(one, name) for one in counters]
-        found[name] = Flow(
-            transfers=sum(flow.landed for flow in flows),
-            blocks=sum(flow.blocks for flow in flows),
-            bytes=sum(flow.bytes for flow in flows),
-            waiting_ms=sum(flow.queued_ns for flow in flows) / MS,
+    totals: dict[str, list[CopyTotals]] = {}
+    for core in _cores(fleet):
+        tiers = core.offload.counters.tiers if core.offload is not None else []
+        for name, total in zip(MOVES, (way for tier in tiers for way in (tier.stores, tier.loads))):
+            totals.setdefault(name, []).append(total)
+    return {
+        name: Flow(
+            transfers=sum(one.landed for one in found),
+            blocks=sum(one.blocks for one in found),
+            bytes=sum(one.bytes for one in found),
+            waiting_ms=sum(one.queued_ns for one in found) / MS,
         )
-    if not any(core.offload is not None and core.offload.storage is not None for core in _cores(fleet)):
-        del found["spills"], found["fetches"]
-    return found
+        for name, found in totals.items()
+    }
 
 
 def make_loading(records: Iterable[Record]) -> Spread:

@@ -8,6 +8,7 @@ SOURCES = {
     "device": "Found on the device",
     "host": "Loaded from host memory",
     "storage": "Loaded from storage",
+    "remote": "Loaded from remote storage",
     "cached": "Cached, as the endpoint says",
 }
 """Where prompt tokens came from that were not computed."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvyard import __version__
 from kvyard.errors import KvyardError
+from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.report.figures import RUN_COLORS
 from kvyard.replay.report.figures import Figure as Drawn
 from kvyard.replay.report.files import whole_file
@@ -19,13 +20,14 @@ from kvyard.replay.sweep.table import DULL, FIGURES, Figure, rows, shown_value
 if TYPE_CHECKING:
     from kvyard.replay.sweep.run import Sweep
 
-ALONG = ("host_blocks", "host_bytes", "storage_blocks", "storage_bytes", "num_gpu_blocks", "gpu_memory", "workers")
+ROOMS = {f"{tier.label}_{unit}": tier for tier in LOWER_TIERS for unit in ("blocks", "bytes")}
+ALONG = (*ROOMS, "num_gpu_blocks", "gpu_memory", "workers")
 """What people ask about: these run along the axis rather than others."""
 UNITS = {
-    "host_blocks": "blocks of host memory per worker",
-    "host_bytes": "GB of host memory per worker",
-    "storage_blocks": "blocks of storage",
-    "storage_bytes": "GB of storage",
+    **{
+        name: f"{'GB' if name.endswith('bytes') else 'blocks'} of {tier.place} per worker"
+        for name, tier in ROOMS.items()
+    },
     "num_gpu_blocks": "blocks on each device",
     "gpu_memory": "GB of each card",
     "event_lag": "event lag, ms",
@@ -33,7 +35,7 @@ UNITS = {
     "concurrency": "sessions under way",
     "speedup": "speed-up of arrivals",
 }
-SCALES = {"host_bytes": 1e9, "storage_bytes": 1e9, "gpu_memory": 1e9, "event_lag": 1e6}
+SCALES = {**{name: 1e9 for name in ROOMS if name.endswith("bytes")}, "gpu_memory": 1e9, "event_lag": 1e6}
 DRAWN = (
     "ttft_mean_ms",
     "ttft_p99_ms",
@@ -105,13 +107,8 @@ def axis(axes: dict[str, list[str]]) -> str | None:
 
 def words(name: str | None) -> str:
     """A setting as the head of a page."""
-    known = {
-        "host_blocks": "Host memory",
-        "host_bytes": "Host memory",
-        "storage_blocks": "Storage",
-        "storage_bytes": "Storage",
-    }
-    return known.get(name or "", (name or "").replace("_", " ").capitalize())
+    text = ROOMS[name].place if name in ROOMS else (name or "").replace("_", " ")
+    return text.capitalize()
 
 
 def _number(name: str, value: str) -> float | None:

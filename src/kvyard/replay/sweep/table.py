@@ -11,6 +11,7 @@ import msgspec
 
 from kvyard.replay.report import Report
 from kvyard.replay.report.files import whole_file
+from kvyard.replay.report.report import TIERS
 from kvyard.replay.report.words import measured, percent
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ FIGURES = (
     Figure("reuse_device", "device", "Prompt tokens found on the device / admitted", share=True),
     Figure("reuse_host", "host", "Prompt tokens loaded from host memory / admitted", share=True),
     Figure("reuse_storage", "storage", "Prompt tokens loaded from storage / admitted", share=True),
+    Figure("reuse_remote", "remote", "Prompt tokens loaded from remote storage / admitted", share=True),
     Figure("output_tokens_per_s", "out tok/s", "Output tokens per second", best="high"),
     Figure("requests_per_s", "req/s", "Requests finished per second", best="high"),
     Figure("goodput_requests_per_s", "good/s", "Requests per second within the SLO", best="high"),
@@ -51,7 +53,7 @@ FIGURES = (
 )
 SHOWN = ("ttft_mean_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_mean_ms", "reuse", "reuse_host", "output_tokens_per_s")
 """In the terminal, where there is only so much room; others if they say anything."""
-DULL = ("goodput_requests_per_s", "rejected", "preemptions", "reuse_storage")
+DULL = ("goodput_requests_per_s", "rejected", "preemptions", "reuse_storage", "reuse_remote")
 """Left out where there is none of it."""
 
 
@@ -65,9 +67,7 @@ def figures_of(report: Report) -> dict[str, float | int | None]:
         "itl_mean_ms": latency["itl"].mean,
         "e2e_mean_ms": latency["e2e"].mean,
         "reuse": report.reuse["all"].value,
-        "reuse_device": report.reuse["device"].value,
-        "reuse_host": report.reuse["host"].value,
-        "reuse_storage": report.reuse["storage"].value,
+        **{f"reuse_{tier}": report.reuse[tier].value for tier in TIERS},
         "output_tokens_per_s": report.throughput["output_tokens_per_s"],
         "requests_per_s": report.throughput["requests_per_s"],
         "goodput_requests_per_s": None if report.goodput is None else report.goodput.requests_per_s,

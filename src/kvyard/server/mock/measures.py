@@ -135,8 +135,8 @@ class RankMeasures:
         if lower:
             count["external_prefix_cache_queries"](job.num_prompt_tokens - cached)
             count["external_prefix_cache_hits"](external)
-            self._tier["host"](external - job.storage_tokens)
-            self._tier["disk"](job.storage_tokens)
+            for source, tokens in zip(("host", "disk", "external_unspecified"), job.tier_tokens):
+                self._tier[source](tokens)
 
     def produced(self, choice: MockChoice, tokens: int, end: int) -> None:
         """More tokens are out; the choice doesn't know yet."""

@@ -53,7 +53,7 @@ class RecentWork:
                 worker,
                 choice.rank,
                 job.num_prompt_tokens,
-                (cached, external - job.storage_tokens, job.storage_tokens),
+                (cached, *job.tier_tokens),
                 (now - choice.arrival) / MS,
             )
         )
@@ -87,7 +87,7 @@ class WorkerTally:
     def admitted(self, choice: MockChoice, now: int, cached: int, external: int) -> None:
         """A job begins to run, for the first time."""
         job: Job = choice.job
-        for at, tokens in enumerate((cached, external - job.storage_tokens, job.storage_tokens)):
+        for at, tokens in enumerate((cached, *job.tier_tokens)):
             self.tiers[at] += tokens
         self.computed += job.num_prompt_tokens - cached - external
         self.prompt_tokens += job.num_prompt_tokens

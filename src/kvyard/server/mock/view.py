@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,21 +27,12 @@ from kvyard.server.dashboard.view import (
 from kvyard.server.mock.faults import MockFaults
 from kvyard.server.mock.tally import Admission
 from kvyard.server.mock.worker import MockWorker
-from kvyard.tiers.counters import Flow
-from kvyard.tiers.depot import Kind
+from kvyard.tiers.counters import CopyTotals
 from kvyard.tiers.links.transfer import Direction
 
 if TYPE_CHECKING:
     from kvyard.blocks.pool import Pool
     from kvyard.server.mock.fleet import MockFleet
-
-COPIES = {
-    Kind.STORE: ("G1", "G2", Direction.OUT),
-    Kind.LOAD: ("G2", "G1", Direction.IN),
-    Kind.SPILL: ("G2", "G3", Direction.OUT),
-    Kind.FETCH: ("G3", "G2", Direction.IN),
-}
-"""From where to where."""
 
 
 class MockSource:
@@ -117,10 +109,8 @@ def _tiers(cores: list[EngineCore]) -> Iterator[TierView]:
     pools: dict[str, list[tuple[Pool, int]]] = {"G1": [(core.scheduler.manager.pool, 1) for core in cores]}
     for core in cores:
         if core.offload is not None:
-            chunk = core.offload.site.layout.chunk
-            pools.setdefault("G2", []).append((core.offload.host.pool, chunk))
-            if core.offload.storage is not None:
-                pools.setdefault("G3", []).append((core.offload.storage.pool, chunk))
+            for tier in core.offload.tiers:
+                pools.setdefault(tier.store.tier.name, []).append((tier.store.pool, core.offload.layout.chunk))
     for name, found in pools.items():
         yield TierView(
             name=name,
@@ -151,16 +141,19 @@ def stream_views(worker: MockWorker, now: int) -> Iterator[StreamView]:
 
 def transfer_views(worker: MockWorker) -> Iterator[TransferView]:
     """Copies between tiers, by direction, over all ranks."""
-    sites = [core.offload.site for core in worker.cores if core.offload is not None]
-    for kind, (source, target, direction) in COPIES.items():
-        flows: list[Flow] = []
+    engines = [core.offload for core in worker.cores if core.offload is not None]
+    depth = max((len(engine.tiers) for engine in engines), default=0)
+    for level, direction in product(range(depth), Direction):
+        flows: list[CopyTotals] = []
         bandwidth: float | None = 0.0
-        for site in sites:
-            if site.storage is None and "G3" in (source, target):
-                continue
-            flows.append(site.flows[kind])
-            one = site.depot_of(kind).link.config.lanes[direction].bandwidth
-            bandwidth = None if one is None or bandwidth is None else bandwidth + one
+        source, target = "", ""
+        for engine in engines:
+            if level < len(engine.tiers):
+                tier, counters = engine.tiers[level], engine.counters.tiers[level]
+                source, target = tier.ends if direction == Direction.OUT else tier.ends[::-1]
+                flows.append(counters.stores if direction == Direction.OUT else counters.loads)
+                one = tier.link.config.lanes[direction].bandwidth
+                bandwidth = None if one is None or bandwidth is None else bandwidth + one
         if flows:
             yield TransferView(
                 worker=worker.name,

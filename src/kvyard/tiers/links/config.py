@@ -17,7 +17,7 @@ class LaneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     client_bandwidth: int | None = None
     """Bytes per second of all transfers of any one client in this direction; ``None`` sets no limit."""
     first_byte_ns: int = 0
-    """From submission (or ``not_before``) to the first byte. It passes without using the link."""
+    """From submission to the first byte. It passes without using the link."""
     piece_overhead: int = 0
     """What each separate copy costs on top of its payload, as bytes that pass at the same speed."""
 

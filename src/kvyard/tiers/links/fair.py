@@ -13,16 +13,16 @@ from heapq import heapify, heappop, heappush
 from math import gcd
 
 from kvyard.clock import SECOND
+from kvyard.tiers.links.base import LinkBase
 from kvyard.tiers.links.config import LinkConfig
-from kvyard.tiers.links.ledger import Ledger
-from kvyard.tiers.links.sharing import Group, check_fair, fill
+from kvyard.tiers.links.sharing import ClientGroup, check_fair, fill
 from kvyard.tiers.links.transfer import Direction, LaneStats, Transfer
 
 REMEMBERED = 4096
 """Combinations of group sizes whose shares are kept."""
 
 
-class Flow(Transfer):
+class FairTransfer(Transfer):
     """A transfer, and how far it has come."""
 
     __slots__ = ("left", "scale", "step")
@@ -35,15 +35,15 @@ class Flow(Transfer):
     """What moves in one nanosecond, in the unit of ``left``."""
 
 
-class FairLink(Ledger[Flow]):
+class FairLink(LinkBase[FairTransfer]):
     """See ``Link`` for the verbs. A submission, a start and a landing each take time proportional to the moving transfers."""
 
     def __init__(self, config: LinkConfig) -> None:
-        super().__init__(config, Flow)
+        super().__init__(config, FairTransfer)
         self._at = 0  # how far the bytes have been moved; never later than now
-        self._waiting: list[tuple[int, int, Flow]] = []  # for their first byte; a heap by (started, number)
-        self._moving: list[Flow] = []
-        self._groups: tuple[dict[str, Group[Flow]], dict[str, Group[Flow]]] = ({}, {})
+        self._waiting: list[tuple[int, int, FairTransfer]] = []  # for their first byte; a heap by (started, number)
+        self._moving: list[FairTransfer] = []
+        self._groups: tuple[dict[str, ClientGroup[FairTransfer]], dict[str, ClientGroup[FairTransfer]]] = ({}, {})
         self._next: int | None = None  # when the first of the moving lands if the shares stay as they are
         self._busy = [0, 0]
         self._client_caps = tuple(lane.client_bandwidth for lane in config.lanes)
@@ -51,13 +51,11 @@ class FairLink(Ledger[Flow]):
         self._earliest: int | None = None
         self._earliest_known = True
 
-    def submit(
-        self, now: int, direction: Direction, nbytes: int, client: str = "", not_before: int = 0, pieces: int = 1
-    ) -> Transfer:
+    def submit(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
         """Queue a transfer; it moves, with its share of the bandwidth, as soon as its first byte can."""
-        self._check(now, direction, nbytes, not_before, pieces)
+        self._check(now, direction, nbytes, pieces)
         self._run(now)
-        flow = self._admit(now, direction, nbytes, client, not_before, pieces)
+        flow = self._admit(now, direction, nbytes, client, pieces)
         flow.left = self._load(flow) * SECOND
         flow.scale = 1
         flow.step = 0
@@ -152,17 +150,17 @@ class FairLink(Ledger[Flow]):
                 self._busy[1] += passed
             self._at = t
 
-    def _join(self, flow: Flow) -> None:
+    def _join(self, flow: FairTransfer) -> None:
         cap = self._client_caps[flow.direction]
         key = "" if cap is None else flow.client  # without caps all clients are alike
         groups = self._groups[flow.direction]
         group = groups.get(key)
         if group is None:
-            group = groups[key] = Group(key, cap)
+            group = groups[key] = ClientGroup(key, cap)
         group.members.append(flow)
         self._moving.append(flow)
 
-    def _leave(self, flow: Flow) -> None:
+    def _leave(self, flow: FairTransfer) -> None:
         groups = self._groups[flow.direction]
         group = groups["" if self._client_caps[flow.direction] is None else flow.client]
         group.members.remove(flow)
@@ -275,7 +273,7 @@ class FairLink(Ledger[Flow]):
         lands = [self._at - (-flow.left // flow.step) for flow in self._moving]
         assert self._next == min(lands, default=None), "the next landing is not the first"
 
-    def _limits(self, flow: Flow) -> dict[Hashable, int | None]:
+    def _limits(self, flow: FairTransfer) -> dict[Hashable, int | None]:
         lane = self.config.lanes[flow.direction]
         return {
             "both directions": self.config.duplex_bandwidth,

@@ -1,7 +1,7 @@
 """A link with one lane per direction that serves one transfer after the other, in order of submission.
 
-The landing is fixed at submission: ``max(tail of the lane, first byte) + bytes / bandwidth``. A transfer that may not start yet
-holds up those behind it, and a cancelled one keeps its place: the lane is a queue that was handed to the hardware.
+The landing is fixed at submission: ``max(tail of the lane, first byte) + bytes / bandwidth``. The head of a lane
+holds up those behind it, and a cancelled transfer keeps its place: the lane is a queue that was handed to the hardware.
 The tail is kept as a fraction of a nanosecond, so that a thousand small transfers take as long as one of their size.
 """
 
@@ -11,12 +11,12 @@ from collections import deque
 
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import SECOND
+from kvyard.tiers.links.base import LinkBase
 from kvyard.tiers.links.config import LinkConfig
-from kvyard.tiers.links.ledger import Ledger
 from kvyard.tiers.links.transfer import Direction, LaneStats, Transfer
 
 
-class Ticket(Transfer):
+class FifoTransfer(Transfer):
     """A transfer, and its place in the lane: from ``begin`` to ``end``, in nanoseconds times the lane's speed."""
 
     __slots__ = ("begin", "due", "end")
@@ -27,7 +27,7 @@ class Ticket(Transfer):
     """When it lands: ``end``, at the next whole nanosecond."""
 
 
-class Lane:
+class FifoLane:
     """One direction."""
 
     __slots__ = ("queue", "speed", "tail", "unit", "worked")
@@ -35,12 +35,12 @@ class Lane:
     def __init__(self, bandwidth: int | None) -> None:
         self.speed = 1 if bandwidth is None else bandwidth
         self.unit = 0 if bandwidth is None else SECOND  # of work that one byte is
-        self.queue: deque[Ticket] = deque()  # in order of landing, cancelled ones included
+        self.queue: deque[FifoTransfer] = deque()  # in order of landing, cancelled ones included
         self.tail = 0  # when the lane is empty, in nanoseconds times the speed
         self.worked = 0  # by those that have left the queue, in the same unit
 
 
-class FifoLink(Ledger[Ticket]):
+class FifoLink(LinkBase[FifoTransfer]):
     """See ``Link`` for the verbs. All take constant time, not counting what has landed."""
 
     def __init__(self, config: LinkConfig) -> None:
@@ -55,16 +55,14 @@ class FifoLink(Ledger[Ticket]):
                 "duplex_bandwidth: the lanes of a fifo link know nothing of each other; "
                 "leave it out, or set discipline to fair"
             )
-        super().__init__(config, Ticket)
-        self._lanes = tuple(Lane(lane.bandwidth) for lane in config.lanes)
+        super().__init__(config, FifoTransfer)
+        self._lanes = tuple(FifoLane(lane.bandwidth) for lane in config.lanes)
 
-    def submit(
-        self, now: int, direction: Direction, nbytes: int, client: str = "", not_before: int = 0, pieces: int = 1
-    ) -> Transfer:
+    def submit(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
         """Queue a transfer behind all of its direction; its landing is fixed from now on."""
-        self._check(now, direction, nbytes, not_before, pieces)
+        self._check(now, direction, nbytes, pieces)
         self._run(now)
-        ticket = self._admit(now, direction, nbytes, client, not_before, pieces)
+        ticket = self._admit(now, direction, nbytes, client, pieces)
         lane = self._lanes[direction]
         assert ticket.started is not None
         ready = ticket.started * lane.speed

@@ -23,10 +23,8 @@ class Link(Protocol):
         """What it was made from."""
         ...
 
-    def submit(
-        self, now: int, direction: Direction, nbytes: int, client: str = "", not_before: int = 0, pieces: int = 1
-    ) -> Transfer:
-        """Queue ``nbytes``, made of ``pieces`` separate copies, none of which starts before ``not_before``.
+    def submit(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
+        """Queue ``nbytes``, made of ``pieces`` separate copies.
 
         Raises ``LinkError`` for amounts that can't be, and changes nothing then. A transfer of 0 bytes lands when its first
         byte could have moved.

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Group(Generic[T]):
+class ClientGroup(Generic[T]):
     """The moving transfers of one client (or of all, where clients have no cap) in one direction, and the rate of each."""
 
     __slots__ = ("cap", "den", "key", "members", "num")
@@ -40,7 +40,7 @@ class _Sized(Protocol):
     def members(self) -> Collection[object]: ...
 
 
-class _Lane:
+class _OpenLane:
     """One direction while it is being filled."""
 
     __slots__ = ("count", "groups", "left")
@@ -57,13 +57,13 @@ def fill(lanes: Collection[tuple[int | None, Collection[_Sized]]], duplex: int |
     Every group must be under some limit. Takes time proportional to the number of groups, and of sorting them.
     """
     # Caps are alike within a direction: the group with the most members reaches its cap first. It is taken from the end.
-    open_lanes = [_Lane(left, sorted(groups, key=_size)) for left, groups in lanes if groups]
+    open_lanes = [_OpenLane(left, sorted(groups, key=_size)) for left, groups in lanes if groups]
     count = sum(lane.count for lane in open_lanes)
     while open_lanes:
         # The limit that is full first: the one with the least left for each transfer under it. Innermost first among equals,
         # since what a client's cap decides is the same either way.
         num, den = (duplex, count) if duplex is not None else (0, 0)
-        tight: _Lane | None = None
+        tight: _OpenLane | None = None
         capped = False
         for lane in open_lanes:
             if (left := lane.left) is not None and (not den or left * den <= num * lane.count):

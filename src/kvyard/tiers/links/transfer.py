@@ -25,7 +25,6 @@ class Transfer:
         "direction",
         "ended",
         "nbytes",
-        "not_before",
         "number",
         "pieces",
         "queued",
@@ -41,7 +40,6 @@ class Transfer:
     pieces: int
     """Separate copies that it is made of; each costs the link its overhead."""
     submitted: int
-    not_before: int
     started: int | None
     """When its first byte can move. Known from submission, hence it may lie ahead; ``None`` if cancelled before."""
     ended: int | None
@@ -51,7 +49,7 @@ class Transfer:
     """Nanoseconds that other transfers cost it: how much later it landed than it would have on an idle link."""
 
     def __init__(
-        self, number: int, direction: Direction, client: str, nbytes: int, pieces: int, submitted: int, not_before: int
+        self, number: int, direction: Direction, client: str, nbytes: int, pieces: int, submitted: int
     ) -> None:
         self.number = number
         self.direction = direction
@@ -59,7 +57,6 @@ class Transfer:
         self.nbytes = nbytes
         self.pieces = pieces
         self.submitted = submitted
-        self.not_before = not_before
         self.started = None
         self.ended = None
         self.cancelled = False

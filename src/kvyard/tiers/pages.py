@@ -1,34 +1,54 @@
-"""What is on its way to somewhere: stretches of chains that are not there yet and must not be sent again.
+"""Ranges of pages, the unit that copies move, and those of them that are on their way.
 
-There are few at a time and they never overlap, so they are kept by where they start and compared by hash: equal at a position
-means equal before it.
+A page is ``blocks_per_chunk`` consecutive blocks of one group: what a lower tier stores, names and evicts together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from kvyard.blocks.spans import Spans, clip
-from kvyard.hashing import Key, Keys
-from kvyard.tiers.piece import Piece
+from kvyard.hashing import Chain, Key, Keys
 
 
-class Pending:
-    """The stretches of one group that are on their way."""
+class PageRange(NamedTuple):
+    """Pages ``start`` to ``stop`` of one group of one chain."""
+
+    group: int
+    chain: Chain
+    start: int
+    stop: int
+
+
+def total_pages(pieces: Iterable[PageRange]) -> int:
+    """How many pages ``pieces`` have together."""
+    total = 0
+    for piece in pieces:
+        total += piece[3] - piece[2]
+    return total
+
+
+class PendingPages:
+    """The ranges of one group that are on their way somewhere, and must not be sent there again.
+
+    There are few at a time and they never overlap, so they are kept by where they start and compared by hash: equal at a
+    position means equal before it.
+    """
 
     __slots__ = ("_starts",)
 
     def __init__(self) -> None:
-        self._starts: dict[int, dict[Key, Piece]] = {}
+        self._starts: dict[int, dict[Key, PageRange]] = {}
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: PageRange) -> None:
         """``piece`` sets out. No part of it may be on its way already."""
         here = self._starts.setdefault(piece.start, {})
         key = piece.chain.keys[piece.start]
         assert key not in here, f"{piece} is sent twice"
         here[key] = piece
 
-    def remove(self, piece: Piece) -> None:
+    def remove(self, piece: PageRange) -> None:
         """``piece`` has arrived, or won't."""
         here = self._starts[piece.start]
         del here[piece.chain.keys[piece.start]]
@@ -48,7 +68,7 @@ class Pending:
     def __bool__(self) -> bool:
         return bool(self._starts)
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[PageRange]:
         for here in self._starts.values():
             yield from here.values()
 

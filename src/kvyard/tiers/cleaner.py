@@ -1,8 +1,8 @@
 """Offloading on eviction, ahead of time: blocks near the head of the device's free line are copied before they are needed.
 
-A block is *clean* if giving it up loses nothing: it has no name, or the host has it or is getting it. While a block is copied
-it is out of the line; then it goes back to the head, where it can still be hit until somebody takes it. Who needs a block
-that isn't clean yet waits for its copy, or drops the content, as configured.
+A block is *clean* if giving it up loses nothing: it has no name, or the first lower tier, the host, has it or is getting it.
+While a block is copied it is out of the line; then it goes back to the head, where it can still be hit until it is taken. An
+allocation that needs a block that isn't clean yet waits for its copy, or drops the content, as configured.
 
 Cleaning always comes to an end. No more is kept clean than the host can hold (of a shared host: a member's part), and a block
 is copied once until the device next gives one up: should the host lose it before, copying it again would only cost another.
@@ -18,12 +18,10 @@ from kvyard.blocks.cache_map import Node
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spans import without
 from kvyard.blocks.table import Table
-from kvyard.tiers.depot import Kind
-from kvyard.tiers.outward import Outward
+from kvyard.tiers.pages import PageRange, PendingPages, total_pages
 from kvyard.tiers.path import whole_chain
-from kvyard.tiers.pending import Pending
-from kvyard.tiers.piece import Piece, total_pages
-from kvyard.tiers.site import Site
+from kvyard.tiers.state import OffloadState
+from kvyard.tiers.storer import Storer
 
 DEFAULT_AHEAD = 64
 
@@ -32,7 +30,7 @@ class _Dirty(NamedTuple):
     """Blocks of a free extent that the host doesn't have."""
 
     extent: Extent
-    piece: Piece
+    piece: PageRange
     depth: int
     """How many blocks of the line go before the last of them does."""
 
@@ -44,15 +42,15 @@ class _Dirty(NamedTuple):
 class Cleaner:
     """Keeps the head of one worker's free line clean."""
 
-    def __init__(self, site: Site, out: Outward, members: Callable[[], int]) -> None:
+    def __init__(self, state: OffloadState, storer: Storer, members: Callable[[], int]) -> None:
         """``members`` says how many workers the host is for."""
-        self.site = site
-        self.out = out
+        self.state = state
+        self.storer = storer
         self._members = members
-        self._drops = site.config.on_unclean == "drop"
+        self._drops = state.config.on_unclean == "drop"
         self.cohorts = 0
         """Sent so far. Each may have pushed out of the host what made other blocks clean."""
-        self._copied = [Pending() for _ in range(site.layout.num_groups)]
+        self._copied = [PendingPages() for _ in range(state.layout.num_groups)]
         """What has been copied since the device last gave something up,"""
         self._given_up = 0
         """and how much it had given up by then."""
@@ -64,16 +62,16 @@ class Cleaner:
     @property
     def ahead(self) -> int:
         """How many blocks at the head of the line are to be clean."""
-        share = max(1, self.site.host.store.num_pages // self._members())
-        return min(self.site.config.offload_ahead or DEFAULT_AHEAD, share)
+        share = max(1, self.state.first.num_pages // self._members())
+        return min(self.state.config.offload_ahead or DEFAULT_AHEAD, share)
 
     @property
     def copying(self) -> int:
         """How many blocks are out of the line for being copied."""
-        site = self.site
+        state = self.state
         total = 0
-        for copy in (*site.host.under_way.values(), *site.inbox):
-            if copy.returns and copy.inbox is site.inbox:
+        for copy in (*state.tiers[0].under_way.values(), *state.inbox):
+            if copy.returns and copy.inbox is state.inbox:
                 total += sum(total_pages(part.pieces) for part in (copy, *copy.rest))
         return total
 
@@ -87,7 +85,7 @@ class Cleaner:
     def make_clean(self, needed: int, now: int, deadline: Callable[[], int | None], hit: Hit | None) -> int | None:
         """See ``Offload.make_clean``."""
         self._notice()
-        counters, pool, copying = self.site.counters, self.site.layout.pool, self.copying
+        counters, pool, copying = self.state.counters, self.state.layout.pool, self.copying
         pinned = sum(group.free_blocks(0) for group in hit.groups) if hit is not None else 0
         if needed + pinned > pool.free:
             # What is being copied comes back. If even that is not enough, the allocation fails as it would without tiers.
@@ -95,7 +93,7 @@ class Cleaner:
                 return None
             counters.unclean_waits += 1
             return deadline()
-        spare = self.site.host.store.num_pages - max(0, needed - pool.unnamed)
+        spare = self.state.first.num_pages - max(0, needed - pool.unnamed)
         reach = needed + max(0, min(self.ahead, spare)) - copying
         dirty = self._survey(max(reach, needed), needed, hit)
         reached = [item for item in dirty if item.depth < needed]
@@ -115,12 +113,12 @@ class Cleaner:
 
     def _notice(self) -> None:
         """See what the device has given up since last time."""
-        given_up = self.site.layout.pool.evicted
+        given_up = self.state.layout.pool.evicted
         taken = given_up - self._given_up
         if taken:
             self._given_up = given_up
-            self._copied = [Pending() for _ in self._copied]
-            counters = self.site.counters
+            self._copied = [PendingPages() for _ in self._copied]
+            counters = self.state.counters
             counters.dropped_blocks += sum(max(0, min(size, taken - before)) for before, size in self._doomed)
         self._doomed = []
 
@@ -128,7 +126,7 @@ class Cleaner:
         """Have the host give up last what it has of the first ``count`` blocks of the line: else it would do so for the sake
         of the others.
         """
-        pool, store = self.site.layout.pool, self.site.host.store
+        pool, store = self.state.layout.pool, self.state.first
         depth = pool.unnamed
         for extent in pool.order:
             if depth >= count:
@@ -142,7 +140,7 @@ class Cleaner:
 
         What ``hit`` has is about to be held, so it doesn't count.
         """
-        pool, store = self.site.layout.pool, self.site.host.store
+        pool, store = self.state.layout.pool, self.state.first
         found: list[_Dirty] = []
         depth = pool.unnamed
         if depth >= count:
@@ -168,7 +166,7 @@ class Cleaner:
                 middle = max(first, stop - (cut - depth)) if depth < cut else first
                 for low, high in ((first, middle), (middle, stop)):
                     for begin, end in store.missing(group, chain.keys, low, high) if low < high else ():
-                        found.append(_Dirty(extent, Piece(group, chain, begin, end), depth + stop - end))
+                        found.append(_Dirty(extent, PageRange(group, chain, begin, end), depth + stop - end))
             depth += stop - first
             if depth >= count:
                 break
@@ -179,13 +177,13 @@ class Cleaner:
 
         It lies among the first ``reach`` blocks of the line.
         """
-        if not dirty or self._stuck == self.site.landings:
+        if not dirty or self._stuck == self.state.landings:
             return
         fresh: list[_Dirty] = []
         for extent, (group, chain, start, stop), depth in dirty:
             done = self._copied[group].spans(chain.keys, stop)
             for low, high in without(start, stop, done) if done else ((start, stop),):
-                fresh.append(_Dirty(extent, Piece(group, chain, low, high), depth + stop - high))
+                fresh.append(_Dirty(extent, PageRange(group, chain, low, high), depth + stop - high))
         if not fresh:
             return
         self._touch(reach)
@@ -193,15 +191,15 @@ class Cleaner:
             for item in fresh if len(fresh) > 1 else ():
                 if not self._send([item], now):
                     break
-            self._stuck = self.site.landings
+            self._stuck = self.state.landings
 
     def _send(self, dirty: list[_Dirty], now: int) -> bool:
         """Copy ``dirty`` as one cohort; returns whether the host had room."""
-        site, pool = self.site, self.site.layout.pool
-        batches = self.out.batches([item.piece for item in dirty])
-        far = site.host.store.reserve([piece for batch in batches for piece in batch])
+        state, pool = self.state, self.state.layout.pool
+        batches = self.storer.batches([item.piece for item in dirty])
+        far = state.first.reserve([piece for batch in batches for piece in batch])
         if far is None:
-            site.counters.no_host_room += 1
+            state.counters.tiers[0].no_room += 1
             return False
         for item in dirty:
             self._copied[item.piece.group].add(item.piece)
@@ -221,7 +219,7 @@ class Cleaner:
                 part = pool.split(extent, piece.stop - piece.start) if extent.stop > piece.stop else extent
                 tables.append(pool.hold([part]))
             near.append(tables)
-        self.out.send(Kind.STORE, batches, near, far, now, returns=True)
+        self.storer.send(0, batches, near, far, now, returns=True)
         self.cohorts += 1
         return True
 

@@ -1,4 +1,4 @@
-"""What comes of asking lower tiers for a request."""
+"""What lower tiers answer when a request asks them for its prefix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 
 
-class Step(Enum):
+class LoadStep(Enum):
     """What came of asking the lower tiers."""
 
     NOTHING = "nothing"
@@ -15,22 +15,22 @@ class Step(Enum):
     STARTED = "started"
     """A load is on its way and the request has its blocks: wait until ``tick`` returns it."""
     WAITING = "waiting"
-    """What it needs is on the way to the host: look it up and ask again when something has landed."""
+    """What it needs is on its way up: look it up and ask again when something has landed."""
     NO_ROOM = "no room"
     """The device has no room for the load: the same as a failed allocation."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class LoadAnswer(msgspec.Struct, frozen=True):
     """The answer of ``onboard``."""
 
-    step: Step
+    step: LoadStep
     tokens: int = 0
     """Started: how many tokens the load brings, after the hit."""
-    storage_tokens: int = 0
-    """Started: how many of them storage had and the host didn't."""
+    by_tier: tuple[int, ...] = ()
+    """Started: the same by the tier that had them, closest to the device first."""
     deadline: int | None = None
     """Started, waiting: when the next copy lands, as things stand."""
 
 
-NOTHING = Outcome(Step.NOTHING)
-NO_ROOM = Outcome(Step.NO_ROOM)
+NOTHING = LoadAnswer(LoadStep.NOTHING)
+NO_ROOM = LoadAnswer(LoadStep.NO_ROOM)

@@ -1,8 +1,8 @@
-"""The way out: what a request has computed goes to the host, and from there to storage.
+"""Stores: what a request has computed goes to the first tier below the device, and from each tier on to the next.
 
-Blocks are offered at the end of a pass. What the policy wants and nobody has or is bringing becomes one *cohort*: it gets room
-for all of it or waits, without blocking anybody, until something has landed. Its batches go one after the other, so a
-cohort has one transfer under way at a time. The source stays held until its batch has landed.
+Blocks are offered at the end of a pass. What the policy wants and the first tier neither has nor is getting becomes one
+*cohort*: it gets room for all of it or waits, without holding up others, until something has landed. Its batches go one after
+the other, so a cohort has one transfer under way at a time. The source stays held until its batch has landed.
 """
 
 from __future__ import annotations
@@ -12,52 +12,53 @@ from kvyard.blocks.extent import Extent
 from kvyard.blocks.limits import ENDLESS
 from kvyard.blocks.spans import intersect
 from kvyard.blocks.table import Table
-from kvyard.tiers.depot import Copy, Kind
-from kvyard.tiers.piece import Piece, total_pages
+from kvyard.tiers.copies import Copy
+from kvyard.tiers.links import Direction
+from kvyard.tiers.pages import PageRange, total_pages
 from kvyard.tiers.policy import WriteThrough
-from kvyard.tiers.site import Site, Track
+from kvyard.tiers.state import OffloadState, RequestState
 
 
-class Outward:
-    """Stores and spills of one worker."""
+class Storer:
+    """Stores of one worker, into all its tiers."""
 
-    def __init__(self, site: Site, policy: WriteThrough) -> None:
-        self.site = site
+    def __init__(self, state: OffloadState, policy: WriteThrough) -> None:
+        self.state = state
         self.policy = policy
         self.waiting: dict[Request, None] = {}
         """Requests whose cohort found no room, first come first."""
         self._tried = -1
         """How many copies had landed when one last found none."""
-        size = site.config.offload_batch_size
-        self._batch_pages = None if size is None else size // site.layout.chunk
+        size = state.config.offload_batch_size
+        self._batch_pages = None if size is None else size // state.layout.chunk
         self._closed = False
 
     def offer(self, request: Request, now: int) -> None:
         """Store what the request has computed since it was last asked, as far as the policy wants it."""
-        track = self.site.track(request)
+        track = self.state.of(request)
         tokens = self.policy.reach(request)
         if tokens >= track.due and request.tables:
             self._offer(request, track, tokens, now)
 
     def quiet_until(self, request: Request) -> int:
         """``offer`` does nothing while fewer tokens than this are computed."""
-        track = self.site.tracks.get(request)
-        due = track.due if track is not None else min(self.site.layout.page_tokens)
+        track = self.state.requests.get(request)
+        due = track.due if track is not None else min(self.state.layout.page_tokens)
         limit = self.policy.limit(request)
         return ENDLESS if limit is not None and due > limit else due
 
     def retry(self, now: int) -> None:
         """Ask again for the cohorts that found no room, if anything has landed since."""
-        if not self.waiting or self._tried == self.site.landings:
+        if not self.waiting or self._tried == self.state.landings:
             return
         waiting, self.waiting = self.waiting, {}
         for request in waiting:
-            self.site.tracks[request].due = 0
+            self.state.requests[request].due = 0
             self.offer(request, now)
 
-    def _offer(self, request: Request, track: Track, tokens: int, now: int) -> None:
-        layout, store = self.site.layout, self.site.host.store
-        pieces: list[Piece] = []
+    def _offer(self, request: Request, track: RequestState, tokens: int, now: int) -> None:
+        layout, store = self.state.layout, self.state.first
+        pieces: list[PageRange] = []
         sources: dict[int, list[Extent]] = {}
         done: list[int] = []
         due = ENDLESS
@@ -77,37 +78,37 @@ class Outward:
             if missing:
                 extents = sources[group] = layout.named(request, group, missing[0][0])
                 missing = intersect(missing, layout.pages_of(extents))
-            pieces += [Piece(group, chain, low, high) for low, high in missing]
+            pieces += [PageRange(group, chain, low, high) for low, high in missing]
         track.due = due
         if pieces and not self._store(sources, pieces, now):
-            # The cursor stays where it is, and nobody asks again before something has landed.
+            # It is offered again, all of it, when something has landed.
             self.waiting[request] = None
             return
         track.stored = done
 
-    def _store(self, sources: dict[int, list[Extent]], pieces: list[Piece], now: int) -> bool:
+    def _store(self, sources: dict[int, list[Extent]], pieces: list[PageRange], now: int) -> bool:
         """Send a cohort; returns whether it needs no second try."""
-        site = self.site
-        if total_pages(pieces) > site.host.store.num_pages:
-            site.counters.refused += 1
+        state = self.state
+        if total_pages(pieces) > state.first.num_pages:
+            state.counters.refused += 1
             return True
         batches = self.batches(pieces)
-        far = site.host.store.reserve(_joined(batches))
+        far = state.first.reserve(_joined(batches))
         if far is None:
-            site.counters.no_host_room += 1
-            self._tried = site.landings
+            state.counters.tiers[0].no_room += 1
+            self._tried = state.landings
             return False
-        hold = site.layout.hold_blocks
+        hold = state.layout.hold_blocks
         near = [[hold(sources[piece.group], piece) for piece in batch] for batch in batches]
-        self.send(Kind.STORE, batches, near, far, now)
+        self.send(0, batches, near, far, now)
         return True
 
-    def batches(self, pieces: list[Piece]) -> list[list[Piece]]:
+    def batches(self, pieces: list[PageRange]) -> list[list[PageRange]]:
         """``pieces`` cut into batches of the configured size."""
         size = self._batch_pages
         if size is None:
             return [pieces]
-        batches: list[list[Piece]] = []
+        batches: list[list[PageRange]] = []
         room = 0
         for group, chain, start, stop in pieces:
             while start < stop:
@@ -115,56 +116,57 @@ class Outward:
                     batches.append([])
                     room = size
                 count = min(room, stop - start)
-                batches[-1].append(Piece(group, chain, start, start + count))
+                batches[-1].append(PageRange(group, chain, start, start + count))
                 start += count
                 room -= count
         return batches
 
     def send(
         self,
-        kind: Kind,
-        batches: list[list[Piece]],
+        level: int,
+        batches: list[list[PageRange]],
         near: list[list[Table]],
         far: list[Table],
         now: int,
         returns: bool = False,
     ) -> None:
-        """Make the copies of a cohort and submit the first; the others follow one by one."""
-        site = self.site
+        """Make the copies of a cohort into tier ``level`` and submit the first; the others follow one by one."""
+        state = self.state
         copies: list[Copy] = []
         at = 0
-        store = site.depot_of(kind).store
-        chunk = site.layout.chunk if kind is Kind.STORE else 1
+        store = state.tiers[level].store
+        chunk = 1 if level else state.layout.chunk
         for source, target in zip((source for sources in near for source in sources), far):
             store.inherit(target, source, chunk)
         for batch, sources in zip(batches, near):
-            copy = Copy(kind, site.name, site.inbox, batch, sources, far[at : at + len(batch)])
+            copy = Copy(level, Direction.OUT, state.name, state.inbox, batch, sources, far[at : at + len(batch)])
             copy.returns = returns
             copy.arrive = self.arrived
             at += len(batch)
             copies.append(copy)
         first = copies[0]
         first.rest = copies[1:]
-        site.send(now, first)
+        state.send(now, first)
 
     def arrived(self, copy: Copy) -> None:
-        """A store or a spill lands, at this very instant: send the next batch, and a copy of it on to storage."""
+        """A copy lands, at this very instant: send the next batch, and what has arrived on to the next tier."""
         if copy.rest:
             following = copy.rest[0]
             following.rest, copy.rest = copy.rest[1:], []
-            self.site.send(copy.ended, following)
-        if copy.kind is Kind.SPILL and self.site.host.shared:
+            self.state.send(copy.ended, following)
+        tiers = self.state.tiers
+        if copy.level and tiers[copy.level - 1].shared:
             self._let_go(copy)
-        if copy.kind is Kind.STORE and self.site.storage is not None and not self._closed:
-            self._spill(copy)
+        if copy.level + 1 < len(tiers) and not self._closed:
+            self._pass_on(copy)
 
     def landed(self, copy: Copy) -> None:
-        """The worker hears of it: let go of the source."""
-        if copy.kind is Kind.SPILL:
-            if not self.site.host.shared:
+        """Its worker is told: let go of the source."""
+        if copy.level:
+            if not self.state.tiers[copy.level - 1].shared:
                 self._let_go(copy)
             return
-        pool = self.site.layout.pool
+        pool = self.state.layout.pool
         if copy.returns:
             for held in copy.near:
                 pool.put_back(held)
@@ -172,45 +174,46 @@ class Outward:
             for held in reversed(copy.near):
                 pool.let_go(held)
 
-    def _let_go(self, spill: Copy) -> None:
-        for held in reversed(spill.near):
-            self.site.host.store.let_go(held)
+    def _let_go(self, copy: Copy) -> None:
+        """Let go of a source that is not the device."""
+        store = self.state.tiers[copy.level - 1].store
+        for held in reversed(copy.near):
+            store.let_go(held)
 
-    def _spill(self, copy: Copy) -> None:
-        """Copy on to storage what it doesn't have, if it has room. The source is still held as the store's destination."""
-        site = self.site
-        assert site.storage is not None
-        store = site.storage.store
-        pieces: list[Piece] = []
+    def _pass_on(self, copy: Copy) -> None:
+        """Copy on to the next tier what it doesn't have, if it has room. The source is still held as a destination."""
+        state, level = self.state, copy.level + 1
+        store = state.tiers[level].store
+        pieces: list[PageRange] = []
         sources: list[Table] = []
         for (group, chain, start, stop), held in zip(copy.pieces, copy.far):
             for low, high in store.missing(group, chain.keys, start, stop):
-                pieces.append(Piece(group, chain, low, high))
+                pieces.append(PageRange(group, chain, low, high))
                 sources.append(held)
         if not pieces:
             return
         if total_pages(pieces) > store.num_pages:
-            site.counters.refused += 1
+            state.counters.refused += 1
             return
         far = store.reserve(pieces)
         if far is None:
-            site.counters.no_storage_room += 1
+            state.counters.tiers[level].no_room += 1
             return
-        pool = site.host.store.pool
+        pool = state.tiers[copy.level].store.pool
         near = [pool.hold(pool.cut(list(held), piece.start, piece.stop)) for piece, held in zip(pieces, sources)]
-        self.send(Kind.SPILL, [pieces], [near], far, copy.ended)
+        self.send(level, [pieces], [near], far, copy.ended)
 
     def forget(self, request: Request) -> None:
         """The request has gone; what was submitted still lands."""
         self.waiting.pop(request, None)
 
     def close(self) -> None:
-        """The worker has gone: batches that have not been submitted won't be, and nothing more goes on to storage."""
+        """The worker has gone: batches that have not been submitted won't be, and nothing goes on to lower tiers."""
         self._closed = True
         self.waiting.clear()
-        store, pool = self.site.host.store, self.site.layout.pool
-        for first in (*self.site.host.under_way.values(), *self.site.inbox):
-            if first.inbox is self.site.inbox:
+        store, pool = self.state.first, self.state.layout.pool
+        for first in (*self.state.tiers[0].under_way.values(), *self.state.inbox):
+            if first.inbox is self.state.inbox:
                 for copy in first.rest:
                     for piece, held in zip(copy.pieces, copy.far):
                         store.cancel(piece, held)
@@ -219,5 +222,5 @@ class Outward:
                 first.rest = []
 
 
-def _joined(batches: list[list[Piece]]) -> list[Piece]:
+def _joined(batches: list[list[PageRange]]) -> list[PageRange]:
     return batches[0] if len(batches) == 1 else [piece for batch in batches for piece in batch]

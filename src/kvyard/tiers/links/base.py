@@ -42,7 +42,7 @@ class Account:
         )
 
 
-class Ledger(Generic[T]):
+class LinkBase(Generic[T]):
     """The base of a discipline, whose kind of transfer is ``make``."""
 
     def __init__(self, config: LinkConfig, make: type[T]) -> None:
@@ -76,7 +76,7 @@ class Ledger(Generic[T]):
         self._now = now
         return now
 
-    def _check(self, now: int, direction: int, nbytes: int, not_before: int, pieces: int) -> None:
+    def _check(self, now: int, direction: int, nbytes: int, pieces: int) -> None:
         """Raise unless a submission may be made, before anything is changed."""
         if index(now) < self._now:
             raise self._backwards(now)
@@ -86,14 +86,13 @@ class Ledger(Generic[T]):
             raise LinkError(f"nbytes must not be negative, got {nbytes}")
         if index(pieces) < 1:
             raise LinkError(f"pieces must be 1 or more, got {pieces}")
-        index(not_before)
 
-    def _admit(self, now: int, direction: int, nbytes: int, client: str, not_before: int, pieces: int) -> T:
+    def _admit(self, now: int, direction: int, nbytes: int, client: str, pieces: int) -> T:
         """Enter a transfer in the books. Its ``started`` is when the first byte could move on an idle link."""
-        now, not_before = index(now), index(not_before)
+        now = index(now)
         way = _DIRECTIONS[direction]
-        transfer = self._make(self._number, way, client, index(nbytes), index(pieces), now, not_before)
-        transfer.started = (now if now > not_before else not_before) + self._latency[way]
+        transfer = self._make(self._number, way, client, index(nbytes), index(pieces), now)
+        transfer.started = now + self._latency[way]
         self._live[self._number] = transfer
         self._number += 1
         self._accounts[way].submitted += 1

@@ -1,0 +1,96 @@
+"""What the parts of one worker's offload engine share: its tiers, its counters, and a record per request."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvyard.blocks import Request
+from kvyard.blocks.table import Table
+from kvyard.tiers.answer import LoadAnswer
+from kvyard.tiers.config import OffloadConfig
+from kvyard.tiers.copies import Copy
+from kvyard.tiers.counters import CopyTotals, OffloadCounters, TierCounters
+from kvyard.tiers.layout import PageLayout
+from kvyard.tiers.linked_tier import LinkedTier
+from kvyard.tiers.links import Direction
+from kvyard.tiers.pages import total_pages
+from kvyard.tiers.store import TierStore
+
+
+class RequestState:
+    """What the engine remembers of a request."""
+
+    __slots__ = ("answer", "asked", "due", "fetch", "fetched", "keep", "load", "stored", "used")
+
+    def __init__(self, num_groups: int, num_tiers: int) -> None:
+        self.stored = [0] * num_groups
+        """Pages per group that have been offered to the first tier."""
+        self.used = [0] * num_groups
+        """Pages per group that the policy was told of."""
+        self.due = 0
+        """The number of computed tokens at which there is something to offer again."""
+        self.fetch: Copy | None = None
+        """On its way from one lower tier to a closer one for this request."""
+        self.fetched = [0] * num_tiers
+        """Per tier, how many tokens of the coming load had to be fetched from it or from one below it."""
+        self.keep: list[tuple[TierStore, Table]] = []
+        """Pages kept for this request in lower tiers while the rest is fetched."""
+        self.load: Copy | None = None
+        self.asked: object = None
+        """What the last answer depended on."""
+        self.answer: LoadAnswer | None = None
+
+
+class OffloadState:
+    """One worker's side of its tiers."""
+
+    def __init__(self, name: str, config: OffloadConfig, layout: PageLayout, tiers: list[LinkedTier]) -> None:
+        self.name = name
+        self.config = config
+        self.layout = layout
+        self.tiers = tiers
+        """Below the device, closest first."""
+        self.first = tiers[0].store
+        """The store that the device's blocks are copied to and loaded from."""
+        self.counters = OffloadCounters([TierCounters() for _ in tiers])
+        self.inbox: deque[Copy] = deque()
+        """Copies that have landed and wait for this worker to do its side of it."""
+        self.requests: dict[Request, RequestState] = {}
+
+    def of(self, request: Request) -> RequestState:
+        """The record of ``request``, made if need be."""
+        found = self.requests.get(request)
+        if found is None:
+            found = self.requests[request] = RequestState(self.layout.num_groups, len(self.tiers))
+        return found
+
+    def send(self, now: int, copy: Copy, blocks: int | None = None) -> None:
+        """Submit ``copy``, of all its pages' blocks or of ``blocks``."""
+        layout = self.layout
+        copy.blocks = total_pages(copy.pieces) * layout.chunk if blocks is None else blocks
+        copy.nbytes = copy.blocks * layout.block_bytes
+        self._totals(copy).submitted += 1
+        tier = self.tiers[copy.level]
+        if copy.direction == Direction.IN:
+            self.counters.cross_worker_blocks += tier.foreign(copy) * layout.chunk
+        tier.submit(now, copy)
+
+    @property
+    def landings(self) -> int:
+        """Changes when anything lands in a tier of this worker, its own or another's."""
+        total = 0
+        for tier in self.tiers:
+            total += tier.landings
+        return total
+
+    def count(self, copy: Copy) -> None:
+        """``copy`` has landed."""
+        totals = self._totals(copy)
+        totals.landed += 1
+        totals.blocks += copy.blocks
+        totals.bytes += copy.nbytes
+        totals.queued_ns += copy.queued
+
+    def _totals(self, copy: Copy) -> CopyTotals:
+        tier = self.counters.tiers[copy.level]
+        return tier.loads if copy.direction == Direction.IN else tier.stores
