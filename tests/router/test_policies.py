@@ -111,7 +111,7 @@ def _routing_input(fleet: Fleet) -> RoutingInput:
     from kvyard.router import RouteRequest
 
     router = fleet.router
-    return RoutingInput(RouteRequest("q", [], 4), 0, 0, [0, 1, 2], router.loads, None, None, router._rng)
+    return RoutingInput(RouteRequest("q", [], 4), 0, 0, [0, 1, 2], router.loads, None, None, router._rng, ["both"] * 3)
 
 
 class TestGuard:

@@ -105,4 +105,4 @@ def _scheduler(
     jobs = Lifecycle(
         manager, backend.queue(config), batch, blocks, loads=loads, speculative=speculative, watcher=watcher
     )
-    return Scheduler(jobs, backend.policy(jobs, config), config.max_model_len or LONGEST)
+    return Scheduler(jobs, backend.policy(jobs, config), config.max_model_len or LONGEST, config.role)

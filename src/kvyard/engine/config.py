@@ -14,6 +14,7 @@ from kvyard.blocks import ORDERS, GroupSpec
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.backend import Backend
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
+from kvyard.engine.role import Role
 from kvyard.engine.timing import PolynomialTiming, TimingConfig, read_timing
 from kvyard.registry import Registry
 from kvyard.settings import Setting, size
@@ -44,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One engine rank."""
 
     backend: Annotated[str, Setting("Whose scheduling: {choices}.", choices=BACKENDS.names)] = "vllm"
+    role: Annotated[Role, Setting("What the worker does of a request: {choices}.")] = "both"
     num_gpu_blocks: Annotated[int, Setting("Usable blocks on each device.", flag=True)] = 16384
     """The null block is not counted."""
     block_size: Annotated[int | None, Setting("Tokens per block. [default: 64, of a mock 16]", flag=True)] = None
@@ -88,6 +90,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def check(self) -> None:
         """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
+        if self.role != "both":
+            raise ConfigError(f"role {self.role} is not supported yet: every worker computes prompts and answers")
         for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -10,14 +10,17 @@ from kvyard.engine.job import Job
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Pass
 from kvyard.engine.policies.maker import PassMaker
+from kvyard.engine.role import Role
 
 
 class Scheduler:
     """What the core asks, for one engine."""
 
-    def __init__(self, jobs: Lifecycle, policy: PassMaker, max_model_len: int) -> None:
+    def __init__(self, jobs: Lifecycle, policy: PassMaker, max_model_len: int, role: Role = "both") -> None:
         self.jobs = jobs
         self.policy = policy
+        self.role = role
+        """What this engine does of a request."""
         # The parts that are looked at from outside.
         self.manager = jobs.manager
         self.waiting = jobs.waiting

@@ -69,7 +69,9 @@ class Fleet:
         self._open = len(present)
         """Ranks that take requests."""
         routing = replace(config.router, block_size=config.router.block_size or self._block_size)
-        self.router = Router(routing, present, self.indexer, seed=config.seed)
+        self.router = Router(routing, (), self.indexer, seed=config.seed)
+        for holder in present:
+            self.router.add_worker(holder, self._by_holder[holder][0].role)
         self.timeline = Timeline(config.samples)
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class Fleet:
 
     def _make(self, kind: WorkerConfig) -> None:
         size = min(spec.block_size for spec in kind.engine.specs)
-        worker = Worker(len(self.workers), f"{kind.name}{len(self.workers)}", size)
+        worker = Worker(len(self.workers), f"{kind.name}{len(self.workers)}", size, kind.engine.role)
         for rank in range(kind.dp_size):
             holder = Holder(worker.name, rank)
             self._by_holder[holder] = (worker, rank)
@@ -333,7 +335,7 @@ class Fleet:
             worker.alive = True
             self._open += len(holders)
             for holder in holders:
-                self.router.add_worker(holder)
+                self.router.add_worker(holder, worker.role)
             return
         if not worker.draining:
             worker.draining = True

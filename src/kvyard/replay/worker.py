@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
+from kvyard.engine.role import Role
 
 if TYPE_CHECKING:
     from kvyard.replay.recorder import Recorder
@@ -27,13 +28,15 @@ class Worker:
         "name",
         "number",
         "recorders",
+        "role",
     )
 
-    def __init__(self, number: int, name: str, block_size: int) -> None:
+    def __init__(self, number: int, name: str, block_size: int, role: Role = "both") -> None:
         self.number = number
         self.name = name
         self.block_size = block_size
         """Tokens per block of its requests' chains."""
+        self.role = role
         self.cores: list[EngineCore] = []
         self.recorders: list[Recorder] = []
         self.jobs: dict[str, tuple[Job, int]] = {}

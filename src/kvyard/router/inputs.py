@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+from kvyard.engine.role import Role
 from kvyard.router.active import Loads
 from kvyard.router.request import RouteRequest
 
@@ -54,7 +55,7 @@ class Reach(NamedTuple):
 class RoutingInput:
     """One decision's inputs."""
 
-    __slots__ = ("blocks", "loads", "now", "overlaps", "request", "rng", "shared", "slots")
+    __slots__ = ("blocks", "loads", "now", "overlaps", "request", "rng", "roles", "shared", "slots")
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class RoutingInput:
         shared: list[int] | None,
         overlaps: Overlaps | None,
         rng: Random,
+        roles: Sequence[Role],
     ) -> None:
         self.request = request
         self.blocks = blocks
@@ -78,6 +80,8 @@ class RoutingInput:
         self.overlaps = overlaps
         """``None`` for none anywhere."""
         self.rng = rng
+        self.roles = roles
+        """Per slot, what the worker does of a request."""
 
 
 class Choice(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.events.transport import Update
 from kvyard.index import Holder, Identity, Indexer, Source
@@ -34,8 +35,8 @@ class JournaledRouter(Router):
         for worker in workers:
             self.add_worker(worker)
 
-    def add_worker(self, worker: Holder | str) -> None:
-        super().add_worker(worker)
+    def add_worker(self, worker: Holder | str, role: Role = "both") -> None:
+        super().add_worker(worker, role)
         self.journal.joined(worker if isinstance(worker, Holder) else Holder(worker))
 
     def drain(self, worker: Holder | str) -> None:

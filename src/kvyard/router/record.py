@@ -66,6 +66,7 @@ def _candidates(at: RoutingInput, workers: Sequence[Holder | None], config: Rout
         out.append(
             Candidate(
                 worker=worker,
+                role=at.roles[slot],
                 cost=cost,
                 tiers=overlaps.at(slot) if overlaps is not None else (),
                 predicted=overlaps.predicted(slot) if overlaps is not None else 0,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvyard.engine.role import Role
 from kvyard.index import Holder
 
 
@@ -27,6 +28,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One worker, as a decision saw it. Blocks, unless it says otherwise."""
 
     worker: Holder
+    role: Role = "both"
+    """What it does of a request."""
     cost: float
     tiers: tuple[int, ...] = ()
     """Of the prompt's prefix, by tier: in the worker's device memory, predictions included, and what each lower tier adds

@@ -13,6 +13,7 @@ from random import Random
 from mypy_extensions import mypyc_attr
 
 from kvyard.clock import from_seconds
+from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
 from kvyard.router.active import Loads
@@ -66,6 +67,8 @@ class Router:
         self.overlaps = OverlapView(self.block_size, indexer, self.policy.memory, predicted)
         self._workers: list[Holder | None] = []
         """By slot; ``None`` where a slot is free."""
+        self._roles: list[Role] = []
+        """By slot."""
         self._slots: dict[Holder, int] = {}
         self._draining: set[int] = set()
         self._open: list[int] = []
@@ -80,8 +83,10 @@ class Router:
         """Everyone, those that drain included."""
         return list(self._slots)
 
-    def add_worker(self, worker: Holder | str) -> None:
-        """Choose among this one too, from now on; one that was draining is back. Raises ``KvyardError`` for a pool."""
+    def add_worker(self, worker: Holder | str, role: Role = "both") -> None:
+        """Choose among this one too, from now on; one that was draining is back. Policies see its ``role``. Raises
+        ``KvyardError`` for a pool.
+        """
         holder = worker if isinstance(worker, Holder) else Holder(worker)
         if holder.shared:
             raise KvyardError(f"{holder} can't be routed to: name its workers")
@@ -93,8 +98,10 @@ class Router:
             else:
                 slot = len(self._workers)
                 self._workers.append(holder)
+                self._roles.append(role)
                 self.loads.grow(slot + 1)
             self._slots[holder] = slot
+        self._roles[slot] = role
         self._draining.discard(slot)
         self._changed()
 
@@ -149,7 +156,7 @@ class Router:
         found = loads.tree.find(keys)
         shared = loads.tree.depths(found, len(self._workers))
         overlaps = self.overlaps.look(request, now, known)
-        at = RoutingInput(request, blocks, now, slots, loads, shared, overlaps, self._rng)
+        at = RoutingInput(request, blocks, now, slots, loads, shared, overlaps, self._rng, self._roles)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, overlaps)
         record = decision(at, choice, prefill, self._workers, self.config, detail)
@@ -171,7 +178,7 @@ class Router:
         overlaps = self.overlaps.look(request, now, known)
         rng = Random()
         rng.setstate(self._rng.getstate())
-        at = RoutingInput(request, len(keys), now, slots, loads, shared, overlaps, rng)
+        at = RoutingInput(request, len(keys), now, slots, loads, shared, overlaps, rng, self._roles)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, overlaps)
         return decision(at, choice, prefill, self._workers, self.config, True)
@@ -244,7 +251,7 @@ class Router:
         device, *lower = overlaps.at(slot)
         cached = device * size
         if any(lower):
-            worth: float = device
+            worth = float(device)
             for blocks, credit in zip(lower, config.lower_credits):
                 worth += credit * blocks
             cached = round(worth * size)

@@ -237,6 +237,7 @@ def _workers(fleet: Fleet, records: Sequence[Record], duration: int) -> list[Wor
         out.append(
             WorkerReport(
                 name=worker.name,
+                role=worker.role,
                 requests=len(mine),
                 input_tokens=sum(record.input for record in mine),
                 output_tokens=sum(record.output for record in mine),

@@ -162,6 +162,7 @@ def _workers(made: Page, report: Report) -> None:
             row(
                 [
                     worker.name,
+                    worker.role,
                     whole(worker.requests),
                     whole(worker.input_tokens),
                     whole(worker.output_tokens),
@@ -176,6 +177,7 @@ def _workers(made: Page, report: Report) -> None:
         )
     columns = [
         "",
+        "role",
         "requests",
         "input tokens",
         "output tokens",

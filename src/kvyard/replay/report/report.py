@@ -117,6 +117,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part."""
 
     name: str
+    role: str = "both"
+    """What it does of a request."""
     requests: int
     input_tokens: int
     output_tokens: int
