@@ -1,10 +1,9 @@
 """The fleet: workers, a router in front of them, and the loop that moves them all through virtual time.
 
-At each instant the order is fixed: passes end, transfers land, events become visible, requests arrive and are routed, passes
-start, worker by worker. The router knows the fleet only through events and its own bookkeeping.
+The ``Agenda`` says what happens next, here it is done. The router knows the fleet only through events and its own bookkeeping.
 
 The loop visits a worker only when something happens to it. Before a decision that reads events, the others are brought up to
-date as well, since their plans may have passes behind them that nobody has carried out yet.
+date as well, since their plans may have passes behind them that were not carried out yet.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from functools import partial
-from heapq import heappop, heappush
 
 from msgspec.structs import replace
 
@@ -23,6 +21,16 @@ from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
 from kvyard.index import Holder
 from kvyard.index.chains import WholeChain
 from kvyard.index.runs import RunFeed, RunIndexer
+from kvyard.replay.agenda import (
+    ARRIVAL,
+    LANDING,
+    PASS_END,
+    PASS_START,
+    REROUTING,
+    SAMPLE,
+    WORKER_LIFE,
+    Agenda,
+)
 from kvyard.replay.arrivals import Arrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.record import Record
@@ -48,7 +56,9 @@ class Fleet:
         self.interrupted = False
         self._block_size = min(spec.block_size for spec in config.workers[0].engine.specs)
         self._seen = Seen()
-        self._heap: list[tuple[int, int]] = []
+        self._agenda = Agenda()
+        self._touched: set[int] = set()
+        """Workers that something happened to at this instant."""
         self._rows: dict[str, TraceRequest] = {}
         self._arrivals: Arrivals | None = None
         self._through = 0
@@ -59,7 +69,8 @@ class Fleet:
         self._reads_keys = policy.needs_keys
         self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if policy.needs_index else None
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
-        self._life: list[tuple[int, int, str, Worker]] = []
+        self._life: list[tuple[Worker, str]] = []
+        """What is planned for workers, as the agenda numbers it."""
         self._shared = SharedTiers(config, self.indexer)
         for kind in config.workers:
             for _ in range(kind.count):
@@ -94,107 +105,99 @@ class Fleet:
             gc.set_threshold(*often)
 
     def _loop(self, progress: Callable[[int, int, int], None] | None) -> None:
-        arrivals, heap, workers, shared = self._arrivals, self._heap, self.workers, self._shared
+        agenda, arrivals, workers, shared = self._agenda, self._arrivals, self.workers, self._shared
         assert arrivals is not None
+        agenda.put(arrivals.peek(), ARRIVAL)
         rounds = 0
-        touched: list[int] = []
         while True:
-            while heap and workers[heap[0][1]].due != heap[0][0]:
-                heappop(heap)
-            now = heap[0][0] if heap else None
-            due = arrivals.peek()
-            if due is not None and (now is None or due < now):
-                now = due
-            if (
-                self._life
-                and (now is None or self._life[0][0] <= now)
-                and not (now is None and arrivals.exhausted and not self._homeless)
-            ):
-                now = self._life[0][0]
-            landing = shared.due() if shared.active else None
-            if landing is not None and (now is None or landing < now):
-                now = landing
-            if now is None:
+            entry = agenda.pop()
+            if entry is None or (entry[1] == SAMPLE and not agenda.holds_beyond(SAMPLE)):
                 if not self._homeless:
                     break
-                self._turn_away()
+                self._turn_away()  # others may have waited for these
+                if entry is not None:
+                    agenda.put(*entry)
                 continue
-            if now > self.timeline.due:
+            now, what, which = entry
+            if what in (SAMPLE, WORKER_LIFE) and self._is_over():
+                break
+            if what == SAMPLE:
                 self._sample(now)
+                continue
             self.now = now
-            touched.clear()
-            while heap and heap[0][0] <= now:
-                when, number = heappop(heap)
-                worker = workers[number]
-                if worker.due == when:
-                    worker.due = None
-                    worker.engine.advance(now)
-                    touched.append(number)
             if shared.active:
-                shared.land(now)
-            while self._life and self._life[0][0] <= now:
-                self._live(now)
-            if self._homeless and self._open:
-                self._house(now, touched)
-            due = arrivals.peek()
-            if due is not None and due <= now:
-                self._arrive(now, touched)
-            if len(touched) > 1:
-                touched = sorted(set(touched))
-            if shared.active:
-                shared.begin(now, touched, workers)
-                for worker in workers:
-                    if worker.alive:
-                        self._schedule(worker)
-            else:
-                for number in touched:
-                    worker = workers[number]
-                    if worker.alive:
-                        worker.engine.begin(now)
-                        self._schedule(worker)
-            if progress is not None:
-                rounds += 1
-                if not rounds & 1023:
-                    progress(len(self.records), self._through, now)
+                if what >= LANDING:
+                    shared.land(now)  # each later step sees what has landed by now
+                if what < PASS_START:
+                    agenda.put(now, PASS_START)  # all workers plan by what is certain now
+            if what == PASS_END:
+                workers[which].engine.advance(now)
+                self._touch(which, now)
+            elif what == PASS_START:
+                self._start_passes(now)
+                if progress is not None:
+                    rounds += 1
+                    if not rounds & 1023:
+                        progress(len(self.records), self._through, now)
+            elif what == ARRIVAL:
+                self._arrive(now)
+            elif what == WORKER_LIFE:
+                self._live(self._life[which], now)
+            elif what == REROUTING:
+                self._reroute(now)
         if progress is not None:
             progress(len(self.records), self._through, self.now)
         arrivals.check_empty()
         left = [record.id for record in self.records.values() if not record.status]
         assert not left, f"{len(left)} requests never ended, {left[0]} first (I9)"
 
-    def _sample(self, now: int) -> None:
-        """Take the points of the timeline that lie before ``now``: at the same instants, wherever the loop stops."""
-        timeline = self.timeline
-        if not self.records:
-            timeline.due = now
-        while timeline.due < now:
+    def _is_over(self) -> bool:
+        """Whether nothing is left to do but to sample, and to start, drain and fail workers for nothing."""
+        assert self._arrivals is not None
+        return not self._agenda.holds_beyond(SAMPLE, WORKER_LIFE) and self._arrivals.exhausted and not self._homeless
+
+    def _touch(self, number: int, now: int) -> None:
+        """Something happened to a worker: it may start a pass at the end of this instant."""
+        self._touched.add(number)
+        self._agenda.put(now, PASS_START)
+
+    def _start_passes(self, now: int) -> None:
+        touched, self._touched = self._touched, set()
+        if self._shared.active:
+            self._shared.begin(now, sorted(touched), self.workers)
             for worker in self.workers:
                 if worker.alive:
-                    worker.engine.advance(timeline.due)
-                    for core in worker.cores:
-                        core.occupy()
-            if self._shared.active:
-                self._shared.land(timeline.due)
-            timeline.sample(timeline.due, self.workers)
+                    self._agenda.put(worker.engine.next_decision(), PASS_END, worker.number)
+            self._agenda.put(self._shared.due(), LANDING)
+            return
+        for number in sorted(touched) if len(touched) > 1 else touched:
+            worker = self.workers[number]
+            if worker.alive:
+                worker.engine.begin(now)
+                self._agenda.put(worker.engine.next_decision(), PASS_END, number)
 
-    def _schedule(self, worker: Worker) -> None:
-        due = worker.engine.next_decision()
-        if due != worker.due:
-            worker.due = due
-            if due is not None:
-                heappush(self._heap, (due, worker.number))
+    def _sample(self, now: int) -> None:
+        for worker in self.workers:
+            if worker.alive:
+                worker.engine.advance(now)
+                for core in worker.cores:
+                    core.occupy()
+        if self._shared.active:
+            self._shared.land(now)
+        self._agenda.put(self.timeline.sample(now, self.workers), SAMPLE)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def _arrive(self, now: int, touched: list[int]) -> None:
-        assert self._arrivals is not None
+    def _arrive(self, now: int) -> None:
+        arrivals = self._arrivals
+        assert arrivals is not None
         self._look(now)
-        while True:
-            batch = self._arrivals.take(now)
-            if not batch:
-                return
+        if not self.records:
+            self._agenda.put(now, SAMPLE)  # the first of all
+        while batch := arrivals.take(now):
             for row in batch:
-                self._accept(row, now, touched)
+                self._accept(row, now)
+        self._agenda.put(arrivals.peek(), ARRIVAL)
 
     def _look(self, now: int) -> None:
         """Let the router's index, if it has one, see everything that is visible by ``now``."""
@@ -205,13 +208,13 @@ class Fleet:
                 worker.engine.advance(now)
         self.indexer.flush(now)
 
-    def _accept(self, row: TraceRequest, now: int, touched: list[int]) -> None:
+    def _accept(self, row: TraceRequest, now: int) -> None:
         record = Record(id=row.id, session=row.session, arrival=now, input=row.input_length, wanted=row.output_length)
         self.records[row.id] = record
         self._rows[row.id] = row
-        self._dispatch(row, record, now, touched)
+        self._dispatch(row, record, now)
 
-    def _dispatch(self, row: TraceRequest, record: Record, now: int, touched: list[int]) -> None:
+    def _dispatch(self, row: TraceRequest, record: Record, now: int) -> None:
         if not self._open:
             self._homeless.append(row)
             return
@@ -234,7 +237,7 @@ class Fleet:
             job = self._job(row, record, worker.block_size)
         worker.engine.advance(now)
         worker.submit(job, now, rank)
-        touched.append(worker.number)
+        self._touch(worker.number, now)
 
     def _job(self, row: TraceRequest, record: Record, size: int) -> Job:
         self._own += 1
@@ -272,7 +275,7 @@ class Fleet:
         self._over(self._rows.pop(job.id), now)
 
     def _turn_away(self) -> None:
-        """No worker is there for those who wait for one, and none will come."""
+        """Fail the requests that wait for a worker: none is there, and none will come."""
         homeless, self._homeless = self._homeless, []
         for row in homeless:
             record = self.records[row.id]
@@ -283,6 +286,7 @@ class Fleet:
         self._through += 1
         assert self._arrivals is not None
         self._arrivals.ended(row, now)
+        self._agenda.put(self._arrivals.peek(), ARRIVAL)
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
@@ -312,10 +316,10 @@ class Fleet:
             worker.add(core, recorder)
         self.workers.append(worker)
         worker.alive = kind.start == 0
-        for when, deed in ((kind.start, "start"), (kind.drain, "drain"), (kind.fail, "fail")):
+        for when, what in ((kind.start, "start"), (kind.drain, "drain"), (kind.fail, "fail")):
             if when:
-                self._life.append((when, worker.number, deed, worker))
-        self._life.sort(key=lambda entry: entry[:2])
+                self._agenda.put(when, WORKER_LIFE, len(self._life))
+                self._life.append((worker, what))
 
     def _feed(self, kind: WorkerConfig, holder: Holder) -> RunFeed | None:
         """The way of a rank's own caches into the index, if the router reads one. What is shared is the pool's."""
@@ -327,25 +331,27 @@ class Fleet:
             tiers += [tier for tier, level in below.levels if level.scope == "private"]
         return self.indexer.attach(holder, kind.engine.specs, tiers)
 
-    def _live(self, now: int) -> None:
+    def _live(self, planned: tuple[Worker, str], now: int) -> None:
         """A worker starts, stops taking requests, or fails."""
-        _, _, deed, worker = self._life.pop(0)
+        worker, what = planned
         holders = [holder for holder, (home, _) in self._by_holder.items() if home is worker]
-        if deed == "start":
+        if what == "start":
             worker.alive = True
             self._open += len(holders)
+            self._agenda.put(now, REROUTING)
             for holder in holders:
                 self.router.add_worker(holder, worker.role)
             return
         if not worker.draining:
             worker.draining = True
             self._open -= len(holders)
-        if deed == "drain":
+        if what == "drain":
             for holder in holders:
                 self.router.drain(holder)
             return
         worker.alive = False
-        worker.due = None
+        self._agenda.put(None, PASS_END, worker.number)
+        self._agenda.put(now, REROUTING)
         worker.engine.advance(now)
         for holder in holders:
             self.router.remove_worker(holder)
@@ -360,9 +366,11 @@ class Fleet:
             record.admitted = record.first_token = -1
             self._homeless.append(self._rows[job.id])
 
-    def _house(self, now: int, touched: list[int]) -> None:
-        """Route those who wait for a worker, once all is known that happens to workers at this instant."""
+    def _reroute(self, now: int) -> None:
+        """Route the requests that wait for a worker, if one takes any."""
+        if not self._homeless or not self._open:
+            return
         self._look(now)
         homeless, self._homeless = self._homeless, []
         for row in homeless:
-            self._dispatch(row, self.records[row.id], now, touched)
+            self._dispatch(row, self.records[row.id], now)

@@ -36,13 +36,12 @@ class Timeline:
     def __init__(self, wanted: int) -> None:
         self.wanted = max(2, wanted)
         self.distance = FIRST_DISTANCE
-        self.due = 0
         self.times: list[int] = []
         self.points: list[list[Point]] = []
         """Per instant, per worker."""
 
-    def sample(self, now: int, workers: Sequence[Worker]) -> None:
-        """Take a point of every worker."""
+    def sample(self, now: int, workers: Sequence[Worker]) -> int:
+        """Take a point of every worker. Returns when to take the next."""
         row: list[Point] = []
         for worker in workers:
             if not worker.alive:
@@ -71,7 +70,7 @@ class Timeline:
             self.times = self.times[::2]
             self.points = self.points[::2]
             self.distance *= 2
-        self.due = now - now % self.distance + self.distance
+        return now - now % self.distance + self.distance
 
     def as_dict(self, names: Sequence[str]) -> dict[str, object]:
         """Columns: ``times_s``, and per quantity a list of values per worker."""

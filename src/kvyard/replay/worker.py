@@ -22,7 +22,6 @@ class Worker:
         "block_size",
         "cores",
         "draining",
-        "due",
         "engine",
         "jobs",
         "name",
@@ -41,8 +40,6 @@ class Worker:
         self.recorders: list[Recorder] = []
         self.jobs: dict[str, tuple[Job, int]] = {}
         """Jobs that are here and not through, with their ranks."""
-        self.due: int | None = None
-        """When the fleet next looks at it."""
         self.alive = True
         self.draining = False
         """It takes no new requests, for ever."""
