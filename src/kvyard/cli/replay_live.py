@@ -10,6 +10,8 @@ import typer
 
 from kvyard.cli.serving import read_token
 from kvyard.errors import KvyardError
+from kvyard.replay.config import DrivingConfig
+from kvyard.settings import settings_of
 
 if TYPE_CHECKING:
     from kvyard.replay.live.run import LiveRun
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from kvyard.server.rehearsal.run import Rehearsed
 
 SELF = "self"
-AT_AN_ENDPOINT = frozenset({"speedup", "concurrency", "limit", "seed"})
-"""Settings that are about the driving, and so make sense with any endpoint."""
 NOT_LIVE = {
     "event_lag": "events take the time that sockets take",
     "plans": "a live engine computes one pass at a time",
@@ -44,7 +44,7 @@ def check_flags(live: str | None, settings: Mapping[str, object], given: Mapping
     for name in settings:
         if name in NOT_LIVE:
             raise KvyardError(f"{name} can't be set with --live: {NOT_LIVE[name]}")
-        if live != SELF and name not in AT_AN_ENDPOINT:
+        if live != SELF and name not in settings_of(DrivingConfig):
             raise KvyardError(
                 f"{name} is the endpoint's own business: leave it out with --live URL, or use --live self for a fleet with it"
             )

@@ -50,7 +50,28 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self.engine.check()
 
 
-class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a trace is driven, simulated or live."""
+
+    speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
+    """Compute stays as it is."""
+    concurrency: Annotated[
+        int | None,
+        Setting("Closed loop: so many sessions (or requests) under way, whatever the recorded times.", flag=True),
+    ] = None
+    limit: Annotated[int | None, Setting("Replay so many requests at most.", flag=True)] = None
+    seed: Annotated[int, Setting("Of whatever is drawn.", flag=True)] = 0
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for what can't be."""
+        for key, most in (("limit", self.limit), ("concurrency", self.concurrency)):
+            if most is not None and most < 1:
+                raise KvyardError(f"{key} must be at least 1, got {most}")
+        if not 0 < self.speedup < math.inf:
+            raise KvyardError(f"speedup must be a number above 0, got {self.speedup}")
+
+
+class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole replay."""
 
     workers: Annotated[
@@ -61,33 +82,21 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     event_lag: Annotated[
         int, Setting("Until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
     ] = 0
-    speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
-    """Compute stays as it is."""
-    concurrency: Annotated[
-        int | None,
-        Setting("Closed loop: so many sessions (or requests) under way, whatever the recorded times.", flag=True),
-    ] = None
-    limit: Annotated[int | None, Setting("Replay so many requests at most.", flag=True)] = None
-    seed: Annotated[int, Setting("Of whatever is drawn.", flag=True)] = 0
     plans: Annotated[bool, Setting("Off: one pass at a time, for checking.")] = True
     """The same results, slowly."""
     samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
+        super().check()
         if not self.workers:
             raise KvyardError("a fleet needs at least one worker")
         for kind in self.workers:
             kind.check()
         if all(kind.start > 0 for kind in self.workers):
             raise KvyardError("no worker is there at the start: let one start at 0")
-        for key, most in (("limit", self.limit), ("concurrency", self.concurrency)):
-            if most is not None and most < 1:
-                raise KvyardError(f"{key} must be at least 1, got {most}")
         if self.samples < 2:
             raise KvyardError(f"samples must be at least 2, got {self.samples}")
-        if not 0 < self.speedup < math.inf:
-            raise KvyardError(f"speedup must be a number above 0, got {self.speedup}")
         if self.event_lag < 0:
             raise KvyardError(f"event_lag must not be negative, got {self.event_lag}")
         sizes = {min(spec.block_size for spec in kind.engine.specs) for kind in self.workers}

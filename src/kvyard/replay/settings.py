@@ -18,8 +18,9 @@ from kvyard.settings import Settings, chosen, count, settings_of
 OF_A_WORKER = Settings(settings_of(WorkerConfig), OF_AN_ENGINE, left_out=LEFT_OUT)
 """What a table of workers can have."""
 SETTINGS = Settings(
-    settings_of(ReplayConfig),
+    {"workers": settings_of(ReplayConfig)["workers"]},  # first in help
     settings_of(RouterConfig),
+    settings_of(ReplayConfig),
     {"dp_size": OF_A_WORKER["dp_size"]},
     OF_AN_ENGINE,
     left_out=LEFT_OUT,

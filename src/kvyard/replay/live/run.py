@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvyard.clock import WallClock
@@ -43,20 +44,12 @@ def replay_live(
     Ctrl-C ends the run, and the report covers what happened until then; a second one raises ``KeyboardInterrupt``. Raises
     ``KvyardError`` where the endpoint can't be reached or serves nothing, and where no request at all had an answer.
     """
-    return asyncio.run(_replay(trace, url, config or LiveConfig(), token, slo, label, progress))
 
+    async def run() -> LiveRun:
+        async with Endpoint(url, token) as endpoint:
+            return await drive(trace, endpoint, config or LiveConfig(), slo=slo, label=label, progress=progress)
 
-async def _replay(
-    trace: str | Path | Trace | Iterable[TraceRequest],
-    url: str,
-    config: LiveConfig,
-    token: str | None,
-    slo: Slo | Mapping[str, float] | str | None,
-    label: str,
-    progress: Told | None,
-) -> LiveRun:
-    async with Endpoint(url, token) as endpoint:
-        return await drive(trace, endpoint, config, slo=slo, label=label, progress=progress)
+    return asyncio.run(run())
 
 
 async def drive(
@@ -110,23 +103,20 @@ def _check_answered(driver: LiveDriver, url: str) -> None:
     raise KvyardError(f"none of the {len(records):,} requests to {url} had an answer; {count:,} of them: {reason}")
 
 
-class _interruptible:
-    """While this lasts, the first Ctrl-C calls ``stop`` and the second ends everything. Elsewhere than in the main thread it
-    does nothing.
-    """
+@contextmanager
+def _interruptible(stop: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, the first Ctrl-C calls ``stop`` and the second ends everything. In the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-        self._main = threading.current_thread() is threading.main_thread()
+    def asked() -> None:
+        stop()
+        loop.remove_signal_handler(signal.SIGINT)
 
-    def _asked(self) -> None:
-        self._stop()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-
-    def __enter__(self) -> None:
-        if self._main:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked)
-
-    def __exit__(self, *_: object) -> None:
-        if self._main:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, asked)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.replay.config import ReplayConfig
+from kvyard.replay.config import DrivingConfig, ReplayConfig
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.prompts import PromptMaker
@@ -20,6 +20,7 @@ from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.server.rehearsal.live_fleet import LiveFleet
 from kvyard.server.rehearsal.proof import Observed, Proof, Tolerance, prove
 from kvyard.server.rehearsal.recording import LiveRecording, RecordedPrompt
+from kvyard.settings import chosen
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,50 +48,37 @@ def rehearse(
     With ``proven`` the run is repeated in virtual time from its stamps and sequences, and compared; a run that was interrupted
     isn't. Not to be called on a running event loop. Raises ``KvyardError``.
     """
-    live = LiveConfig(
-        speedup=config.speedup,
-        speed=speed,
-        concurrency=config.concurrency,
-        limit=config.limit,
-        timeout_s=timeout_s,
-        seed=config.seed,
-    )
+    live = LiveConfig(speed=speed, timeout_s=timeout_s, **chosen(DrivingConfig, msgspec.structs.asdict(config)))
     live.check()
     if proven and not isinstance(trace, str | Path | Trace):
         trace = list(trace)  # it is looked at twice
-    run, recording = asyncio.run(_perform(trace, config, live, proven, slo, label, progress))
-    if recording is None or not run.complete:
+
+    async def perform() -> tuple[LiveRun, LiveRecording | None]:
+        fleet = LiveFleet(config, speed=live.speed, recorded=proven)
+        async with fleet, Endpoint(fleet.url) as endpoint:
+            run = await drive(
+                trace,
+                endpoint,
+                live,
+                clock=fleet.clock,
+                slo=slo,
+                label=label,
+                progress=progress,
+                settings=msgspec.json.decode(msgspec.json.encode(config)),
+                name=f"a mock fleet, {config.router.policy}",
+            )
+            if proven and run.complete:
+                await fleet.rest()
+        return run, fleet.recording() if proven and run.complete else None
+
+    run, recording = asyncio.run(perform())
+    if recording is None:
         return Rehearsed(run=run)
-    prompts = Scripts(run.trace or trace, live)  # type: ignore[arg-type]
+    rows = run.trace if isinstance(trace, str | Path) else trace
+    assert rows is not None  # a file is a trace that can be read again
+    prompts = Scripts(rows, live)
     proof = prove(recording, prompts.of, observed(run), tolerance)
     return Rehearsed(run=run, recording=recording, proof=proof)
-
-
-async def _perform(
-    trace: str | Path | Trace | Iterable[TraceRequest],
-    config: ReplayConfig,
-    live: LiveConfig,
-    recorded: bool,
-    slo: Slo | Mapping[str, float] | str | None,
-    label: str,
-    progress: Told | None,
-) -> tuple[LiveRun, LiveRecording | None]:
-    stage = LiveFleet(config, speed=live.speed, recorded=recorded)
-    async with stage, Endpoint(stage.url) as endpoint:
-        run = await drive(
-            trace,
-            endpoint,
-            live,
-            clock=stage.clock,
-            slo=slo,
-            label=label,
-            progress=progress,
-            settings=msgspec.json.decode(msgspec.json.encode(config)),
-            name=f"a mock fleet, {config.router.policy}",
-        )
-        if recorded and run.complete:
-            await stage.rest()
-    return run, stage.recording() if recorded and run.complete else None
 
 
 def observed(run: LiveRun) -> dict[str, Observed]:
