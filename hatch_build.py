@@ -17,8 +17,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
-    "blocks": "agreement allocation cache_map coordinator demand eviction/lru eviction/priority extent fine group limits "
-    "manager node pool registration request rules spans state_group step table",
+    "blocks": "agreement allocation attention/chunked attention/cross attention/full attention/state attention/window "
+    "cache_map coordinator demand eviction/lru eviction/priority extent fine group limits manager node pool registration "
+    "request rule spans step table",
     "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
     "policies/blocked_head policies/maker policies/mixed policies/sglang policies/trtllm",
     "hashing": "chain run trace_chain",

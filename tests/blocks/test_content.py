@@ -13,9 +13,11 @@ from tests.blocks.content import Corrupted, Engine, Traffic, first_seen, pool_fo
 from tests.blocks.support import FULL, WINDOW, XXH3, Interleaved
 
 from kvyard.blocks import BlockManager, GroupSpec
+from kvyard.blocks.attention.chunked import ChunkRule
+from kvyard.blocks.attention.state import StateRule
+from kvyard.blocks.attention.window import WindowRule
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.rules import ChunkRule, StateRule, WindowRule
 
 
 def spec(kind: str, size: int = 4, **fields: Any) -> GroupSpec:

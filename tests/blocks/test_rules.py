@@ -10,7 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvyard.blocks import GroupSpec
-from kvyard.blocks.rules import ChunkRule, Match, Rule, StateRule, WindowRule, rule_for
+from kvyard.blocks.attention.chunked import ChunkRule
+from kvyard.blocks.attention.state import StateRule
+from kvyard.blocks.attention.window import WindowRule
+from kvyard.blocks.rule import Match, Rule
 from kvyard.blocks.spans import Spans, clip, intersect
 
 
@@ -29,18 +32,18 @@ def flags_of(pattern: str) -> list[bool]:
 
 
 def window(tokens: int, size: int = 2) -> WindowRule:
-    return WindowRule(GroupSpec(kind="sliding_window", window=tokens, block_size=size))
+    return WindowRule(size, tokens)
 
 
 def chunk(tokens: int, size: int = 2) -> ChunkRule:
-    return ChunkRule(GroupSpec(kind="chunked_local", chunk=tokens, block_size=size))
+    return ChunkRule(size, tokens)
 
 
 def state(size: int = 2) -> StateRule:
-    return StateRule(GroupSpec(kind="mamba", block_size=size))
+    return StateRule(size)
 
 
-FULL = Rule(GroupSpec(block_size=2))
+FULL = Rule(2)
 
 
 # -- hits: worked examples --------------------------------------------------------------------------------------------
@@ -200,7 +203,7 @@ scales = st.sampled_from([1, 1, 2, 3])
 @given(patterns, sizes, scales, st.integers(0, 8), st.booleans())
 def test_full_attention_equals_a_scan(flags: list[bool], size: int, scale: int, short: int, drop: bool) -> None:
     limit, alignment = max(0, len(flags) * size - short), size * scale
-    rule = Rule(GroupSpec(block_size=size))
+    rule = Rule(size)
     assert rule.match(spans_of(flags), limit, alignment, drop) == Match(
         scan_full(flags, size, limit, alignment, drop), 0
     )
@@ -454,6 +457,6 @@ def test_intersect(left: list[bool], right: list[bool]) -> None:
     ],
 )
 def test_each_kind_has_its_rule(kind: str, rule: type[Rule]) -> None:
-    made = rule_for(GroupSpec(kind=kind, window=4, chunk=4, block_size=2))
+    made = GroupSpec(kind=kind, window=4, chunk=4, block_size=2).rule()
     assert type(made) is rule
     assert made.keeps_all(2, False, 0) == (rule in (Rule, ChunkRule))

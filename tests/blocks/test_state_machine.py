@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.blocks.record_golden import Job
 from tests.blocks.walks import Explorer, Mismatch, Pair, draw_family, random_walk
 
+from kvyard.blocks.attention.window import WindowRule
 from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.rules import WindowRule
 
 chances = st.randoms(use_true_random=False)
 """Decisions inside a rule, made by hypothesis: they shrink like everything else."""

@@ -2,7 +2,7 @@
 
 Each group shows where its copies are, as intervals of its own blocks, whatever holds them. Full attention stops at the first
 miss, a window needs its trailing interval, a state its boundary point; the answer is the longest length on which all of
-them agree. What each kind needs is in ``kvyard.blocks.rules``.
+them agree. What each kind needs is in the rules of ``kvyard.blocks.attention``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 from mypy_extensions import mypyc_attr
 
-from kvyard.blocks.rules import Match, rule_for
+from kvyard.blocks.rule import Match
 from kvyard.blocks.spans import Spans, intersect
 from kvyard.blocks.spec import GroupSpec
 from kvyard.hashing import Keys
@@ -26,7 +26,7 @@ class EqualGroups:
     def __init__(self, spec: GroupSpec, members: Sequence[int], drops: bool, alignment: int) -> None:
         """``members`` are indices of groups. ``drops``: the last block found is given up, for a draft head."""
         self.members = members
-        self.rule = rule_for(spec)
+        self.rule = spec.rule()
         self.is_full = spec.is_full
         self.is_state = spec.is_state
         self.drops = drops

@@ -32,8 +32,9 @@ def check_options(
 
 
 def _check_drafts(groups: Sequence[GroupSpec], geometry: Geometry, caching: bool, lookahead: int) -> None:
-    if caching and any(spec.kind == "chunked_local" for spec in groups):
-        raise ConfigError("chunked_local groups can't be cached next to a draft head: switch one of the two off")
+    for spec in groups:
+        if caching and not spec.attention.drafts:
+            raise ConfigError(f"{spec.kind} groups can't be cached next to a draft head: switch one of the two off")
     if caching and lookahead > geometry.scheduler_block_size:
         raise ConfigError(
             f"num_prefill_lookahead {lookahead} must not exceed the scheduler's block size {geometry.scheduler_block_size}"

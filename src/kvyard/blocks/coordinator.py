@@ -15,7 +15,7 @@ from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.group import Group
 from kvyard.blocks.node import Node
 from kvyard.blocks.request import Request
-from kvyard.blocks.rules import Match
+from kvyard.blocks.rule import Match
 from kvyard.blocks.spans import Spans, intersect
 from kvyard.blocks.spec import Geometry
 from kvyard.hashing import Keys

@@ -13,7 +13,7 @@ from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
-from kvyard.blocks.rules import NO_MATCH, Match
+from kvyard.blocks.rule import NO_MATCH, Match
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.table import Table
 from kvyard.hashing import Key, Keys, Run

@@ -14,7 +14,6 @@ from kvyard.blocks.node import Node
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.registration import register_kept, register_tail, resume_points
 from kvyard.blocks.request import Request
-from kvyard.blocks.rules import rule_for
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import GroupSpec
 from kvyard.blocks.table import Table
@@ -39,11 +38,12 @@ class Group:
         self.index = index
         self.spec = spec
         self.pool = pool
-        self.rule = rule_for(spec)
+        self.rule = spec.rule()
         self.map = pool.maps[index]
         self.block_size = spec.block_size
         self.hash_block_size = hash_block_size
         self._native = spec.block_size == hash_block_size
+        self.is_full = spec.is_full
         self.cap = self.rule.cap(max_in_flight, max_model_len)
         self.eagle = False
         """Whether hits of this group give up their last block; the coordinator decides."""
@@ -72,7 +72,7 @@ class Group:
         """The cached intervals among the chain's first ``limit`` tokens, and the nodes they lie in."""
         keys = self.chain_of(request).keys
         blocks = min(limit // self.block_size, len(keys))
-        if self.spec.is_full:
+        if self.is_full:
             nodes, at = self.map.walk(keys, blocks, through_holes=False)
             return ([(0, at)] if at else []), nodes
         nodes, at = self.map.walk(keys, blocks)
@@ -217,18 +217,3 @@ class Group:
 
     def begin_step(self) -> None:
         """A scheduler step begins."""
-
-
-class CrossGroup(Group):
-    """Cross attention: blocks for the encoder's tokens, taken once, never cached and never shared."""
-
-    restless = True
-
-    def required(self, demand: Demand) -> int:
-        return -(-demand.encoder // self.block_size)
-
-    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
-        """Nothing of the prompt concerns this group."""
-
-    def take_external(self, table: Table, total: int, external: int) -> None:
-        """Nothing of the prompt concerns this group."""

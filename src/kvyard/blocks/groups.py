@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvyard.blocks.fine import FineGroup
-from kvyard.blocks.group import CrossGroup, Group
+from kvyard.blocks.group import Group
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.spec import GroupSpec
-from kvyard.blocks.state_group import AlignedStateGroup, StateGroup
+from kvyard.blocks.spec import ConfigError, GroupSpec
 
 
 def make_groups(
@@ -35,10 +33,8 @@ def make_groups(
 
 
 def _class_for(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
-    if spec.kind == "cross":
-        return CrossGroup
-    if spec.is_full and caching and spec.block_size != hash_block_size:
-        return FineGroup
-    if spec.is_state:
-        return AlignedStateGroup if spec.mode == "align" else StateGroup
-    return Group
+    choose = spec.attention.group_class
+    found: type[object] = Group if choose is None else choose(spec, caching, hash_block_size)
+    if not issubclass(found, Group):
+        raise ConfigError(f"attention kind {spec.kind} is served by {found.__name__}, which is no Group")
+    return found

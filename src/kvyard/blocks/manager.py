@@ -108,8 +108,8 @@ class BlockManager(Allocator):
         """Register the blocks of the first ``num_tokens`` tokens, once an asynchronous load has filled them."""
         self._holding(request)
         slots = min(
-            # A cross group's slots are for the encoder's tokens.
-            table.length * group.block_size if group.spec.kind != "cross" else request.num_tokens
+            # A cross group's slots are for the encoder's tokens, and never cached.
+            table.length * group.block_size if group.spec.attention.cacheable else request.num_tokens
             for group, table in zip(self.groups, request.tables)
         )
         if not 0 <= num_tokens <= min(request.num_tokens, slots):

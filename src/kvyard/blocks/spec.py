@@ -1,35 +1,80 @@
 """Group specifications: what kind of attention a group of layers has and how large its blocks are.
 
-A spec is a value that says nothing about any request. What follows from it is in ``kvyard.blocks.rules``.
+A spec is a value that says nothing about any request. What follows from its kind is said by an ``Attention``, one for each kind
+in ``ATTENTION``. An installed package adds its own by an entry point of the group ``kvyard.attention``, a program by
+``ATTENTION.register``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from kvyard.blocks.rule import Rule
 from kvyard.errors import KvyardError
 from kvyard.events.types import GroupMeta
-
-KINDS = ("full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba", "cross")
-STATE_MODES = ("none", "all", "align")
-
-WIRE_KINDS = {
-    "full": "full_attention",
-    "mla": "mla_attention",
-    "sliding_window": "sliding_window",
-    "sliding_window_mla": "sliding_window_mla",
-    "chunked_local": "chunked_local_attention",
-    "mamba": "mamba",
-    "cross": "cross_attention",
-}
-"""How each kind is called in KV events."""
+from kvyard.registry import Registry
 
 
 class ConfigError(KvyardError, ValueError):
     """A configuration that can't work; the message says which value and what would."""
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is to be said of a kind of attention."""
+
+    wire: str
+    """How events call it."""
+    also_wire: tuple[str, ...] = ()
+    """Other names in events that mean the same to a cache."""
+    rule: Callable[[GroupSpec], Rule]
+    """What a (checked) group of it needs, as pure functions of positions."""
+    group_class: Callable[[GroupSpec, bool, int], type[object]] | None = None
+    """Which class derived from ``Group`` serves a spec, told whether there is caching and the tokens per hash."""
+    fields: tuple[str, ...] = ()
+    """The fields of a ``GroupSpec``, beyond those of every kind, that it goes by: ``window``, ``chunk``, ``mode``, ..."""
+    check: Callable[[GroupSpec, str], None] | None = None
+    """Raises ``ConfigError``, naming the place, where those make no sense."""
+    is_full: bool = False
+    """Whether every earlier token stays visible and hits are plain prefixes."""
+    is_window: bool = False
+    is_state: bool = False
+    """Whether a block holds a state: one at a boundary is all that a hit needs."""
+    cacheable: bool = True
+    needs_one_size: bool = False
+    """Whether it can be cached only where all groups have one block size."""
+    drafts: bool = True
+    """Whether it can be cached next to a draft head."""
+
+
+_HERE = "kvyard.blocks.attention"
+ATTENTION: Registry[Attention] = Registry(
+    "attention kind",
+    "kvyard.attention",
+    {
+        "full": f"{_HERE}.full:FULL",
+        "mla": f"{_HERE}.full:MLA",
+        "sliding_window": f"{_HERE}.window:SLIDING_WINDOW",
+        "sliding_window_mla": f"{_HERE}.window:SLIDING_WINDOW_MLA",
+        "chunked_local": f"{_HERE}.chunked:CHUNKED_LOCAL",
+        "mamba": f"{_HERE}.state:MAMBA",
+        "cross": f"{_HERE}.cross:CROSS",
+    },
+)
+
+
+def kind_on_wire(wire: str) -> str | None:
+    """The kind that events call ``wire``, if it is one that can be cached."""
+    for name in ATTENTION.names():
+        try:
+            kind = ATTENTION.get(name)
+        except KvyardError:
+            continue  # of an installed package, and broken: whoever uses it by name is told
+        if kind.cacheable and (wire == kind.wire or wire in kind.also_wire):
+            return name
+    return None
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,43 +94,46 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a draft head reads this group, so that the last hit block must be computed again."""
 
     @property
+    def attention(self) -> Attention:
+        """What its kind is like. Raises ``KvyardError`` for an unknown one."""
+        return ATTENTION.get(self.kind)
+
+    def rule(self) -> Rule:
+        """What it needs, as pure functions of positions."""
+        return self.attention.rule(self)
+
+    @property
     def is_full(self) -> bool:
         """Whether every earlier token stays visible and hits are plain prefixes."""
-        return self.kind in ("full", "mla")
+        return self.attention.is_full
 
     @property
     def is_window(self) -> bool:
-        return self.kind in ("sliding_window", "sliding_window_mla")
+        return self.attention.is_window
 
     @property
     def is_state(self) -> bool:
-        return self.kind == "mamba"
+        return self.attention.is_state
 
     @property
     def meta(self) -> GroupMeta:
         """What events say of a group like this."""
-        return GroupMeta(block_size=self.block_size, kind=WIRE_KINDS[self.kind], window=self.window)
+        return GroupMeta(block_size=self.block_size, kind=self.attention.wire, window=self.window)
 
     def check(self, where: str) -> None:
         """Raise ``ConfigError``, naming ``where``, if this spec makes no sense by itself."""
-        if self.kind not in KINDS:
-            raise ConfigError(f"{where}: unknown kind {self.kind!r}; choose one of {', '.join(KINDS)}")
+        names = ATTENTION.names()
+        if self.kind not in names:
+            raise ConfigError(f"{where}: unknown kind {self.kind!r}; choose one of {', '.join(names)}")
         if self.block_size < 1:
             raise ConfigError(f"{where}: block_size must be at least 1, got {self.block_size}")
-        if self.is_window and (self.window is None or self.window < 1):
-            raise ConfigError(f"{where}: a {self.kind} group needs a window of at least 1 token, got {self.window}")
-        if self.kind == "chunked_local" and (self.chunk is None or self.chunk < 1):
-            raise ConfigError(f"{where}: a chunked_local group needs a chunk of at least 1 token, got {self.chunk}")
-        if self.is_state and self.mode not in STATE_MODES:
-            raise ConfigError(f"{where}: unknown state mode {self.mode!r}; choose one of {', '.join(STATE_MODES)}")
-        if self.window is not None and not self.is_window:
-            raise ConfigError(f"{where}: a {self.kind} group has no window; leave it out or choose sliding_window")
-        if self.chunk is not None and self.kind != "chunked_local":
-            raise ConfigError(f"{where}: a {self.kind} group has no chunk; leave it out or choose chunked_local")
-        if not self.is_state and (self.mode != "align" or self.spec_blocks):
-            raise ConfigError(f"{where}: mode and spec_blocks are for mamba groups, not for {self.kind}")
-        if self.spec_blocks < 0:
-            raise ConfigError(f"{where}: spec_blocks must not be negative, got {self.spec_blocks}")
+        kind = self.attention
+        if kind.check is not None:
+            kind.check(self, where)
+        for field, default in (("window", None), ("chunk", None), ("mode", "align"), ("spec_blocks", 0)):
+            if field not in kind.fields and getattr(self, field) != default:
+                other = next(name for name in names if field in ATTENTION.get(name).fields)
+                raise ConfigError(f"{where}: a {self.kind} group has no {field}; leave it out or choose {other}")
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -122,14 +170,16 @@ def resolve_geometry(
         )
     if not caching:
         return Geometry(unit, common, False)
-    if any(spec.kind == "cross" for spec in groups):
-        raise ConfigError("a cross group can't be cached: switch caching off for encoder-decoder models")
+    for spec in groups:
+        if not spec.attention.cacheable:
+            raise ConfigError(f"a {spec.kind} group can't be cached: switch caching off for models that have one")
     if any(size % unit for size in sizes):
         raise ConfigError(f"every block size ({sizes}) must be a multiple of hash_block_size {unit}")
     if len(groups) == 1 and unit != sizes[0]:
         raise ConfigError(f"one group caches whole blocks: hash_block_size {unit} must equal its block_size {sizes[0]}")
-    if any(spec.kind == "chunked_local" and spec.block_size != common for spec in groups):
-        raise ConfigError("chunked_local groups need one block size for all groups")
+    for spec in groups:
+        if spec.attention.needs_one_size and spec.block_size != common:
+            raise ConfigError(f"{spec.kind} groups need one block size for all groups")
     aligned_states = any(s.is_state and s.mode == "align" and s.block_size > unit for s in groups)
     reads_inside = all(s.is_full or s.is_state or s.block_size == unit for s in groups)
     return Geometry(unit, common, len(groups) > 1 and aligned_states and reads_inside)

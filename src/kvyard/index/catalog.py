@@ -11,13 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from kvyard.blocks.spec import WIRE_KINDS, ConfigError, GroupSpec, resolve_geometry
+from kvyard.blocks.spec import ATTENTION, ConfigError, GroupSpec, kind_on_wire, resolve_geometry
 from kvyard.errors import KvyardError
 from kvyard.events.types import Stored
 from kvyard.index.places import Holder
-
-KINDS = {wire: kind for kind, wire in WIRE_KINDS.items() if kind != "cross"} | {"sink_full_attention": "full"}
-"""The kinds on the wire that a rule is known for."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -129,10 +126,12 @@ class Catalog:
         if event.kind is None and known is not None:
             return msgspec.structs.replace(known, block_size=size)
         # Engines that name no group have one, and it is full attention.
-        kind = "full" if event.kind is None and event.group is None else KINDS.get(event.kind or "")
+        kind = "full" if event.kind is None and event.group is None else kind_on_wire(event.kind or "")
         if kind is None or size < 1:
             return None
-        spec = GroupSpec(kind=kind, block_size=size, window=event.window if "window" in kind else None)
+        spec = GroupSpec(
+            kind=kind, block_size=size, window=event.window if "window" in ATTENTION.get(kind).fields else None
+        )
         try:
             spec.check("group")
         except KvyardError:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvyard.blocks.rules import rule_for
 from kvyard.index.backend import Rows
 from kvyard.index.match import WorkerMatch
 from kvyard.index.places import Holder, Places
@@ -58,7 +57,7 @@ def explain(
     groups: list[GroupReach] = []
     for at, (group, spec) in enumerate(zip(view.layout.groups, view.layout.specs, strict=True)):
         spans = view.usable.spans(at, rows, masks[at])
-        reach = rule_for(spec).match(spans, limit, view.layout.alignment, spec.eagle).tokens
+        reach = spec.rule().match(spans, limit, view.layout.alignment, spec.eagle).tokens
         if reach + view.layout.alignment > limit:
             why = "it has all that could be used"
         elif not spec.is_full and spans:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from kvyard.blocks.agreement import Agreement
-from kvyard.blocks.rules import rule_for
 from kvyard.blocks.spans import Spans
 from kvyard.index.backend import Rows
 from kvyard.index.catalog import Layout
@@ -47,7 +46,7 @@ class Usable:
     def limiting(self, seen: Sequence[Spans], limit: int) -> int:
         """Which group (by position in the layout) reaches least far by itself."""
         reach = [
-            (rule_for(spec).match(seen[at], limit, self.layout.alignment, False).tokens, at)
+            (spec.rule().match(seen[at], limit, self.layout.alignment, False).tokens, at)
             for at, spec in enumerate(self.layout.specs)
         ]
         return min(reach)[1]

@@ -11,7 +11,6 @@ from typing import Any
 from kvyard.blocks.coordinator import Hit
 from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
-from kvyard.blocks.spec import WIRE_KINDS
 from kvyard.events.types import Tier
 from kvyard.hashing import Chain, Key, Run, wire_hash
 
@@ -134,7 +133,7 @@ class VllmRecorder:
         if extras:
             event["extra_keys"] = extras
         event["group_idx"] = group.index
-        event["kv_cache_spec_kind"] = WIRE_KINDS[group.spec.kind]
+        event["kv_cache_spec_kind"] = group.spec.attention.wire
         if group.spec.is_window:
             event["kv_cache_spec_sliding_window"] = group.spec.window
         return event

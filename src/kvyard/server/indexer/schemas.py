@@ -56,7 +56,7 @@ class Member(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tr
 class AttentionGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """An attention group of the model, where it shouldn't be learned from events."""
 
-    kind: Literal["full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba"] = "full"
+    kind: str = "full"
     block_size: Size = 16
     window: Size | None = None
     chunk: Size | None = None

@@ -1,4 +1,4 @@
-"""State (Mamba) groups: what differs when a block holds a running state instead of tokens.
+"""States (Mamba, linear attention): a block holds a running state instead of tokens.
 
 A state registered in a step can't be read in that same step: it is written when the step ends. In *align* mode the table is
 sparse, since a step writes the state it ends with and nothing in between.
@@ -6,13 +6,65 @@ sparse, since a step writes the state it ends with and nothing in between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.fine import adopt_inside, continue_on_copy, mark_of
 from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
+from kvyard.blocks.rule import NO_MATCH, Match, Rule
+from kvyard.blocks.spans import Spans, clip
+from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Key
+
+STATE_MODES = ("none", "all", "align")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class StateRule(Rule):
+    """State (Mamba) groups: one state at the boundary is all a hit needs, and all earlier ones are stale."""
+
+    forgets = True
+
+    def stale(self, computed: int) -> int:
+        return max(0, computed - 1)
+
+    def fresh_until(self, position: int) -> int:
+        return (position + 1) * self.block_size
+
+    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
+        # No drop: draft heads have no state layers.
+        size = self.block_size
+        blocks = limit // size
+        period = max(1, alignment // size)
+        for low, high in reversed(spans):
+            end = min(high, blocks)
+            end -= end % period
+            if end > low:
+                return Match(end * size, end - 1)
+        return NO_MATCH
+
+    def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:
+        return retention is None or 0 < retention < 2 * self.block_size
+
+    def worth(
+        self, first: int, last: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
+    ) -> list[tuple[int, int]] | None:
+        if self.keeps_all(alignment, eagle, retention):
+            return None
+        size = self.block_size
+        kept: list[tuple[int, int]] = []
+        if retention:
+            period = retention // size
+            kept += [(end - 1, end) for end in range((first // period + 1) * period, last + 1, period)]
+        for boundary in boundaries:
+            end = boundary // alignment * alignment // size
+            kept.append((end - 1, end))
+        return clip(kept, first, last)
 
 
 class StateGroup(Group):
@@ -192,3 +244,23 @@ class AlignedStateGroup(StateGroup):
         block.start = table.length
         table.append(block)
         return block.ids
+
+
+def _rule(spec: GroupSpec) -> Rule:
+    return StateRule(spec.block_size)
+
+
+def _check(spec: GroupSpec, where: str) -> None:
+    if spec.mode not in STATE_MODES:
+        raise ConfigError(f"{where}: unknown state mode {spec.mode!r}; choose one of {', '.join(STATE_MODES)}")
+    if spec.spec_blocks < 0:
+        raise ConfigError(f"{where}: spec_blocks must not be negative, got {spec.spec_blocks}")
+
+
+def _group(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
+    return AlignedStateGroup if spec.mode == "align" else StateGroup
+
+
+MAMBA = Attention(
+    wire="mamba", is_state=True, fields=("mode", "spec_blocks"), rule=_rule, check=_check, group_class=_group
+)

@@ -1,0 +1,54 @@
+"""Chunked-local attention: a text is cut into chunks of ``chunk`` tokens, and none sees another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from mypy_extensions import mypyc_attr
+
+from kvyard.blocks.rule import Match, Rule
+from kvyard.blocks.spans import Spans
+from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ChunkRule(Rule):
+    """Chunked-local attention: nothing before the current chunk is ever read."""
+
+    forgets = True
+
+    def __init__(self, block_size: int, chunk: int) -> None:
+        super().__init__(block_size)
+        self.chunk = chunk
+
+    def stale(self, computed: int) -> int:
+        return computed // self.chunk * self.chunk
+
+    def fresh_until(self, position: int) -> int:
+        return -(-(position + 1) * self.block_size // self.chunk) * self.chunk - 1
+
+    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
+        size = self.block_size
+        blocks = limit // size
+        low = self.stale(limit) // size
+        at = bisect_right(spans, low, key=lambda span: span[0]) - 1
+        high = min(blocks, spans[at][1]) if at >= 0 else low
+        return Match(max(low, high) * size, low)
+
+    def cap(self, in_flight: int, max_tokens: int) -> int | None:
+        return -(-min(self.chunk + in_flight, max_tokens) // self.block_size)
+
+
+def _rule(spec: GroupSpec) -> Rule:
+    assert spec.chunk is not None
+    return ChunkRule(spec.block_size, spec.chunk)
+
+
+def _check(spec: GroupSpec, where: str) -> None:
+    if spec.chunk is None or spec.chunk < 1:
+        raise ConfigError(f"{where}: a {spec.kind} group needs a chunk of at least 1 token, got {spec.chunk}")
+
+
+CHUNKED_LOCAL = Attention(
+    wire="chunked_local_attention", fields=("chunk",), rule=_rule, check=_check, needs_one_size=True, drafts=False
+)

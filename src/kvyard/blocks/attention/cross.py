@@ -1,0 +1,35 @@
+"""Cross attention of encoder-decoder models: blocks for the encoder's tokens."""
+
+from __future__ import annotations
+
+from kvyard.blocks.demand import Demand, GroupHit
+from kvyard.blocks.group import Group
+from kvyard.blocks.rule import Rule
+from kvyard.blocks.spec import Attention, GroupSpec
+from kvyard.blocks.table import Table
+
+
+class CrossGroup(Group):
+    """Cross attention: blocks for the encoder's tokens, taken once, never cached and never shared."""
+
+    restless = True
+
+    def required(self, demand: Demand) -> int:
+        return -(-demand.encoder // self.block_size)
+
+    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+        """Nothing of the prompt concerns this group."""
+
+    def take_external(self, table: Table, total: int, external: int) -> None:
+        """Nothing of the prompt concerns this group."""
+
+
+def _rule(spec: GroupSpec) -> Rule:
+    return Rule(spec.block_size)
+
+
+def _group(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
+    return CrossGroup
+
+
+CROSS = Attention(wire="cross_attention", cacheable=False, rule=_rule, group_class=_group)
