@@ -16,8 +16,8 @@ from _peers import peer_python
 from blocks import one
 
 from kvyard.events import Batcher, EventBatch, GroupMeta, Removed, Tier
-from kvyard.events.wire import WRITTEN_DIALECTS, Decoder, Encoder
-from kvyard.events.wire.shapes import Batch, MapEvent
+from kvyard.events.wire import Decoder, Encoder, written_dialects
+from kvyard.events.wire.vllm.shapes import MapEvent, VllmBatch
 from kvyard.hashing import Run, TokenChain, TraceChain, algorithm
 
 BLOCK = 16
@@ -134,7 +134,7 @@ def report_speed() -> None:
         batch = batcher.end_iteration(0)
         assert batch is not None
         blocks = count * tokens // BLOCK
-        for dialect in WRITTEN_DIALECTS:
+        for dialect in written_dialects():
             payload = Encoder(dialect).encode(batch)
             slow = dialect == "trtllm"
             written = best(lambda d=dialect, b=batch: Encoder(d).encode(b), 3 if slow else 15)
@@ -142,7 +142,7 @@ def report_speed() -> None:
             label = f"{dialect}, {hashes}"
             print(f"{label:34}{blocks / written:>14,.0f}{blocks / read:>14,.0f}{len(payload) / blocks:>14.1f}")
             if dialect == "vllm":
-                bare = msgspec.msgpack.Decoder(Batch[MapEvent])
+                bare = msgspec.msgpack.Decoder(VllmBatch[MapEvent])
                 read = best(lambda p=payload, d=bare: d.decode(p), 15)
                 print(f"{'  msgspec alone':34}{'':>14}{blocks / read:>14,.0f}")
         spoiled = payload_with_a_bad_event(batch)

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 import pytest
-from tests.events.test_check import FULL, removed, stored
+from tests.events.check.test_rules import FULL, removed, stored
 
 from kvyard.cli.app import main
 from kvyard.events import Mirror, Tier
@@ -79,6 +79,12 @@ class TestCheck:
         value = json.loads(capsys.readouterr().out)
         assert value["findings"][0]["code"] == "gap" and value["engine"] == "vllm" and not value["clean"]
 
+    def test_leaks(self, tmp_path, capsys):
+        path = write(tmp_path / "r", [stored(1, 2, **FULL)], [removed(group_idx=0)])
+        assert run("check", path, "--blocks", "1") == 1
+        out = capsys.readouterr().out
+        assert "empty-remove: 1 removals name no block." in out and "over-capacity: " in out and "2 of 1" in out
+
     def test_json_lines(self, tmp_path, capsys):
         path = tmp_path / "drains.jsonl"
         path.write_text('[{"event_id": 0, "data": {"type": "created"}, "window_size": 64}]\n')
@@ -97,7 +103,7 @@ class TestCheck:
         [
             (["check", "nowhere"], "can't read nowhere: No such file"),
             (["check", "tcp://nonsense"], "has no port"),
-            (["check", "tcp://127.0.0.1:1", "--engine", "x"], "unknown engine 'x'"),
+            (["check", "tcp://127.0.0.1:1", "--engine", "x"], "unknown wire format 'x'"),
             (["check", "tcp://127.0.0.1:1", "--duration", "0.01"], "nothing to check"),
             (["tail", "localhost:5557"], "not an endpoint"),
             (["tail", "tcp://127.0.0.1:9", "--rank", "-1"], "a rank is 0 or more"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from textwrap import wrap
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from kvyard.cli.events import until_interrupted
+from kvyard.cli.events_show import finding_lines
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
@@ -20,14 +20,13 @@ from kvyard.server import prompt
 from kvyard.server.doctor.case import Case
 from kvyard.server.doctor.diagnosis import Diagnosis, diagnose
 from kvyard.server.doctor.engines import Local
-from kvyard.server.doctor.finding import Expected, Finding
+from kvyard.server.doctor.finding import Expected
 from kvyard.server.doctor.round import Round
 from kvyard.server.doctor.template import rendered
 from kvyard.server.doctor.visit import TEXT, Questions, Visit, questions
 from kvyard.server.doctor.watching import LIMITS, ask_for_replay, play, watch
 from kvyard.server.indexer.config import check_token_text, read_token
 
-WIDTH = 110
 HTTP = ("http://", "https://")
 TOKEN_VARIABLE = "KVYARD_TOKEN"
 
@@ -136,7 +135,10 @@ def doctor(
     expected = Expected(model=model, block_size=block_size, algorithm=hash_algorithm, seed=seed)
     found = diagnose(cases, expected, [] if visits is None else visits.visits, local)
     if as_json:
-        typer.echo(json.dumps({"healthy": found.healthy, **msgspec.to_builtins(found)}, indent=2))
+        value = {"healthy": found.healthy, **msgspec.to_builtins(found)}
+        for finding, shown in zip(found.findings, value["findings"], strict=True):
+            shown["broken"] = finding.broken
+        typer.echo(json.dumps(value, indent=2))
     else:
         _show(found, cases)
     raise typer.Exit(0 if found.healthy else 1)
@@ -202,18 +204,9 @@ def _show(found: Diagnosis, cases: list[Case]) -> None:
         if found.tokens is not None:
             typer.echo(f"  matches {found.matched[case.name]} of {found.tokens} tokens")
     broken = [finding for finding in found.findings if finding.broken]
+    several = len(cases) + len(found.engines) > 1
     for title, part in (("Broken", broken), ("Good to know", [one for one in found.findings if not one.broken])):
-        if part:
-            typer.echo(f"\n{title}")
-            for finding in part:
-                _lines(finding, several=len(cases) + len(found.engines) > 1)
+        for line in finding_lines(title, part, several):
+            typer.echo(line)
     count = f"{len(broken)} {'thing is' if len(broken) == 1 else 'things are'} broken."
     typer.echo(f"\n{count}" if broken else "\nNothing is broken.")
-
-
-def _lines(finding: Finding, several: bool) -> None:
-    where = f" at {finding.where}" if several else ""
-    for head, text in ((f"{finding.code}{where}: ", finding.seen), ("means: ", finding.means), ("fix: ", finding.fix)):
-        indent = "  " if head.startswith(finding.code) else "      "
-        for line in wrap(head + text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  "):
-            typer.echo(line)

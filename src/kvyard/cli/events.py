@@ -14,9 +14,8 @@ import typer
 from kvyard.cli.events_show import lines, report_lines, report_value, summary, values
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
-from kvyard.events.check import Checker
+from kvyard.events.check import Checker, judge
 from kvyard.events.faults import Faults
-from kvyard.events.norms import judge
 from kvyard.events.recording import About, Recording, RecordingWriter
 from kvyard.events.transport import Subscriber
 from kvyard.events.transport.endpoint import SCHEMES
@@ -24,6 +23,7 @@ from kvyard.events.transport.player import Player
 from kvyard.events.transport.proxy import FaultProxy
 from kvyard.events.transport.state import Origin
 from kvyard.events.transport.tap import Tap
+from kvyard.events.wire import WIRES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Read and check streams of KV-cache events.")
 
@@ -167,7 +167,8 @@ def proxy(
 def check(
     source: Annotated[str, typer.Argument(metavar="FILE|ENDPOINT", help="A recording, JSON lines, or a live stream.")],
     duration: Annotated[float, typer.Option(min=0.0, help="Seconds to listen to a live stream.")] = 10.0,
-    engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm, kvyard; or auto to guess.")] = "auto",
+    engine: Annotated[str, typer.Option(help=f"{', '.join(WIRES.names())}; or auto to guess.")] = "auto",
+    blocks: Annotated[int | None, typer.Option(min=1, help="How many blocks each device has.")] = None,
     topic: Topic = "",
     replay: Replay = None,
     rank: Rank = 0,
@@ -195,7 +196,7 @@ def check(
     facts = checker.facts()
     if not facts.messages:
         raise KvyardError(f"nothing to check: no message came from {source}")
-    report = judge(facts, engine)
+    report = judge(facts, engine, device_blocks=blocks)
     if as_json:
         typer.echo(json.dumps({**report_value(report, source), "truncated": truncated}, indent=2))
     else:

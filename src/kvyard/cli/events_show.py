@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.events.clues import NAMES
-from kvyard.events.findings import Finding, Report, Severity
+from kvyard.events.check import Finding, Severity, StreamReport
 from kvyard.events.transport.state import Origin, State, StreamStatus, Update
 from kvyard.events.types import Event, Removed, Stored
 from kvyard.hashing import Key
@@ -82,15 +81,15 @@ def summary(statuses: Sequence[StreamStatus], malformed: int) -> Iterator[str]:
         yield "nothing was heard"
 
 
-def report_lines(report: Report, source: str) -> Iterator[str]:
+def report_lines(report: StreamReport, source: str) -> Iterator[str]:
     """A conformance report for people."""
-    facts, clues = report.facts, report.facts.clues
+    facts, guess = report.facts, report.facts.guess
     batches = sum(stream.batches for stream in facts.streams.values())
     yield f"{source}: {batches:,} batches, {sum(facts.events.values()):,} events, {facts.payload_bytes:,} bytes of payload"
-    written = [*_counted(clues.encodings), *_counted(clues.hashes, " hashes")]
+    written = [*_counted(guess.encodings), *_counted(guess.hashes, " hashes")]
     looks = "looks like" if report.guessed else "checked as"
     how = f" ({', '.join(written)})" if written else ""
-    yield f"  {looks} {NAMES[report.engine]}{how}"
+    yield f"  {looks} {report.title}{how}"
     for stream in facts.streams.values():
         ranks = sorted(str(rank) for rank in stream.ranks if rank is not None)
         numbers = "no numbers" if stream.first is None else f"batches {stream.first} to {stream.last}"
@@ -100,36 +99,39 @@ def report_lines(report: Report, source: str) -> Iterator[str]:
         name = "no group named" if group == "none" else f"group {group}"
         yield f"  {name}: {kind or 'kind unknown'}, blocks of {sizes} tokens"
     tiers = ", ".join(f"{tier} {count:,}" for tier, count in sorted(facts.tiers.items()))
-    media = f" (written {', '.join(sorted(clues.media))})" if clues.media else ""
+    media = f" (written {', '.join(sorted(guess.media))})" if guess.media else ""
     yield f"  blocks stored {facts.stored_blocks:,}: {tiers or 'none'}{media}; removed {facts.removed_blocks:,}"
     yield f"  blocks held at the end {facts.held:,}"
     for severity, title in (
         (Severity.PROBLEM, "Problems"),
-        (Severity.NORMAL, f"Normal for {NAMES[report.engine]}, and to be expected by every consumer"),
+        (Severity.NORMAL, f"Normal for {report.title}, and to be expected by every consumer"),
         (Severity.NOTE, "Notes"),
     ):
-        found = [finding for finding in report.findings if finding.severity == severity]
-        if found:
-            yield f"\n{title}"
-            for finding in found:
-                yield from _finding(finding)
+        yield from finding_lines(title, [one for one in report.findings if one.severity == severity], several=False)
     if report.cautions:
-        yield f"\nWhat no check of a stream can see, with {NAMES[report.engine]}"
+        yield f"\nWhat no check of a stream can see, with {report.title}"
         yield from (f"  - {caution}" for caution in report.cautions)
     problems = sum(finding.severity == Severity.PROBLEM for finding in report.findings)
     yield "\nNothing is wrong." if report.clean else f"\n{problems} {'problem' if problems == 1 else 'problems'} found."
 
 
-def report_value(report: Report, source: str) -> dict[str, Any]:
+def report_value(report: StreamReport, source: str) -> dict[str, Any]:
     """A conformance report for programs."""
     value: dict[str, Any] = msgspec.to_builtins(report)
     return {"source": source, "clean": report.clean, **value}
 
 
-def _finding(finding: Finding) -> Iterator[str]:
-    yield from wrap(f"{finding.code}: {finding.what}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-    for more in (finding.loss, f"For example {'; '.join(finding.examples)}." if finding.examples else ""):
-        yield from wrap(more, WIDTH, initial_indent="      ", subsequent_indent="      ")
+def finding_lines(title: str, findings: Sequence[Finding], several: bool) -> Iterator[str]:
+    """Findings under a title, with where they were made if there are several places; nothing where there are none."""
+    if findings:
+        yield f"\n{title}"
+    for finding in findings:
+        where = f" at {finding.where}" if several and finding.where else ""
+        yield from wrap(f"{finding.code}{where}: {finding.seen}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+        examples = "; ".join(example[:160] for example in finding.examples)
+        for name, text in (("means", finding.means), ("fix", finding.fix), ("for example", examples)):
+            if text:
+                yield from wrap(f"{name}: {text}", WIDTH, initial_indent="      ", subsequent_indent="        ")
 
 
 def _event(event: Event) -> str:

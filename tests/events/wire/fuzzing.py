@@ -6,7 +6,7 @@ import msgspec
 from tests.events.fake_map import SHA, XXH3, trace_chain
 
 from kvyard.events import Batcher, EventBatch, GroupMeta, Tier
-from kvyard.events.wire import WRITTEN_DIALECTS, Decoder, Encoder
+from kvyard.events.wire import Decoder, Encoder, written_dialects
 from kvyard.hashing import Namespace, Run, TokenChain
 
 JUNK = [
@@ -36,7 +36,7 @@ def seeds() -> list[bytes]:
     """One sound payload of each encoding."""
     batch = sound_batch()
     whole = [Encoder("vllm", integers=False).encode(batch), Encoder("vllm-array", integers=False).encode(batch)]
-    return [Encoder(dialect, groups=()).encode(batch) for dialect in WRITTEN_DIALECTS] + whole
+    return [Encoder(dialect, groups=()).encode(batch) for dialect in written_dialects()] + whole
 
 
 def mutate(rng: random.Random, payload: bytes, others: list[bytes]) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.events.wire import fuzzing
 
-from kvyard.events.wire import DIALECTS, Decoder, decode
+from kvyard.events.wire import Decoder, decode, dialects
 
 SHORT, LONG = 4_000, 1_000_000
 """Payloads per dialect."""
@@ -71,7 +71,7 @@ def tiers_aside(events: list, packed: bool) -> list:
     return events if packed else [(type(event), event.hashes, event.group) for event in events]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", dialects())
 def test_no_bytes_raise(dialect):
     flip_bytes(dialect, SHORT, seed=1)
 
@@ -82,7 +82,7 @@ def test_neighbours_survive():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", dialects())
 def test_no_bytes_raise_at_length(dialect):
     flip_bytes(dialect, 20_000, seed=3)
     before = resident()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.events.fake_map import SHA, XXH3, FakeMap, token_chain, trace_chain
 
 from kvyard.events import Batcher, Cleared, EventBatch, GroupMeta, Mirror, Removed, Stored, Tier
-from kvyard.events.wire import WRITTEN_DIALECTS, Decoder, Encoder
+from kvyard.events.wire import Decoder, Encoder, written_dialects
 from kvyard.hashing import Key, Namespace, Run, TokenChain
 
 GROUPS = (
@@ -60,7 +60,7 @@ def closest(held: dict) -> dict[int, dict[Key, Tier]]:
     return mirror.closest()
 
 
-@pytest.mark.parametrize("dialect", WRITTEN_DIALECTS)
+@pytest.mark.parametrize("dialect", written_dialects())
 @settings(max_examples=150)
 @given(script=st.lists(steps, max_size=60))
 def test_the_mirror_equals_the_map_after_every_iteration(dialect, script):
@@ -163,7 +163,7 @@ def test_negative_keys_travel_unsigned():
     keys = chain.hashes(0, 4)
     assert keys[-1] < 0
     batch = EventBatch(stream="", seq=0, events=[Removed(hashes=keys)])
-    for dialect in WRITTEN_DIALECTS:
+    for dialect in written_dialects():
         (event,) = Decoder().decode(Encoder(dialect).encode(batch)).events
         assert event.hashes == [key % 2**64 for key in keys]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,16 @@ def test_events_of_others_none_at_all_and_in_the_wrong_order(capsys, engine: Ser
         assert len([one for one in seen.all["findings"] if one["code"] == "crossed"]) == 2
         seen = see(capsys, engine.url, streams[0], until=lambda seen: seen.says("unannounced", "none of the 1 streams"))
         assert "unannounced" in seen.broken
+
+
+def test_more_is_announced_than_the_device_has(capsys, engine: Served) -> None:
+    few = lambda page: re.sub(r'num_gpu_blocks="\d+"', 'num_gpu_blocks="3"', page)  # noqa: E731
+    stream, *_ = (state["streams"][0] for state in engine.get("/admin/workers"))
+    argv = [stream["endpoint"], "--replay", stream["replay_endpoint"]]
+    with Tampered(engine.url, page=few) as proxy:
+        seen = see(capsys, proxy.url, *argv, until=lambda seen: seen.says("over-capacity", " of 3."))
+        assert seen.code == 1 and "over-capacity" in seen.broken
+    assert not see(capsys, engine.url, *argv, until=lambda seen: not seen.broken).says("over-capacity")
 
 
 def test_wrong_use(capsys, tmp_path: Path, engine: Served) -> None:

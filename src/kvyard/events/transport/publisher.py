@@ -22,10 +22,7 @@ from kvyard.events.transport.frames import Frame
 from kvyard.events.transport.outlet import Outlet
 from kvyard.events.transport.waker import Waker
 from kvyard.events.types import EventBatch
-from kvyard.events.wire import Encoder
-
-DIALECTS = ("vllm", "vllm-array")
-"""What goes over ZeroMQ. TensorRT-LLM's dicts are fetched, not sent; its own stream speaks vLLM's words."""
+from kvyard.events.wire import WIRES, Encoder
 
 
 class Publisher:
@@ -57,8 +54,8 @@ class Publisher:
         ``bind`` overrules what the endpoint says about who binds. ``buffer_steps`` batches are kept for replay, ``max_events``
         may wait to be sent. Raises ``KvyardError``.
         """
-        if dialect not in DIALECTS:
-            raise KvyardError(f"a stream speaks {' or '.join(DIALECTS)}, not {dialect!r}")
+        if not WIRES.get(dialect).streamed:
+            raise KvyardError(f"wire format {dialect!r} is fetched, not streamed: choose another, such as vllm")
         self.epoch = WallClock.since_epoch().now() if epoch is None else epoch
         self.rank = rank
         self.error: Exception | None = None

@@ -26,10 +26,17 @@ GAP = "gap"
 RESTART = "restart"
 """Event ids started again."""
 
+MAX_COUNT = 1 << 31
+"""No group, rank, block size or window reaches this."""
+JSON_STARTS = b"[{ \t\r\n"
+"""First bytes of JSON. As msgpack these would be a lone number."""
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, MemoryError, OverflowError, ValueError, TypeError)
+"""What msgspec raises for bytes that are no message."""
+
 _HARMLESS = frozenset((UNKNOWN, BATCH))
 
 
-class Refused(ValueError):
+class EventRefused(ValueError):
     """One event can't be used; ``kind`` is one of the kinds above. Never leaves this package."""
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -59,6 +66,8 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """The encoding seen: ``map``, ``array``, ``mixed``, ``trtllm``, or ``none`` for a payload without a readable event."""
     ranks: list[int | None] | None = None
     """The rank of every event, where events of one payload name different ones (a TensorRT-LLM drain)."""
+    capacities: dict[int | None, int] = msgspec.field(default_factory=dict)
+    """Blocks of the device per group, where the payload says."""
 
     @property
     def lossy(self) -> bool:
@@ -128,3 +137,15 @@ class DecodeStats(msgspec.Struct):
         if name not in self.unknown and len(self.unknown) >= most:
             name = "…"
         self.unknown[name] = self.unknown.get(name, 0) + 1
+
+
+def no_events(reason: str) -> Decoded:
+    """What a payload gives that can't be read at all."""
+    return Decoded(problems=[Problem(-1, reason, PAYLOAD)])
+
+
+def read_stamp(ts: object) -> tuple[float, Problem | None]:
+    """A time stamp off the wire, or 0 and the problem with it."""
+    if isinstance(ts, int | float) and not isinstance(ts, bool) and abs(ts) < 1e300:
+        return float(ts), None
+    return 0.0, Problem(-1, "a time stamp that isn't a number", BATCH)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from kvyard.events.check import Finding
 from kvyard.server.doctor import engines, hashes, prompts, streams, together
 from kvyard.server.doctor.case import Case
 from kvyard.server.doctor.engines import Local
-from kvyard.server.doctor.finding import Expected, Finding
+from kvyard.server.doctor.finding import Expected
 from kvyard.server.doctor.visit import Visit
 
 
@@ -64,8 +65,8 @@ def _heard(case: Case) -> bool:
 
 
 RULES: list[Callable[[Case, Expected], Iterator[Finding]]] = [
-    streams.encoding,
-    streams.sequence,
+    streams.stream,
+    streams.trust,
     streams.clears,
     prompts.block_size,
     prompts.namespace,

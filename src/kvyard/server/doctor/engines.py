@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from kvyard.server.doctor.finding import OTHER_SIZE, SHIFTED, Expected, Finding, broken, parting
+from kvyard.events.check import Finding
+from kvyard.server.doctor.finding import OTHER_SIZE, SHIFTED, Expected, broken, note, parting
 from kvyard.server.doctor.visit import Visit
 
 FAR_MS = 50.0
@@ -75,13 +76,12 @@ def model(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
 
 def tokenizer(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
     if seen.text_ids is None:
-        yield Finding(
-            code="no-tokenize",
-            where=seen.url,
-            broken=False,
-            seen=f"/tokenize gives no ids: {seen.failed.get('/tokenize (text)', 'its answer has none')}.",
-            means="Its tokenizer and chat template can't be compared, and no gateway can ask it for ids.",
-            fix="Give the gateway the model's tokenizer.json.",
+        yield note(
+            "no-tokenize",
+            seen.url,
+            f"/tokenize gives no ids: {seen.failed.get('/tokenize (text)', 'its answer has none')}.",
+            "Its tokenizer and chat template can't be compared, and no gateway can ask it for ids.",
+            "Give the gateway the model's tokenizer.json.",
         )
         return
     ours = local.text_ids
@@ -172,23 +172,21 @@ def caching(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
         )
         return
     if seen.cached and second is None and answered:
-        yield Finding(
-            code="no-cached-tokens",
-            where=seen.url,
-            broken=False,
-            seen="Its answers don't say how much of a prompt was cached."
+        yield note(
+            "no-cached-tokens",
+            seen.url,
+            "Its answers don't say how much of a prompt was cached."
             + (f" Its metrics do: {seen.hits:.0f} tokens the second time." if seen.hits else ""),
-            means="A gateway can't tell whether its guesses were right.",
-            fix="Start it with --enable-prompt-tokens-details.",
+            "A gateway can't tell whether its guesses were right.",
+            "Start it with --enable-prompt-tokens-details.",
         )
     if seen.cached[:1] and seen.cached[0]:
-        yield Finding(
-            code="foreign-hit",
-            where=seen.url,
-            broken=False,
-            seen=f"{seen.cached[0]} tokens of a prompt that nobody ever sent were cached.",
-            means="Its count of cached tokens isn't one of prefixes.",
-            fix="Don't compare it with other engines' counts.",
+        yield note(
+            "foreign-hit",
+            seen.url,
+            f"{seen.cached[0]} tokens of a prompt that nobody ever sent were cached.",
+            "Its count of cached tokens isn't one of prefixes.",
+            "Don't compare it with other engines' counts.",
         )
     salted = seen.cached[2] if len(seen.cached) > 2 else None
     if salted:
@@ -202,41 +200,41 @@ def caching(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
 
 
 def answers(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
-    for what, fatal in (("the first completion", True), ("a chat", False)):
-        if what in seen.failed:
-            yield Finding(
-                code="no-answer",
-                where=seen.url,
-                broken=fatal,
-                seen=f"It refused {what}: {seen.failed[what]}.",
-                means="Prompts as plain text or token ids don't get through."
-                if fatal
-                else "Chats don't get through; a base model has no template for them.",
-                fix="See the engine's log, and what in between changes requests."
-                if fatal
-                else "Give it a --chat-template, if it is meant to chat.",
-            )
+    if (what := "the first completion") in seen.failed:
+        yield broken(
+            "no-answer",
+            seen.url,
+            f"It refused {what}: {seen.failed[what]}.",
+            "Prompts as plain text or token ids don't get through.",
+            "See the engine's log, and what in between changes requests.",
+        )
+    if (what := "a chat") in seen.failed:
+        yield note(
+            "no-answer",
+            seen.url,
+            f"It refused {what}: {seen.failed[what]}.",
+            "Chats don't get through; a base model has no template for them.",
+            "Give it a --chat-template, if it is meant to chat.",
+        )
 
 
 def distance(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
     if seen.round_trip_ms is not None and seen.round_trip_ms > FAR_MS:
-        yield Finding(
-            code="far",
-            where=seen.url,
-            broken=False,
-            seen=f"A round trip takes {seen.round_trip_ms:.0f} ms.",
-            means="That is added to every first token; and its events come as late.",
-            fix="Put router and engines into the same place, or see what in between is slow.",
+        yield note(
+            "far",
+            seen.url,
+            f"A round trip takes {seen.round_trip_ms:.0f} ms.",
+            "That is added to every first token; and its events come as late.",
+            "Put router and engines into the same place, or see what in between is slow.",
         )
     if seen.skew_s is not None and abs(seen.skew_s) > SKEW_S:
         way = "ahead of" if seen.skew_s > 0 else "behind"
-        yield Finding(
-            code="clock",
-            where=seen.url,
-            broken=False,
-            seen=f"Its clock is {abs(seen.skew_s):.0f} s {way} the one here.",
-            means="Logs, metrics and the times in its events don't line up with those of others.",
-            fix="Let all machines keep time by NTP.",
+        yield note(
+            "clock",
+            seen.url,
+            f"Its clock is {abs(seen.skew_s):.0f} s {way} the one here.",
+            "Logs, metrics and the times in its events don't line up with those of others.",
+            "Let all machines keep time by NTP.",
         )
 
 

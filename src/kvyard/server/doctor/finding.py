@@ -1,4 +1,4 @@
-"""Findings of the doctor: plain values, and what several rules say."""
+"""What the doctor's rules share: the expectations they compare with, two texts, and the two kinds of finding they make."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvyard.events.check import Finding, Severity
+
 OTHER_SIZE = (
     "A router that hashes prompts in blocks of another size finds nothing, ever. kvyard's own index translates."
 )
 SHIFTED = "The tokenizer's special token (BOS) is added on one side only, which shifts every block."
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing worth saying."""
-
-    code: str
-    where: str
-    """The endpoint or file."""
-    broken: bool
-    """Whether it keeps the prompt from matching or the answer from being trusted; else it is only good to know."""
-    seen: str
-    means: str
-    fix: str
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,5 +29,10 @@ def parting(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def broken(code: str, where: str, seen: str, means: str, fix: str) -> Finding:
-    """A finding that keeps things from working."""
-    return Finding(code=code, where=where, broken=True, seen=seen, means=means, fix=fix)
+    """A finding that keeps the prompt from matching, or the answer from being trusted."""
+    return Finding(code=code, where=where, severity=Severity.PROBLEM, seen=seen, means=means, fix=fix)
+
+
+def note(code: str, where: str, seen: str, means: str, fix: str) -> Finding:
+    """A finding that is good to know."""
+    return Finding(code=code, where=where, severity=Severity.NOTE, seen=seen, means=means, fix=fix)

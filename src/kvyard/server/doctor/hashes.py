@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvyard.events.check import Finding
 from kvyard.hashing import ALGORITHMS, HashingError, algorithm, wire_hash
 from kvyard.server.doctor.case import Case, Text
-from kvyard.server.doctor.finding import Expected, Finding
+from kvyard.server.doctor.finding import Expected, broken, note
 
 SEEDS = (None, "0", "1", "42", "random", "")
 """Texts of PYTHONHASHSEED that people use; ``None`` is the engine's own default."""
@@ -18,15 +19,14 @@ def hashes(case: Case, expected: Expected) -> Iterator[Finding]:
         wrong = [text for text in samples if not _reproduces(expected.algorithm, expected.seed, text)]
         if wrong:
             found = _reproduced(samples)
-            yield Finding(
-                code="hash-seed",
-                where=case.name,
-                broken=True,
-                seen=f"The engine's hashes are not those of {expected.algorithm} with "
+            yield broken(
+                "hash-seed",
+                case.name,
+                f"The engine's hashes are not those of {expected.algorithm} with "
                 f"{'its default seed' if expected.seed is None else f'seed {expected.seed!r}'}"
                 + (f", but of {found}." if found else "."),
-                means="Whoever computes hashes by itself, as direct mode does, never meets this engine's.",
-                fix="Set the engine's --prefix-caching-hash-algo and PYTHONHASHSEED, the same for all"
+                "Whoever computes hashes by itself, as direct mode does, never meets this engine's.",
+                "Set the engine's --prefix-caching-hash-algo and PYTHONHASHSEED, the same for all"
                 + (
                     f": here {found}."
                     if found
@@ -36,17 +36,14 @@ def hashes(case: Case, expected: Expected) -> Iterator[Finding]:
             return
     if samples:
         found = _reproduced(samples)
-        yield Finding(
-            code="hashes",
-            where=case.name,
-            broken=False,
-            seen=f"The engine's hashes are those of {found}." if found else "Its hashes can't be computed from tokens.",
-            means="An index in direct mode could take them as they are."
+        yield note(
+            "hashes",
+            case.name,
+            f"The engine's hashes are those of {found}." if found else "Its hashes can't be computed from tokens.",
+            "An index in direct mode could take them as they are."
             if found
             else "Their seed is random or unknown. kvyard's index doesn't need it; stores shared between engines do.",
-            fix="Nothing to do."
-            if found
-            else "For a shared store set PYTHONHASHSEED to the same value for all engines.",
+            "Nothing to do." if found else "For a shared store set PYTHONHASHSEED to the same value for all engines.",
         )
 
 
@@ -60,14 +57,13 @@ def between(cases: Sequence[Case]) -> Iterator[Finding]:
             key = (text.size, text.tokens[: text.size])
             other = seen.setdefault(key, (case.name, wire_hash(text.key)))
             if other[1] != wire_hash(text.key) and other[0] != case.name:
-                yield Finding(
-                    code="seeds-differ",
-                    where=case.name,
-                    broken=False,
-                    seen=f"It and {other[0]} give one block two hashes.",
-                    means="Their hash seeds or algorithms differ: they can't share a store, and no index in direct mode can "
+                yield note(
+                    "seeds-differ",
+                    case.name,
+                    f"It and {other[0]} give one block two hashes.",
+                    "Their hash seeds or algorithms differ: they can't share a store, and no index in direct mode can "
                     "serve both. An index that translates can.",
-                    fix="Set PYTHONHASHSEED and the hash algorithm to the same for both, if they are to share.",
+                    "Set PYTHONHASHSEED and the hash algorithm to the same for both, if they are to share.",
                 )
                 return
 

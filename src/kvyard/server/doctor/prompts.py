@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvyard.events.check import Finding
 from kvyard.server.doctor.case import Case, Text
-from kvyard.server.doctor.finding import OTHER_SIZE, SHIFTED, Expected, Finding, parting
+from kvyard.server.doctor.finding import OTHER_SIZE, SHIFTED, Expected, broken, parting
 
 
 def block_size(case: Case, expected: Expected) -> Iterator[Finding]:
@@ -14,23 +15,21 @@ def block_size(case: Case, expected: Expected) -> Iterator[Finding]:
         sizes = [case.block_size]
     if expected.block_size is not None and sizes and expected.block_size not in sizes:
         heard = ", ".join(map(str, sizes))
-        yield Finding(
-            code="block-size",
-            where=case.name,
-            broken=True,
-            seen=f"The engine's blocks have {heard} tokens; {expected.block_size} is expected.",
-            means=OTHER_SIZE,
-            fix=f"Set the router's block size to {sizes[0]}, or the engine's --block-size to {expected.block_size}.",
+        yield broken(
+            "block-size",
+            case.name,
+            f"The engine's blocks have {heard} tokens; {expected.block_size} is expected.",
+            OTHER_SIZE,
+            f"Set the router's block size to {sizes[0]}, or the engine's --block-size to {expected.block_size}.",
         )
     size = case.block_size
     if case.prompt is not None and size is not None and len(case.prompt) <= size:
-        yield Finding(
-            code="below-one-block",
-            where=case.name,
-            broken=True,
-            seen=f"The prompt has {len(case.prompt)} tokens, and a block has {size}.",
-            means="Only full blocks are cached, and the last token is always computed: a prompt must be longer than a block.",
-            fix=f"Test with a prompt of more than {size} tokens.",
+        yield broken(
+            "below-one-block",
+            case.name,
+            f"The prompt has {len(case.prompt)} tokens, and a block has {size}.",
+            "Only full blocks are cached, and the last token is always computed: a prompt must be longer than a block.",
+            f"Test with a prompt of more than {size} tokens.",
         )
 
 
@@ -44,13 +43,12 @@ def namespace(case: Case, expected: Expected) -> Iterator[Finding]:
     adapter = case.namespace.lora_name
     loras = {text.lora for text in same}
     code = "salt" if loras == {adapter} else "lora"
-    yield Finding(
-        code=code,
-        where=case.name,
-        broken=True,
-        seen=f"The prompt's tokens are cached, but with {' or '.join(theirs)}; asked for was {ours}.",
-        means="An adapter, a salt or an image is part of a block's identity. With another one it is another block.",
-        fix={
+    yield broken(
+        code,
+        case.name,
+        f"The prompt's tokens are cached, but with {' or '.join(theirs)}; asked for was {ours}.",
+        "An adapter, a salt or an image is part of a block's identity. With another one it is another block.",
+        {
             "salt": "Ask with the same cache_salt as the request (--salt), or send requests without one.",
             "lora": "Ask with the adapter's name as the engine knows it (--lora), or for the base model without one.",
         }[code],
@@ -62,13 +60,12 @@ def text(case: Case, expected: Expected) -> Iterator[Finding]:
         return
     assert case.prompt is not None and case.block_size is not None
     if case.most:
-        yield Finding(
-            code="evicted",
-            where=case.name,
-            broken=True,
-            seen=f"{case.most} tokens of the prompt were cached for a while, and are gone.",
-            means="Its blocks were evicted or cleared.",
-            fix="More cache, or less traffic per engine.",
+        yield broken(
+            "evicted",
+            case.name,
+            f"{case.most} tokens of the prompt were cached for a while, and are gone.",
+            "Its blocks were evicted or cleared.",
+            "More cache, or less traffic per engine.",
         )
         return
     if not case.texts:
@@ -80,13 +77,12 @@ def text(case: Case, expected: Expected) -> Iterator[Finding]:
     extra = [text for text in case.texts if tuple(case.prompt[1 : size + 1]) == text.tokens[:size]]
     if any(len(text.tokens) >= size for text in shifted) or extra:
         more = "one token more at its start" if not extra else "one token less at its start"
-        yield Finding(
-            code="first-token",
-            where=case.name,
-            broken=True,
-            seen=f"The engine's text is this prompt with {more}.",
-            means=SHIFTED,
-            fix="Tokenize as the engine does: with or without special tokens (--special / --no-special), after the same chat "
+        yield broken(
+            "first-token",
+            case.name,
+            f"The engine's text is this prompt with {more}.",
+            SHIFTED,
+            "Tokenize as the engine does: with or without special tokens (--special / --no-special), after the same chat "
             "template.",
         )
         return
@@ -99,13 +95,12 @@ def text(case: Case, expected: Expected) -> Iterator[Finding]:
     else:
         seen = f"None of {len(case.texts)} announced prompts begins like this one."
         means = "The engine never computed it while this was watched, or with other tokens from the first on."
-    yield Finding(
-        code="not-announced",
-        where=case.name,
-        broken=True,
-        seen=seen,
-        means=means,
-        fix="Send this very prompt to the engine while watching. If it still isn't found, compare the token ids with the "
+    yield broken(
+        "not-announced",
+        case.name,
+        seen,
+        means,
+        "Send this very prompt to the engine while watching. If it still isn't found, compare the token ids with the "
         "engine's own (/tokenize), special tokens and chat template included.",
     )
 
@@ -113,13 +108,12 @@ def text(case: Case, expected: Expected) -> Iterator[Finding]:
 def groups(case: Case, expected: Expected) -> Iterator[Finding]:
     for reason in case.unknown_groups():
         if case.announced:
-            yield Finding(
-                code="group",
-                where=case.name,
-                broken=True,
-                seen=f"The engine's attention groups aren't all known: {reason}.",
-                means="Without its rule a group can't be said to match, so the engine earns nothing.",
-                fix="Configure the groups for this worker (groups in /register or the configuration).",
+            yield broken(
+                "group",
+                case.name,
+                f"The engine's attention groups aren't all known: {reason}.",
+                "Without its rule a group can't be said to match, so the engine earns nothing.",
+                "Configure the groups for this worker (groups in /register or the configuration).",
             )
     for holder, explanation in case.explanations():
         if len(explanation.groups) < 2:
@@ -129,14 +123,13 @@ def groups(case: Case, expected: Expected) -> Iterator[Finding]:
         if never and max(reaches.values()) > 0:
             worst = never[0]
             stored = case.announced.get(worst.group, 0)
-            yield Finding(
-                code="group",
-                where=case.name,
-                broken=True,
-                seen=f"Rank {holder.rank}: group {worst.group} ({worst.kind}) matches nothing of the prompt, others up to "
+            yield broken(
+                "group",
+                case.name,
+                f"Rank {holder.rank}: group {worst.group} ({worst.kind}) matches nothing of the prompt, others up to "
                 f"{max(reaches.values())} tokens; {stored} blocks were announced for it.",
-                means=f"A hit needs every group, so this one keeps it at 0: {worst.why}.",
-                fix="Windows and states are evicted by rules of their own. See the engine's retention settings, and that "
+                f"A hit needs every group, so this one keeps it at 0: {worst.why}.",
+                "Windows and states are evicted by rules of their own. See the engine's retention settings, and that "
                 "events carry group and kind.",
             )
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
+from kvyard.events.check import Finding, judge
 from kvyard.server.doctor.case import Case
-from kvyard.server.doctor.finding import Finding, broken
+from kvyard.server.doctor.finding import broken
 from kvyard.server.doctor.visit import Visit
 
 
@@ -71,6 +74,13 @@ def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Findin
         if not seen.probe_ids:
             continue
         by = [case for case in listening if _heard(case, seen.probe_ids)]
+        for case in by:
+            report = judge(case.checker.facts(), device_blocks=seen.device_blocks)
+            yield from (
+                msgspec.structs.replace(found, where=case.name)
+                for found in report.findings
+                if found.code == "over-capacity" and found.broken
+            )
         if not by:
             yield broken(
                 "unannounced",

@@ -112,7 +112,15 @@ class Visit(msgspec.Struct, kw_only=True):
     @property
     def block_size(self) -> int | None:
         """As its metrics have it."""
-        text = self.cache.get("block_size", "")
+        return self._number("block_size")
+
+    @property
+    def device_blocks(self) -> int | None:
+        """Blocks of each rank's device, as its metrics have it."""
+        return self._number("num_gpu_blocks")
+
+    def _number(self, label: str) -> int | None:
+        text = self.cache.get(label, "")
         return int(text) if text.isdecimal() else None
 
 

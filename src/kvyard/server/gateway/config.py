@@ -14,7 +14,7 @@ from kvyard.router import RouterConfig
 from kvyard.server.http import Bounds
 from kvyard.server.indexer.config import Config as IndexConfig
 from kvyard.server.indexer.config import Names, Patience, Share, load, settings_as
-from kvyard.server.indexer.schemas import AttentionGroup, Name, Register, Size
+from kvyard.server.indexer.schemas import AttentionGroup, Dialect, Name, Register, Size
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -36,7 +36,7 @@ class _EngineFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks behind one URL; each is chosen by itself."""
     topic: str = ""
-    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
+    dialect: Dialect = "auto"
 
 
 class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,12 +6,14 @@ names of two of its versions. Everything counts in tokens.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from kvyard.blocks.spec import GroupSpec
+from kvyard.events.wire import dialects
 from kvyard.hashing import Media, Namespace
 from kvyard.server.http import Refusal
 
@@ -23,6 +25,8 @@ Token = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Hash = int
 """Signed or not: 64 bits of it count."""
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]
+Dialect = Annotated[str, Meta(pattern=f"^({'|'.join(map(re.escape, dialects()))})$")]
+"""The wire format of a stream; "auto" finds out."""
 TierName = Literal["gpu", "cpu", "disk", "remote"]
 
 
@@ -90,7 +94,7 @@ class Register(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     stream: Name = "engine"
     """Tells several streams of one worker apart, such as an engine's and its offload connector's."""
     topic: str = ""
-    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
+    dialect: Dialect = "auto"
     clear_scope: Literal["device", "all"] = "device"
     tier: TierName | None = None
     """Where everything it announces is, where its events don't say."""

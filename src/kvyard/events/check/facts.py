@@ -6,8 +6,8 @@ from collections import Counter
 
 import msgspec
 
-from kvyard.events.clues import Clues
 from kvyard.events.types import Tier
+from kvyard.events.wire import EngineGuess
 
 MAX_EXAMPLES = 5
 
@@ -29,9 +29,13 @@ class StreamFacts(msgspec.Struct, kw_only=True):
     backwards: int = 0
     """Batches with an earlier time stamp than the one before."""
     ranks: list[int | None] = msgspec.field(default_factory=list)
+    device_peak: int = 0
+    """The most blocks that one rank had on its device at the end of a batch, as announced, in all groups together."""
+    device_peaks: dict[str, int] = msgspec.field(default_factory=dict)
+    """The same per group."""
 
 
-class Tally(msgspec.Struct):
+class Occurrences(msgspec.Struct):
     """A count, in all and by what may explain it, with a few examples."""
 
     count: int = 0
@@ -71,11 +75,6 @@ class Tally(msgspec.Struct):
             if size < max(block_sizes.get(group, [0]))
         )
 
-    @property
-    def unexplained(self) -> int:
-        """Those that nothing explains."""
-        return self.count - self.excused - self.below - self.partial - self.finer
-
 
 class Facts(msgspec.Struct):
     """All that was seen."""
@@ -92,16 +91,20 @@ class Facts(msgspec.Struct):
     """Kind and window per group."""
     block_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)
     tiers: Counter[str] = msgspec.field(default_factory=Counter)
-    orphans: Tally = msgspec.field(default_factory=Tally)
+    capacities: dict[str, int] = msgspec.field(default_factory=dict)
+    """Blocks of the device per group, where events say."""
+    orphans: Occurrences = msgspec.field(default_factory=Occurrences)
     """Stores whose parent was never announced."""
-    orphans_of_removed: Tally = msgspec.field(default_factory=Tally)
+    orphans_of_removed: Occurrences = msgspec.field(default_factory=Occurrences)
     """Stores whose parent was announced and is gone."""
-    unknown_removes: Tally = msgspec.field(default_factory=Tally)
-    repeated_removes: Tally = msgspec.field(default_factory=Tally)
-    repeated_stores: Tally = msgspec.field(default_factory=Tally)
-    empty_stores: Tally = msgspec.field(default_factory=Tally)
-    misaligned: Tally = msgspec.field(default_factory=Tally)
-    hash_only: Tally = msgspec.field(default_factory=Tally)
+    unknown_removes: Occurrences = msgspec.field(default_factory=Occurrences)
+    repeated_removes: Occurrences = msgspec.field(default_factory=Occurrences)
+    repeated_stores: Occurrences = msgspec.field(default_factory=Occurrences)
+    empty_stores: Occurrences = msgspec.field(default_factory=Occurrences)
+    empty_removes: Occurrences = msgspec.field(default_factory=Occurrences)
+    """Removals that name no block."""
+    misaligned: Occurrences = msgspec.field(default_factory=Occurrences)
+    hash_only: Occurrences = msgspec.field(default_factory=Occurrences)
     problems: Counter[str] = msgspec.field(default_factory=Counter)
     problem_examples: dict[str, str] = msgspec.field(default_factory=dict)
     unknown_kinds: dict[str, int] = msgspec.field(default_factory=dict)
@@ -112,4 +115,4 @@ class Facts(msgspec.Struct):
     """Of these, how many a consumer that keeps a plain set no longer knows."""
     orphan_blocks: int = 0
     """Blocks in stores whose parent wasn't held."""
-    clues: Clues = msgspec.field(default_factory=Clues)
+    guess: EngineGuess = msgspec.field(default_factory=EngineGuess)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -18,18 +18,20 @@ from kvyard.events.wire.decoded import (
     GAP,
     GROUP,
     HASH,
+    JSON_STARTS,
     MALFORMED,
+    MAX_COUNT,
     MEDIUM,
     RESTART,
     UNKNOWN,
+    UNREADABLE,
     Decoded,
     DecodeStats,
+    EventRefused,
     Problem,
-    Refused,
 )
 from kvyard.events.wire.keys import BadHash, read_hash, read_hex
-from kvyard.events.wire.reading import MAX_COUNT
-from kvyard.events.wire.trtllm_shapes import (
+from kvyard.events.wire.trtllm.shapes import (
     KNOWN,
     Block,
     Created,
@@ -63,11 +65,27 @@ class TrtllmReader:
         self._below: dict[tuple[int | None, int | None, Key], Tier] = {}
         self._forgot = False
 
-    def read(self, items: Sequence[Any], stats: DecodeStats) -> Decoded:
+    def read(self, payload: object, stats: DecodeStats) -> Decoded | None:
+        if isinstance(payload, bytes):
+            if payload[0] not in JSON_STARTS:
+                payload = msgspec.msgpack.decode(payload)
+            else:
+                try:
+                    return self._read_drain(DRAIN.decode(payload), stats)
+                except UNREADABLE:
+                    payload = msgspec.json.decode(payload)
+            if _is_drain(payload):
+                stats.slow_payloads += 1
+        if not _is_drain(payload):
+            return None
+        return self._read_drain([payload] if isinstance(payload, Mapping) else payload, stats)
+
+    def _read_drain(self, items: Sequence[Any], stats: DecodeStats) -> Decoded:
         """Read one drain. A bad event costs itself; ids that are missing or start again become problems."""
         events: list[Event] = []
         ranks: list[int | None] = []
         problems: list[Problem] = []
+        capacities: dict[int | None, int] = {}
         for index, item in enumerate(items):
             try:
                 envelope = item if isinstance(item, Envelope) else self._open(item, stats)
@@ -75,10 +93,12 @@ class TrtllmReader:
                 problem = self._follow(index, envelope)
                 if problem is not None:
                     problems.append(problem)
+                if isinstance(envelope.data, Created):
+                    capacities |= _capacity(envelope, envelope.data)
                 for event in self._read(envelope, stats):
                     events.append(event)
                     ranks.append(rank)
-            except Refused as refusal:
+            except EventRefused as refusal:
                 problems.append(Problem(index, refusal.reason, refusal.kind))
             except (msgspec.MsgspecError, BadHash, OverflowError, RecursionError) as error:
                 kind = HASH if isinstance(error, BadHash) else MALFORMED
@@ -90,16 +110,17 @@ class TrtllmReader:
             problems=problems,
             dialect="trtllm" if events else "none",
             ranks=None if one_rank else ranks,
+            capacities=capacities,
         )
 
     def _open(self, item: object, stats: DecodeStats) -> Envelope:
         data = item.get("data") if isinstance(item, Mapping) else None
         tag = data.get("type") if isinstance(data, Mapping) else None
         if not isinstance(tag, str):
-            raise Refused(MALFORMED, "an event without a kind")
+            raise EventRefused(MALFORMED, "an event without a kind")
         if tag not in KNOWN:
             stats.note_unknown(tag)
-            raise Refused(UNKNOWN, f"unknown kind {tag[:40]!r}")
+            raise EventRefused(UNKNOWN, f"unknown kind {tag[:40]!r}")
         return msgspec.convert(item, Envelope)
 
     def _follow(self, index: int, envelope: Envelope) -> Problem | None:
@@ -108,7 +129,7 @@ class TrtllmReader:
         if at is None:
             return None
         if rank is not None and not 0 <= rank < MAX_COUNT:
-            raise Refused(MALFORMED, f"rank {rank} is out of range")
+            raise EventRefused(MALFORMED, f"rank {rank} is out of range")
         last = self._last_id.get(rank)
         if last is None and len(self._last_id) >= MAX_NAMES:
             return None
@@ -212,13 +233,25 @@ class TrtllmReader:
         return read_hex(key, self._narrow) if isinstance(key, str) else read_hash(key)
 
 
+def _is_drain(payload: object) -> TypeGuard[Mapping[str, Any] | Sequence[Any]]:
+    if isinstance(payload, Mapping):
+        return "data" in payload
+    return isinstance(payload, list | tuple) and (not payload or any(isinstance(item, Mapping) for item in payload))
+
+
+def _capacity(envelope: Envelope, data: Created) -> dict[int | None, int]:
+    levels = data.num_blocks_per_cache_level
+    device = levels[0] if isinstance(levels, list) and levels else None
+    return {_place(envelope)[0]: device} if isinstance(device, int) and device > 0 else {}
+
+
 def _place(envelope: Envelope) -> tuple[int | None, int | None]:
     """The group and window of an event."""
     group, window = envelope.layer_group_id, envelope.window_size
     if window is not None and abs(window) >= STATE_GROUP * 2:
-        raise Refused(GROUP, f"window {window} is out of range")
+        raise EventRefused(GROUP, f"window {window} is out of range")
     if group is not None and not 0 <= group < MAX_COUNT:
-        raise Refused(GROUP, f"group {group} is out of range")
+        raise EventRefused(GROUP, f"group {group} is out of range")
     if group is None and window is not None:
         group = window if window >= 0 else STATE_GROUP - window
     return group, window if window is not None and window >= 0 else None
@@ -227,7 +260,7 @@ def _place(envelope: Envelope) -> tuple[int | None, int | None]:
 def _tier(level: int) -> Tier:
     tier = _TIERS.get(level)
     if tier is None:
-        raise Refused(MEDIUM, f"unknown cache level {level}")
+        raise EventRefused(MEDIUM, f"unknown cache level {level}")
     return tier
 
 

@@ -12,14 +12,12 @@ from tests.events.fake_map import FakeMap, token_chain
 from kvyard.cli.events_show import report_lines, report_value
 from kvyard.errors import KvyardError
 from kvyard.events import Batcher, GroupMeta, Tier
-from kvyard.events.check import Checker
-from kvyard.events.findings import Report, Severity
-from kvyard.events.norms import judge
+from kvyard.events.check import Checker, Severity, StreamReport, judge
 from kvyard.events.transport.frames import Frame
 from kvyard.events.wire import Encoder
 from kvyard.hashing import Run
 
-GOLDEN = sorted((Path(__file__).parents[1] / "blocks" / "golden").glob("*.jsonl.xz"))
+GOLDEN = sorted((Path(__file__).parents[2] / "blocks" / "golden").glob("*.jsonl.xz"))
 
 
 def stored(*hashes: int, parent: int | None = None, medium="GPU", tokens=None, size=2, **more) -> dict:
@@ -47,15 +45,15 @@ def array(event: dict) -> list:
 CLEARED = {"type": "AllBlocksCleared"}
 
 
-def check(*batches: list, engine="auto", seqs=None, **more) -> Report:
+def check(*batches: list, engine="auto", seqs=None, blocks=None) -> StreamReport:
     checker = Checker()
     for at, events in enumerate(batches):
         seq = at if seqs is None else seqs[at]
         checker.frame(Frame(b"t", seq, msgspec.msgpack.encode([1.0 + at, events, 0])))
-    return judge(checker.facts(), engine)
+    return judge(checker.facts(), engine, device_blocks=blocks)
 
 
-def found(report: Report, severity: Severity = Severity.PROBLEM) -> dict[str, int]:
+def found(report: StreamReport, severity: Severity = Severity.PROBLEM) -> dict[str, int]:
     """Count per code of one severity."""
     counts: dict[str, int] = {}
     for finding in report.findings:
@@ -133,7 +131,7 @@ class TestReadability:
     def test_encodings(self):
         report = check([stored(1)], [array(stored(2))])
         assert "encodings" in found(report, NOTE)
-        assert report.facts.clues.encodings == {"map": 1, "array": 1}
+        assert report.facts.guess.encodings == {"map": 1, "array": 1}
         old = check([array(stored(1))])
         assert found(old, NOTE) == {"old-encoding": 1} and old.engine == "vllm"
 
@@ -143,7 +141,7 @@ class TestAnnouncements:
         report = check([stored(1, 2, **FULL)], [stored(1, **FULL)], [removed(1, group_idx=0)])
         assert report.clean and found(report, NORMAL) == {"repeated-store": 1}
         (finding,) = report.findings
-        assert "miss 1 of the 2 blocks" in finding.loss
+        assert "miss 1 of the 2 blocks" in finding.means
 
     def test_and_nobody_elses(self):
         report = check([stored(1)], [stored(1)], engine="kvyard")
@@ -188,11 +186,68 @@ class TestAnnouncements:
         assert found(report) == {"ranks": 1}, "each rank's copy is its own"
 
 
+class TestRemovals:
+    """Engines that leak: removals that don't say of what, and more on a device than it has."""
+
+    def test_a_removal_without_hashes_is_a_fault_whoever_sends_it(self):
+        for engine in ("vllm", "sglang", "trtllm", "kvyard", "unknown"):
+            report = check([stored(1, **FULL)], [removed(group_idx=0)], [removed(group_idx=0)], engine=engine)
+            assert found(report)["empty-remove"] == 2, engine
+        assert report.findings[0].examples == ["batch 1", "batch 2"]
+
+    def leaky(self, **more) -> StreamReport:
+        return check(
+            [stored(1, 2, **FULL)], [stored(3, parent=2, **FULL)], [stored(4, **FULL), removed(4, group_idx=0)], **more
+        )
+
+    def test_more_blocks_than_the_device_has(self):
+        report = self.leaky(blocks=2)
+        assert found(report) == {"over-capacity": 1} and report.findings[0].seen.endswith(": 3 of 2.")
+        assert self.leaky(blocks=3).clean and self.leaky().clean
+
+    def test_within_a_batch_stores_may_come_before_the_removals_that_made_room(self):
+        batch = [stored(3, **WINDOW), removed(1, group_idx=0)]
+        assert check([stored(1, 2, **FULL)], batch, blocks=2).clean
+
+    def test_groups_share_the_device_and_ranks_have_one_each(self):
+        both = [stored(1, 2, **FULL), stored(1, 2, **WINDOW)]
+        assert found(check(both, blocks=3)) == {"over-capacity": 1}
+        checker = Checker()
+        for rank in (0, 1):
+            payload = msgspec.msgpack.encode([1.0, [stored(1, 2, **FULL)], rank])
+            checker.frame(Frame(b"%d" % rank, 0, payload))
+        assert judge(checker.facts(), device_blocks=2).clean
+
+    def test_lower_tiers_are_not_the_device(self):
+        assert check([stored(1, 2, medium="CPU", **FULL)], blocks=1).clean
+
+    def test_after_a_gap_nothing_is_concluded_until_a_clear(self):
+        lost = check([stored(1, 2, **FULL)], [stored(3, **FULL)], seqs=[0, 5], blocks=2)
+        assert found(lost) == {"gap": 4}
+        again = check([stored(1, **FULL)], [CLEARED, stored(2, 3, 4, **FULL)], seqs=[0, 5], blocks=2)
+        assert found(again) == {"gap": 4, "over-capacity": 1}
+
+    def test_tensorrt_llm_says_what_it_has_and_is_known_to_leak(self):
+        drain = [
+            {"event_id": 0, "data": {"type": "created", "num_blocks_per_cache_level": [1, 4]}, "window_size": 64},
+            {
+                "event_id": 1,
+                "data": {"type": "stored", "blocks": [{"block_hash": key, "cache_level": 0} for key in (1, 2)]},
+                "window_size": 64,
+            },
+        ]
+        checker = Checker()
+        checker.message([msgspec.json.encode(drain)])
+        assert checker.facts().capacities == {"64": 1}
+        assert found(judge(checker.facts()), NORMAL)["over-capacity"] == 1
+        assert found(judge(checker.facts(), "kvyard"))["over-capacity"] == 1
+
+
 class TestEngines:
     def test_sglang(self):
         report = check([array(stored(-5, -6, medium="GPU"))], [array(stored(-5, medium="CPU_PINNED"))])
         assert report.engine == "sglang" and report.clean and report.cautions
-        assert report.facts.clues.hashes == {"signed": 3}
+        assert report.facts.guess.hashes == {"signed": 3}
 
     def test_tensorrt_llm_stream(self):
         assert check([stored(-5)]).engine == "trtllm"
@@ -235,7 +290,7 @@ class TestEngines:
         assert report.facts.held == sum(map(len, held.held().values()))
 
     def test_unknown_engine_is_refused(self):
-        with pytest.raises(KvyardError, match="choose one of auto, vllm"):
+        with pytest.raises(KvyardError, match="unknown wire format 'triton': choose one of kvyard, sglang"):
             judge(Checker().facts(), "triton")
 
 

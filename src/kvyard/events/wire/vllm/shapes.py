@@ -117,7 +117,7 @@ class WrittenArrayCleared(Struct, tag=CLEARED, array_like=True, gc=False):
     pass
 
 
-class Batch(Struct, Generic[T], array_like=True, gc=False):
+class VllmBatch(Struct, Generic[T], array_like=True, gc=False):
     """Any batch: two elements are enough, more are skipped."""
 
     ts: float

@@ -2,7 +2,7 @@
 
 A ``Checker`` reads messages as they are on the wire and keeps the smallest model of a consumer that shows what is odd: a
 count of copies per (group, tier, hash), and beside it the plain set that many consumers keep. What it finds is facts; which of
-them are normal for an engine, and what they cost a consumer, is said in ``findings``.
+them are normal for an engine, and what they cost a consumer, is said in ``rules``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kvyard.events.facts import MAX_EXAMPLES, Facts, StreamFacts
+from kvyard.events.check.facts import MAX_EXAMPLES, Facts, StreamFacts
 from kvyard.events.transport.frames import Frame, fingerprint, read_live
 from kvyard.events.types import Event, Removed, Stored, Tier
 from kvyard.events.wire import Decoder
@@ -25,7 +25,7 @@ NOT_FULL = ("sliding_window", "mamba", "chunked", "linear", "short_conv")
 """Words in the kinds of groups that don't keep every block of a prefix."""
 
 
-class _Stream:
+class _CheckedStream:
     """The consumer's side of one stream."""
 
     def __init__(self, topic: str) -> None:
@@ -35,6 +35,9 @@ class _Stream:
         self.known: set[Key] = set()
         self.kinds: dict[int | None, str] = {}
         self.excused = False
+        """Whether something was missed, or never heard, that removals and parents may be about."""
+        self.lost = False
+        """Whether something was missed, so that what is held may be gone."""
         self.decoder = Decoder()
         self.prints: OrderedDict[int, int] = OrderedDict()
         self.ts = 0.0
@@ -43,6 +46,19 @@ class _Stream:
         for held in (self.copies, self.plain):
             for place in [place for place in held if place[0] == rank]:
                 del held[place]
+
+    def note_peaks(self, block_sizes: dict[str, list[int]]) -> None:
+        """Called when a batch is applied: within one, blocks may be stored before those are removed that made room.
+
+        Groups with several block sizes are left out: the smaller ones are entries for parts of a block.
+        """
+        facts, ranks = self.facts, Counter[int | None]()
+        for (rank, group, tier), copies in self.copies.items():
+            name = group_name(group)
+            if tier == Tier.G1 and len(block_sizes.get(name, ())) < 2:
+                facts.device_peaks[name] = max(facts.device_peaks.get(name, 0), len(copies))
+                ranks[rank] += len(copies)
+        facts.device_peak = max([facts.device_peak, *ranks.values()])
 
     def holds(self, key: Key, rank: int | None, group: int | None) -> bool:
         return any(counts[key] > 0 for place, counts in self.copies.items() if place[:2] == (rank, group))
@@ -53,7 +69,7 @@ class Checker:
 
     def __init__(self) -> None:
         self._facts = Facts()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _CheckedStream] = {}
 
     def message(self, parts: Sequence[bytes]) -> None:
         """Take in one message as it was on the wire; a single frame is a payload without a number."""
@@ -94,14 +110,14 @@ class Checker:
 
     # -- numbers ----------------------------------------------------------------------------------------------------
 
-    def _stream(self, topic: str) -> _Stream:
+    def _stream(self, topic: str) -> _CheckedStream:
         stream = self._streams.get(topic)
         if stream is None:
-            stream = self._streams[topic] = _Stream(topic)
+            stream = self._streams[topic] = _CheckedStream(topic)
             self._facts.streams[topic] = stream.facts
         return stream
 
-    def _number(self, stream: _Stream, frame: Frame) -> bool:
+    def _number(self, stream: _CheckedStream, frame: Frame) -> bool:
         """Look at a sequence number. Returns whether the batch is news."""
         facts, seq, mark = stream.facts, frame.seq, fingerprint(frame.payload)
         if facts.first is None:
@@ -119,13 +135,13 @@ class Checker:
             stream.copies.clear()
             stream.plain.clear()
             stream.prints.clear()
-            stream.excused = seq > 0
+            stream.excused, stream.lost = seq > 0, False
         elif facts.last is not None and seq > facts.last + 1:
             facts.gap_count += 1
             facts.missing += seq - facts.last - 1
             if len(facts.gaps) < MAX_EXAMPLES:
                 facts.gaps.append((facts.last + 1, seq - 1))
-            stream.excused = True
+            stream.excused = stream.lost = True
         facts.last = seq
         stream.prints[seq] = mark
         if len(stream.prints) > 10_000:
@@ -134,10 +150,10 @@ class Checker:
 
     # -- payloads ---------------------------------------------------------------------------------------------------
 
-    def _payload(self, stream: _Stream, payload: bytes) -> None:
+    def _payload(self, stream: _CheckedStream, payload: bytes) -> None:
         facts = self._facts
         facts.payload_bytes += len(payload)
-        facts.clues.look(payload)
+        facts.guess.look(payload)
         decoded = stream.decoder.decode(payload)
         stream.facts.batches += 1
         if decoded.rank not in stream.facts.ranks:
@@ -148,13 +164,16 @@ class Checker:
         for problem in decoded.problems:
             facts.problems[problem.kind] += 1
             facts.problem_examples.setdefault(problem.kind, problem.reason)
+        facts.capacities |= {group_name(group): blocks for group, blocks in decoded.capacities.items()}
         if decoded.lossy:
-            stream.excused = True
+            stream.excused = stream.lost = True
         for part in decoded.by_rank():
             for event in part.events:
                 self._event(stream, event, part.rank)
+        if not stream.lost:
+            stream.note_peaks(facts.block_sizes)
 
-    def _event(self, stream: _Stream, event: Event, rank: int | None) -> None:
+    def _event(self, stream: _CheckedStream, event: Event, rank: int | None) -> None:
         facts = self._facts
         if isinstance(event, Stored):
             facts.events["stored"] += 1
@@ -166,15 +185,15 @@ class Checker:
             facts.events["cleared"] += 1
             if event.tier is None:
                 stream.forget(rank)
-                stream.excused = False
+                stream.excused = stream.lost = False
             else:
                 for place in [place for place in stream.copies if place[::2] == (rank, event.tier)]:
                     del stream.copies[place]
                     stream.plain.pop(place, None)
 
-    def _stored(self, stream: _Stream, event: Stored, rank: int | None) -> None:
+    def _stored(self, stream: _CheckedStream, event: Stored, rank: int | None) -> None:
         facts, place = self._facts, (rank, event.group, event.tier)
-        name = _group_name(event.group)
+        name = group_name(event.group)
         if event.kind is not None:
             window = f", window {event.window}" if event.window else ""
             facts.groups[name] = event.kind + window
@@ -208,11 +227,14 @@ class Checker:
         if len(stream.known) < MAX_KNOWN:
             stream.known.update(event.hashes)
 
-    def _removed(self, stream: _Stream, event: Removed, rank: int | None) -> None:
+    def _removed(self, stream: _CheckedStream, event: Removed, rank: int | None) -> None:
         facts, place = self._facts, (rank, event.group, event.tier)
         partial = any(word in stream.kinds.get(event.group, "") for word in NOT_FULL)
         facts.removed_blocks += len(event.hashes)
         facts.single_removals += len(event.hashes) == 1
+        if not event.hashes:
+            facts.empty_removes.add(f"batch {stream.facts.last}", False, Tier.G1, False)
+            return
         copies = stream.copies.setdefault(place, Counter())
         for key in event.hashes:
             if copies[key] > 0:
@@ -226,7 +248,7 @@ class Checker:
         stream.plain.setdefault(place, set()).difference_update(event.hashes)
 
 
-def _group_name(group: int | None) -> str:
+def group_name(group: int | None) -> str:
     return "none" if group is None else str(group)
 
 

@@ -2,7 +2,7 @@
 
 Every event is an envelope (id, window, rank, group) around one of four payloads. Tokens are objects of their own, which
 makes this the most talkative wire of all. The inner objects carry a ``type`` that nobody needs to read. What the values
-mean is in ``trtllm_reading`` and ``trtllm_writing``.
+mean is in ``reader`` and ``writer``.
 """
 
 from __future__ import annotations

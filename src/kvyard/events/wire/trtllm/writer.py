@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard.events.types import Cleared, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire.keys import U64
-from kvyard.events.wire.trtllm_shapes import (
+from kvyard.events.wire.trtllm.shapes import (
     Block,
     Created,
     Diff,

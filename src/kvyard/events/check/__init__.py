@@ -1,0 +1,11 @@
+"""Checking a stream: what a consumer has to cope with, counted, and which of it is normal for the engine that sends it.
+
+``Checker`` collects ``Facts``; ``judge`` says what they mean, as findings. The doctor uses both.
+"""
+
+from kvyard.events.check.checker import Checker
+from kvyard.events.check.facts import Facts
+from kvyard.events.check.findings import Finding, Severity, StreamReport
+from kvyard.events.check.rules import judge
+
+__all__ = ["Checker", "Facts", "Finding", "Severity", "StreamReport", "judge"]

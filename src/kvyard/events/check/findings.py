@@ -1,0 +1,57 @@
+"""Findings: one thing worth saying each, about a stream, an engine or a prompt; and the report on a stream."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from kvyard.events.check.facts import Facts
+
+
+class Severity(StrEnum):
+    PROBLEM = "problem"
+    """A consumer loses something, or has to do something it may not do."""
+    NORMAL = "normal"
+    """This engine always does so; a consumer has to expect it."""
+    NOTE = "note"
+    """Good to know."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing worth saying."""
+
+    code: str
+    severity: Severity
+    seen: str
+    """What was seen."""
+    means: str = ""
+    """What follows from it: what a consumer that doesn't cope with it loses, or why a prompt can't match."""
+    fix: str = ""
+    where: str = ""
+    """The endpoint, URL or file, where several are looked at."""
+    count: int = 1
+    examples: list[str] = []
+
+    @property
+    def broken(self) -> bool:
+        return self.severity == Severity.PROBLEM
+
+
+class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on a stream."""
+
+    engine: str
+    """A name in ``WIRES``, or ``unknown``."""
+    title: str
+    """The engine's name, for people."""
+    guessed: bool
+    findings: list[Finding]
+    cautions: list[str]
+    """What no check of the stream can see."""
+    facts: Facts
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(finding.broken for finding in self.findings)
