@@ -6,7 +6,7 @@ import pytest
 from tests.events.fake_map import XXH3, FakeMap, token_chain, trace_chain
 
 from kvyard.errors import KvyardError
-from kvyard.events import Batcher, Cleared, GroupMeta, Interest, Mirror, Removed, Stored, Tier
+from kvyard.events import Batcher, Cleared, GroupMeta, Removed, Stored, Tier
 from kvyard.hashing import Namespace, Run, TokenChain
 
 FULL, SWA = 0, 1
@@ -270,55 +270,6 @@ class TestAnnounced:
         batcher.check_announced([(FULL, G1, held)])
 
 
-class TestInterest:
-    def test_nothing_is_built_for_what_nobody_wants(self, monkeypatch):
-        batcher = Batcher(GROUPS, interests=[Interest(groups=frozenset([FULL]), tiers=frozenset([G1]))])
-        touched = []
-        monkeypatch.setattr(TokenChain, "hashes", lambda self, start, stop: touched.append(start) or [])
-        for _ in range(100):
-            batcher.entered(block(1), SWA, G1, True)
-            batcher.left(block(1), FULL, G2, True)
-        assert batcher.end_iteration(0) is None
-        assert not touched and batcher.counters.unwanted == 200
-
-    def test_several_consumers_add_up(self):
-        interests = [Interest(groups=frozenset([FULL])), Interest(groups=frozenset([SWA]), tiers=frozenset([G2]))]
-        batcher = Batcher(GROUPS, interests=interests)
-        for group in (FULL, SWA):
-            for tier in Tier:
-                batcher.left(block(1), group, tier, True)
-        assert outline(batcher.end_iteration(0)) == ["R0(1)", "R0@G2(1)", "R0@G3(1)", "R0@G4(1)", "R1@G2(1)"]
-
-    def test_a_change_of_interest_announces_the_map_anew(self):
-        held = FakeMap()
-        held.sink = batcher = Batcher(GROUPS, interests=[Interest(tiers=frozenset([G1]))], snapshot=held.snapshot)
-        held.enter(block(1), FULL, G1)
-        held.enter(block(2), FULL, G2)
-        mirror = Mirror()
-        mirror.apply(batcher.end_iteration(0).events)
-        batcher.want([Interest()])
-        batch = batcher.end_iteration(1)
-        mirror.apply(batch.events)
-        assert outline(batch) == ["C", "S0(1)", "S0@G2(1)"] and batch.seq == 1
-        assert mirror.held == held.held(narrow=False)
-
-    def test_the_same_interest_again_changes_nothing(self, batcher):
-        batcher.left(block(1), FULL, G1, True)
-        batcher.want([Interest(groups=frozenset([FULL, SWA]))])
-        assert outline(batcher.end_iteration(0)) == ["R0(1)"]
-
-    def test_a_clear_of_an_unwanted_tier_is_nobodys_business(self):
-        batcher = Batcher(GROUPS, interests=[Interest(tiers=frozenset([G1]))])
-        batcher.cleared(G2)
-        assert batcher.end_iteration(0) is None
-        batcher.cleared(G1)
-        assert outline(batcher.end_iteration(0)) == ["C"]
-
-    def test_an_unknown_group_is_refused_in_words(self, batcher):
-        with pytest.raises(KvyardError, match="group 2 is unknown: the batcher was made for 2 groups"):
-            batcher.entered(block(1), 2, G1, True)
-
-
 class TestIds:
     def test_sequence_and_ids_are_dense(self, batcher):
         seq = next_id = 0
@@ -347,3 +298,8 @@ class TestIds:
         batcher.left(block(1), FULL, G1, True)
         batch = batcher.end_iteration(1_500_000_000)
         assert (batch.stream, batch.rank, batch.epoch, batch.ts) == ("w0", 3, 9, 1.5)
+
+
+def test_an_unknown_group_is_refused_in_words():
+    with pytest.raises(KvyardError, match="group 2 is unknown: the batcher was made for 2 groups"):
+        Batcher(GROUPS).entered(block(1), 2, G1, True)

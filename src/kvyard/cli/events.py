@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from kvyard.cli.events_show import lines, report_lines, report_value, summary, values
+from kvyard.cli.settings import with_flags
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.check import Checker, judge
@@ -24,6 +25,7 @@ from kvyard.events.transport.proxy import FaultProxy
 from kvyard.events.transport.state import Origin
 from kvyard.events.transport.tap import Tap
 from kvyard.events.wire import WIRES
+from kvyard.settings import settings_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Read and check streams of KV-cache events.")
 
@@ -34,8 +36,8 @@ Rank = Annotated[int, typer.Option(help="The data-parallel rank, which moves the
 Count = Annotated[int | None, typer.Option(min=1, help="Stop after this many batches.")]
 Seconds = Annotated[float | None, typer.Option(min=0.0, help="Stop after this many seconds.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-Rate = Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability per batch.")]
-Seed = Annotated[int, typer.Option(help="Of the faults.")]
+
+FAULTS = settings_of(Faults)
 
 
 @contextmanager
@@ -104,24 +106,18 @@ def record(
 
 
 @app.command()
+@with_flags(FAULTS)
 def play(
     file: Annotated[Path, typer.Argument(help="A recording, or JSON lines of TensorRT-LLM's events.")],
     endpoint: Annotated[str, typer.Argument(help="Where to publish, such as tcp://*:5557.")],
+    settings: Mapping[str, object],
     replay: Annotated[str | None, typer.Option(help="Where to answer for it, such as tcp://*:5558.")] = None,
     speed: Annotated[float, typer.Option(min=0.0, help="1 is as recorded, 2 twice as fast, 0 without pauses.")] = 1.0,
     subscribers: Annotated[int, typer.Option(min=0, help="Wait for this many before the first batch.")] = 0,
     stay: Annotated[float, typer.Option(min=-1.0, help="Seconds to answer afterwards; -1 until interrupted.")] = 0.0,
-    drop: Rate = 0.0,
-    duplicate: Rate = 0.0,
-    reorder: Rate = 0.0,
-    truncate: Rate = 0.0,
-    corrupt: Rate = 0.0,
-    restart: Rate = 0.0,
-    stall: Rate = 0.0,
-    seed: Seed = 0,
 ) -> None:
     """Publish a recording again, in its own time or another, with faults if wanted. Replay and snapshots are without."""
-    faults = _faults(drop, duplicate, reorder, truncate, corrupt, restart, stall, seed)
+    faults = Faults(**FAULTS.parse(settings))
     recording = Recording(file)
     player = Player(endpoint, replay=replay, speed=speed, faults=faults)
     player.open()
@@ -138,29 +134,23 @@ def play(
 
 
 @app.command()
+@with_flags(FAULTS)
 def proxy(
     upstream: Endpoint,
     endpoint: Annotated[str, typer.Argument(help="Where to publish, such as tcp://*:5567.")],
+    settings: Mapping[str, object],
     replay: Annotated[str | None, typer.Option(help="Where to answer for it, such as tcp://*:5568.")] = None,
     duration: Seconds = None,
-    drop: Rate = 0.0,
-    duplicate: Rate = 0.0,
-    reorder: Rate = 0.0,
-    truncate: Rate = 0.0,
-    corrupt: Rate = 0.0,
-    restart: Rate = 0.0,
-    stall: Rate = 0.0,
-    seed: Seed = 0,
 ) -> None:
     """Stand between an engine and its readers and make faults happen. Does your router survive them?"""
-    faults = _faults(drop, duplicate, reorder, truncate, corrupt, restart, stall, seed)
+    faults = Faults(**FAULTS.parse(settings))
     clock = WallClock()
     with FaultProxy(upstream, endpoint, faults, replay=replay) as running:
         typer.echo(f"from {upstream} to {running.endpoint}", err=True)
         with until_interrupted():
             while duration is None or clock.now() < from_seconds(duration):
                 clock.sleep_until(clock.now() + from_seconds(min(0.2, 1.0 if duration is None else duration)))
-    typer.echo(f"{running.counters.frames} batches{_done(running.counters)}", err=True)
+    typer.echo(f"{running.faults.frames} batches{_done(running.faults)}", err=True)
 
 
 @app.command()
@@ -205,28 +195,6 @@ def check(
         if truncated:
             typer.echo("The file ends in the middle of a message; what came before it was checked.", err=True)
     raise typer.Exit(0 if report.clean else 1)
-
-
-def _faults(
-    drop: float,
-    duplicate: float,
-    reorder: float,
-    truncate: float,
-    corrupt: float,
-    restart: float,
-    stall: float,
-    seed: int,
-) -> Faults:
-    return Faults(
-        drop=drop,
-        duplicate=duplicate,
-        reorder=reorder,
-        truncate=truncate,
-        corrupt=corrupt,
-        restart=restart,
-        stall=stall,
-        seed=seed,
-    )
 
 
 def _done(counters: object) -> str:

@@ -5,7 +5,7 @@ from kvyard.events.counters import BatcherCounters, OutboxCounters
 from kvyard.events.mirror import Mirror
 from kvyard.events.outbox import Outbox
 from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Removed, Sink, Stored, Tier
-from kvyard.events.waiting import Interest, Snapshot
+from kvyard.events.waiting import Snapshot
 
 __all__ = [
     "Batcher",
@@ -14,7 +14,6 @@ __all__ = [
     "Event",
     "EventBatch",
     "GroupMeta",
-    "Interest",
     "Mirror",
     "Outbox",
     "OutboxCounters",

@@ -17,10 +17,8 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.events.counters import BatcherCounters
 from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Stored, Tier
-from kvyard.events.waiting import Arrivals, Departures, Interest, Lane, Snapshot, arrange
+from kvyard.events.waiting import Arrivals, Departures, Lane, Snapshot, arrange
 from kvyard.hashing import Run
-
-EVERYTHING = (Interest(),)
 
 
 class Batcher:
@@ -33,7 +31,6 @@ class Batcher:
         stream: str = "",
         rank: int | None = None,
         epoch: int = 0,
-        interests: Iterable[Interest] = EVERYTHING,
         snapshot: Snapshot | None = None,
         max_runs: int = 1 << 20,
         with_tokens: bool = True,
@@ -50,7 +47,7 @@ class Batcher:
         self.with_tokens = with_tokens
         self._counters = BatcherCounters()
         # Counted on every call, hence apart.
-        self._merged = self._repeats = self._unwanted = 0
+        self._merged = self._repeats = 0
         self._snapshot = snapshot
         self._max_runs = max_runs
         self._seq = 0
@@ -59,14 +56,14 @@ class Batcher:
         self._held = 0
         self._resync = False
         self._gap = False
-        self._set_table(self._laid_out(tuple(interests)))
+        lanes = [[Lane(group, tier, meta) for tier in Tier] for group, meta in enumerate(self.groups)]
+        self._lanes = [lane for row in lanes for lane in row]
+        self._table = [[row[0], *row] for row in lanes]  # by a tier's number, which begins at 1
 
     @property
     def counters(self) -> BatcherCounters:
         """What this batcher did so far; a copy."""
-        return msgspec.structs.replace(
-            self._counters, merged=self._merged, repeats=self._repeats, unwanted=self._unwanted
-        )
+        return msgspec.structs.replace(self._counters, merged=self._merged, repeats=self._repeats)
 
     # -- the sink ---------------------------------------------------------------------------------------------------
 
@@ -76,7 +73,7 @@ class Batcher:
             self._repeats += 1
             return
         lane = self._lane(group, tier)
-        if lane is None or run.stop == run.start:
+        if run.stop == run.start:
             return
         if lane.leaving is not None:
             self._release(lane)
@@ -97,7 +94,7 @@ class Batcher:
             self._repeats += 1
             return
         lane = self._lane(group, tier)
-        if lane is None or run.stop == run.start:
+        if run.stop == run.start:
             return
         leaving = lane.leaving
         if leaving is None:
@@ -117,17 +114,13 @@ class Batcher:
         The wire's clear always means everything. So where other tiers are announced too, the end of the iteration clears
         and announces them anew; without a snapshot the event names the tier, which not every consumer reads.
         """
-        if tier is not None and all(lane.tier != tier for lane in self._lanes):
-            self._unwanted += 1
-            return
-        alone = tier is None or all(lane.tier == tier for lane in self._lanes)
-        if not alone and self._snapshot is not None:
+        if tier is not None and self._snapshot is not None:
             self._resync = True
             return
         for lane in self._lanes:
             self._release(lane)
             lane.tail = None
-        self._queue.append(Cleared(tier=None if alone else tier))
+        self._queue.append(Cleared(tier=tier))
 
     # -- iterations -------------------------------------------------------------------------------------------------
 
@@ -166,14 +159,6 @@ class Batcher:
             first_id=self._next_id,
         )
 
-    def want(self, interests: Iterable[Interest]) -> None:
-        """Serve these consumers from now on. Where that changes anything, the end of the iteration announces all anew."""
-        table = self._laid_out(tuple(interests))
-        if [[lane is None for lane in row] for row in table] != [[lane is None for lane in row] for row in self._table]:
-            self._take()
-            self._set_table(table)
-            self._resync = True
-
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if something waits that should not: for tests, between iterations."""
         assert not self._queue and not self._held, "events wait across an iteration boundary"
@@ -204,26 +189,10 @@ class Batcher:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _laid_out(self, interests: tuple[Interest, ...]) -> list[list[Lane | None]]:
-        """A lane for every wanted (group, tier), by group and then by the number of the tier."""
-
-        def lane(group: int, tier: Tier) -> Lane | None:
-            wanted = any(interest.wants(group, tier) for interest in interests)
-            return Lane(group, tier, self.groups[group]) if wanted else None
-
-        return [[None, *(lane(group, tier) for tier in Tier)] for group in range(len(self.groups))]
-
-    def _set_table(self, table: list[list[Lane | None]]) -> None:
-        self._table = table
-        self._lanes = [lane for row in table for lane in row if lane is not None]
-
-    def _lane(self, group: int, tier: Tier) -> Lane | None:
+    def _lane(self, group: int, tier: Tier) -> Lane:
         if not 0 <= group < len(self._table):
             raise KvyardError(f"group {group} is unknown: the batcher was made for {len(self._table)} groups")
-        lane = self._table[group][tier]
-        if lane is None:
-            self._unwanted += 1
-        return lane
+        return self._table[group][tier]
 
     def _release(self, lane: Lane) -> None:
         item = lane.release()
@@ -294,8 +263,7 @@ class Batcher:
             return events
         found: dict[tuple[int, Tier], list[Run]] = {}
         for group, tier, runs in self._snapshot():
-            if self._table[group][tier] is not None:
-                found.setdefault((group, tier), []).extend(runs)
+            found.setdefault((group, tier), []).extend(runs)
         for lane in self._lanes:
             events += [item.event(self.with_tokens) for item in arrange(lane, found.get((lane.group, lane.tier), ()))]
         return events
@@ -316,8 +284,6 @@ class Batcher:
         for event in events:
             if isinstance(event, Stored):
                 assert event.group is not None
-                lane_of = self._table[event.group][event.tier]
-                assert lane_of is not None
-                lane_of.announced += len(event.hashes)
+                self._lane(event.group, event.tier).announced += len(event.hashes)
                 counters.stored_blocks += len(event.hashes)
         return self._batch(events, now)

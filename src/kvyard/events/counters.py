@@ -22,8 +22,6 @@ class BatcherCounters(msgspec.Struct):
     """Removals that joined others already waiting."""
     repeats: int = 0
     """Further copies in, or copies out while others stay: not announced."""
-    unwanted: int = 0
-    """Calls for a (group, tier) that no consumer asked for."""
     miscounted: int = 0
     """Removals whose chain no longer had all the hashes; never sent short, the whole map was announced instead."""
     lost_runs: int = 0

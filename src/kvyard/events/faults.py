@@ -9,32 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from random import Random
+from typing import Annotated
 
 import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.events.transport.frames import Frame
+from kvyard.settings import Setting
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what goes wrong, as probabilities per frame."""
+    """How often what goes wrong, as probabilities per batch."""
 
-    drop: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    """The frame is overtaken by up to ``reorder_by`` others."""
-    truncate: float = 0.0
-    """The payload ends early."""
-    corrupt: float = 0.0
-    """Some bytes of the payload are others."""
-    restart: float = 0.0
-    """The publisher is a new one from this frame on: sequence 0 again, another epoch, nothing held."""
-    stall: float = 0.0
-    """The consumer stops reading for ``stall_frames``; its queue takes ``stall_room`` of them and the rest is lost."""
+    drop: Annotated[float, Setting("Probability per batch that it is lost.", flag=True)] = 0.0
+    duplicate: Annotated[float, Setting("That it comes twice.", flag=True)] = 0.0
+    reorder: Annotated[float, Setting("That up to reorder_by others overtake it.", flag=True)] = 0.0
+    truncate: Annotated[float, Setting("That its payload ends early.", flag=True)] = 0.0
+    corrupt: Annotated[float, Setting("That some bytes of its payload are others.", flag=True)] = 0.0
+    restart: Annotated[float, Setting("That it is a new publisher's, with sequence 0 and nothing held.", flag=True)] = (
+        0.0
+    )
+    stall: Annotated[float, Setting("That the consumer stops reading for a while.", flag=True)] = 0.0
     reorder_by: int = 4
     stall_frames: int = 50
+    """How long a stall is, in frames."""
     stall_room: int = 10
-    seed: int = 0
+    """How many of them the consumer's queue takes; the rest is lost."""
+    seed: Annotated[int, Setting("Seeds the faults.", flag=True)] = 0
 
     def __post_init__(self) -> None:
         """Raises ``KvyardError`` for what isn't a probability or a count."""

@@ -9,24 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-import msgspec
-
 from kvyard.events.types import GroupMeta, Removed, Stored, Tier
 from kvyard.hashing import DigestKeys, ExtraKeys, Key, Run
 
 Snapshot: TypeAlias = Callable[[], Iterable[tuple[int, Tier, Iterable[Run]]]]
 """Lists the current map of copies: per (group, tier) the runs in it, each block once."""
-
-
-class Interest(msgspec.Struct, frozen=True):
-    """The groups and tiers a consumer wants; ``None`` means all of them."""
-
-    groups: frozenset[int] | None = None
-    tiers: frozenset[Tier] | None = None
-
-    def wants(self, group: int, tier: Tier) -> bool:
-        """Whether anything of this (group, tier) is of use to the consumer."""
-        return (self.groups is None or group in self.groups) and (self.tiers is None or tier in self.tiers)
 
 
 class Lane:

@@ -413,15 +413,15 @@ class TestProxy:
             with FaultProxy(engine.publisher.endpoint, LOOPBACK, faults, replay=LOOPBACK) as proxy:
                 with Reader(proxy.endpoint, proxy.replay_endpoint) as reader:
                     names = iter(range(10_000))
-                    reader.until(lambda: proxy.counters.frames, lambda: engine.step(next(names)))
+                    reader.until(lambda: proxy.faults.frames, lambda: engine.step(next(names)))
                     for _ in range(300):
                         engine.step(next(names))
                         reader.pump(0)
-                    reader.until(lambda: proxy.counters.frames > 300)
+                    reader.until(lambda: proxy.faults.frames > 300)
                     reader.until(
                         lambda: reader.state == State.FRESH and reader.mirror.held == proxy.ledger.held(),
                     )
-                    assert proxy.counters.restarts > 1 and reader.counters.restarts >= 1
+                    assert proxy.faults.restarts > 1 and reader.counters.restarts >= 1
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ class OutletCounters(msgspec.Struct):
     """Nobody was there to read them to the end."""
 
 
-class _Answer:
+class _Unsent:
     """What is left of an answer."""
 
     __slots__ = ("client", "messages", "moved", "waiting")
@@ -83,7 +83,7 @@ class Outlet:
         self._context = context
         self._pub: Any = None
         self._router: Any = None
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[_Unsent] = deque()
 
     def open(self) -> None:
         """Bind or connect. Raises ``KvyardError`` without pyzmq, or where an address can't be had; then nothing is open."""
@@ -136,16 +136,13 @@ class Outlet:
         """Whether an answer is under way."""
         return bool(self._answers)
 
-    def sockets(self) -> list[Any]:
-        """What to poll for requests and subscriptions."""
-        sockets = [] if self._router is None else [self._router]
-        return [*sockets, self._pub] if self._counts_subscribers else sockets
-
-    def wait(self, ms: int, waker: Waker) -> None:
-        """Wait up to ``ms`` milliseconds for a request, or for ``waker``."""
+    def wait(self, ms: int, waker: Waker, *more: Any) -> None:
+        """Wait up to ``ms`` milliseconds for a request or subscription, for ``waker``, or for ``more`` sockets."""
         zmq = require()
+        own = [self._router] if self._router is not None else []
+        own += [self._pub] if self._counts_subscribers else []
         poller = zmq.Poller()
-        for socket in (*self.sockets(), waker.fileno()):
+        for socket in (*own, *more, waker.fileno()):
             poller.register(socket, zmq.POLLIN)
         poller.poll(ms)
         waker.rest()
@@ -182,9 +179,9 @@ class Outlet:
             elif len(self._answers) >= MAX_ANSWERS:
                 self.counters.refused_requests += 1
             else:
-                self._answers.append(_Answer(parts[0], self.archive.answer(parts[2]), self._clock.now()))
+                self._answers.append(_Unsent(parts[0], self.archive.answer(parts[2]), self._clock.now()))
 
-    def _send_slice(self, answer: _Answer) -> int:
+    def _send_slice(self, answer: _Unsent) -> int:
         """How many messages of ``answer`` left; -1 where none will follow."""
         zmq = require()
         for sent in range(SLICE):

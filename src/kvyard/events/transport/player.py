@@ -8,11 +8,10 @@ import msgspec
 
 from kvyard.clock import MS, Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
-from kvyard.events.faults import FaultCounters, Faults
+from kvyard.events.faults import Faults
 from kvyard.events.recording import Recorded
-from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import Frame
-from kvyard.events.transport.outlet import Outlet, OutletCounters
+from kvyard.events.transport.outlet import OutletCounters
 from kvyard.events.transport.relay import Relay
 from kvyard.events.transport.waker import Waker
 
@@ -25,7 +24,7 @@ class PlayCounters(msgspec.Struct):
     """Sent as they were recorded, though they are no batches."""
 
 
-class Player:
+class Player(Relay):
     """Publishes recorded messages, and answers for them. Works in the caller's thread."""
 
     def __init__(
@@ -35,47 +34,29 @@ class Player:
         replay: str | None = None,
         speed: float = 1.0,
         faults: Faults | None = None,
-        buffer_steps: int = 10_000,
         clock: Clock | None = None,
     ) -> None:
         """``speed`` scales the pace; 0 is as fast as can be. Raises ``KvyardError`` for a negative one or a bad endpoint."""
         if speed < 0:
             raise KvyardError(f"speed is 0 (no pauses) or more, got {speed:g}")
+        super().__init__(endpoint, faults or Faults(), replay=replay, counts_subscribers=True)
         self.counters = PlayCounters()
         self._speed = speed
         self._clock = clock or WallClock()
-        archive = Archive(topic=None, epoch=WallClock.since_epoch().now(), batches=buffer_steps)
-        self._outlet = Outlet(endpoint, archive, replay=replay, counts_subscribers=True)
-        self._relay = Relay(self._outlet, faults or Faults())
         self._waker = Waker()
-
-    @property
-    def endpoint(self) -> str:
-        """Where the stream is."""
-        return self._outlet.endpoint
-
-    @property
-    def replay_endpoint(self) -> str | None:
-        """Where what was lost can be had."""
-        return self._outlet.replay_endpoint
-
-    @property
-    def faults(self) -> FaultCounters:
-        """What was done to the stream."""
-        return self._relay.injector.counters
 
     @property
     def sent(self) -> OutletCounters:
         """What went out and what was asked."""
-        return self._outlet.counters
+        return self.outlet.counters
 
     def open(self) -> None:
         """Open the sockets. Raises ``KvyardError`` where that can't be done."""
-        self._outlet.open()
+        self.outlet.open()
 
     def wait_for_subscribers(self, count: int) -> None:
         """Wait until ``count`` subscribe; what is published before is lost on them."""
-        while self._outlet.subscribers < count:
+        while self.outlet.subscribers < count:
             self._serve(200)
 
     def play(self, messages: Iterable[Recorded]) -> None:
@@ -84,16 +65,16 @@ class Player:
         for number, message in enumerate(messages):
             if self._speed:
                 self._serve_until(start + round(message.at / self._speed))
-            self._outlet.serve()
+            self.outlet.serve()
             self.counters.messages += 1
             bare = message.bare
             frame = message.frame() if bare is None else Frame(b"", number, bare)
             if isinstance(frame, str):
                 self.counters.malformed += 1
-                self._outlet.send_parts(message.parts)
+                self.outlet.send_parts(message.parts)
             else:
-                self._relay.send(frame)
-        self._relay.flush()
+                self.send(frame)
+        self.flush()
 
     def stay(self, seconds: float | None) -> None:
         """Answer for what was played, for ``seconds`` (``None``: for ever)."""
@@ -103,7 +84,7 @@ class Player:
 
     def close(self) -> None:
         """Close the sockets, once what was sent has left."""
-        self._outlet.close()
+        self.outlet.close()
         self._waker.close()
 
     def _serve_until(self, t: int) -> None:
@@ -114,6 +95,6 @@ class Player:
                 self._serve(left // MS)
 
     def _serve(self, ms: int) -> None:
-        if not self._outlet.serve():
-            self._outlet.wait(10 if self._outlet.busy else min(ms, 200), self._waker)
-            self._outlet.serve()
+        if not self.outlet.serve():
+            self.outlet.wait(10 if self.outlet.busy else min(ms, 200), self._waker)
+            self.outlet.serve()

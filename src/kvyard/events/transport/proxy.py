@@ -10,65 +10,37 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
-from kvyard.events.faults import FaultCounters, Faults
-from kvyard.events.transport.archive import Archive
+from kvyard.events.faults import Faults
 from kvyard.events.transport.endpoint import check, is_bound_by_subscriber
 from kvyard.events.transport.frames import read_live
-from kvyard.events.transport.ledger import Ledger
-from kvyard.events.transport.outlet import Outlet
 from kvyard.events.transport.relay import Relay
 from kvyard.events.transport.sockets import READ_AT_ONCE
 from kvyard.events.transport.waker import Waker
 from kvyard.events.transport.zeromq import attach, require
 
 
-class FaultProxy:
+class FaultProxy(Relay):
     """Subscribes to ``upstream`` and publishes at ``endpoint``, in a thread of its own."""
 
     def __init__(
         self, upstream: str, endpoint: str, faults: Faults, *, replay: str | None = None, context: Any = None
     ) -> None:
         """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
+        super().__init__(endpoint, faults, replay=replay, context=context)
         self._upstream = check(upstream)
-        archive = Archive(topic=None, epoch=WallClock.since_epoch().now())
-        self._outlet = Outlet(endpoint, archive, replay=replay, context=context)
-        self._relay = Relay(self._outlet, faults)
         self._context = context
         self._sub: Any = None
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    @property
-    def endpoint(self) -> str:
-        """Where the disturbed stream is."""
-        return self._outlet.endpoint
-
-    @property
-    def replay_endpoint(self) -> str | None:
-        """Where what was lost can be had."""
-        return self._outlet.replay_endpoint
-
-    @property
-    def ledger(self) -> Ledger:
-        """What a reader that recovered from everything holds. Look at it when nothing is being sent."""
-        ledger = self._outlet.archive.ledger
-        assert ledger is not None
-        return ledger
-
-    @property
-    def counters(self) -> FaultCounters:
-        """What was done to the stream."""
-        return self._relay.injector.counters
-
     def start(self) -> FaultProxy:
         """Open the sockets and begin. Raises ``KvyardError``, with nothing left open, where that fails."""
         if self._thread is not None or self._stopping:
             raise KvyardError("a proxy starts once: make another")
         zmq = require()
-        self._outlet.open()
+        self.outlet.open()
         try:
             self._sub = (self._context or zmq.Context.instance()).socket(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, 0)
@@ -98,11 +70,12 @@ class FaultProxy:
         self.close()
 
     def _run(self) -> None:
+        assert self._waker is not None
         try:
             while not self._stopping:
-                moved = self._outlet.serve() | self._forward()
+                moved = self.outlet.serve() | self._forward()
                 if not moved:
-                    self._wait()
+                    self.outlet.wait(10 if self.outlet.busy else 1000, self._waker, self._sub)
         finally:
             self._close()
 
@@ -114,20 +87,11 @@ class FaultProxy:
             except zmq.Again:
                 return count > 0
             if not isinstance(frame, str):
-                self._relay.send(frame)
+                self.send(frame)
         return True
 
-    def _wait(self) -> None:
-        zmq = require()
-        assert self._waker is not None
-        poller = zmq.Poller()
-        for socket in (self._sub, self._waker.fileno(), *self._outlet.sockets()):
-            poller.register(socket, zmq.POLLIN)
-        poller.poll(10 if self._outlet.busy else 1000)
-        self._waker.rest()
-
     def _close(self) -> None:
-        self._outlet.close()
+        self.outlet.close()
         if self._sub is not None:
             self._sub.close(linger=0)
             self._sub = None

@@ -7,6 +7,7 @@ from collections import deque
 from kvyard.events.transport.position import Position, ReceivedBatch
 from kvyard.events.transport.state import FollowerCounters, Origin, State, StreamStatus, Update
 from kvyard.events.types import Event
+from kvyard.events.wire import Decoded
 
 
 class UpdateLog:
@@ -34,45 +35,36 @@ class UpdateLog:
 
     def add(self, origin: Origin, events: list[Event], reason: str | None = None) -> None:
         """Add what is no published batch: a change of state, or ``events`` that replace all before them."""
-        self.updates.append(
-            Update(
-                stream=self.stream,
-                topic=self._topic_text,
-                epoch=self.epoch,
-                seq=self._at.applied,
-                origin=origin,
-                state=self.state,
-                events=events,
-                rank=self.rank,
-                reason=self.reason if reason is None else reason,
-                replaces=origin is not Origin.STATE,
-            )
-        )
+        part = Decoded(rank=self.rank, events=events)
+        self._put(origin, self._at.applied, part, reason, replaces=origin is not Origin.STATE)
 
     def add_batch(self, batch: ReceivedBatch) -> None:
         """Add a batch; one with events of several ranks becomes as many updates."""
         self.counters.batches += 1
         self.counters.events += len(batch.decoded.events)
-        if batch.origin == Origin.REPLAY:
-            self.counters.replayed += 1
+        self.counters.replayed += batch.origin == Origin.REPLAY
         self.rank = batch.decoded.rank
         for part in batch.decoded.by_rank():
-            self.updates.append(
-                Update(
-                    stream=self.stream,
-                    topic=self._topic_text,
-                    epoch=self.epoch,
-                    seq=batch.seq,
-                    origin=batch.origin,
-                    state=self.state,
-                    events=part.events,
-                    ts=part.ts,
-                    rank=part.rank,
-                    dialect=part.dialect,
-                    problems=part.problems,
-                    reason=self.reason,
-                )
+            self._put(batch.origin, batch.seq, part)
+
+    def _put(self, origin: Origin, seq: int, part: Decoded, reason: str | None = None, replaces: bool = False) -> None:
+        self.updates.append(
+            Update(
+                stream=self.stream,
+                topic=self._topic_text,
+                epoch=self.epoch,
+                seq=seq,
+                origin=origin,
+                state=self.state,
+                events=part.events,
+                ts=part.ts,
+                rank=part.rank,
+                dialect=part.dialect,
+                problems=part.problems,
+                reason=self.reason if reason is None else reason,
+                replaces=replaces,
             )
+        )
 
     def status(self) -> StreamStatus:
         return StreamStatus(
