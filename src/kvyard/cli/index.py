@@ -116,7 +116,7 @@ def query(
 ) -> None:
     """Say which workers have how much of a prompt, on which tier, and how sure that is.
 
-    Asks a running service; with --endpoint it listens to engines itself. Exits with 1 if nobody has anything.
+    Asks a running service; with --endpoint it listens to engines itself. Exits with 1 if no worker has anything.
     """
     given = {
         name: value

@@ -4,15 +4,14 @@
 """
 
 from kvyard.index.backend import BACKENDS, Backend, Rows, Usage, backend
-from kvyard.index.catalog import Catalog, Layout
+from kvyard.index.catalog import Catalog, GroupLayout
 from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity, IdentityError
 from kvyard.index.indexer import Indexer
-from kvyard.index.match import DEFAULT_WEIGHTS, Scores, TierMatch, Trust, WorkerMatch
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Place, Places
 from kvyard.index.roster import Roster
-from kvyard.index.scorer import Scorer
+from kvyard.index.scorer import DEFAULT_WEIGHTS, Scorer, Scores, TierMatch, Trust, WorkerMatch
 from kvyard.index.sequencer import BatchSequencer
 from kvyard.index.stream import FollowedStream, Source
 
@@ -24,11 +23,11 @@ __all__ = [
     "Catalog",
     "DedupFilter",
     "FollowedStream",
+    "GroupLayout",
     "Holder",
     "Identity",
     "IdentityError",
     "Indexer",
-    "Layout",
     "MemoryIndex",
     "Place",
     "Places",

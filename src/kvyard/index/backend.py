@@ -22,14 +22,14 @@ from kvyard.errors import KvyardError
 
 Rows: TypeAlias = list[tuple[int, int]]
 """A prompt's rows, run-length encoded: (where the run ends, in blocks from the prompt's start; the places that hold all of
-it). Runs follow each other without a gap; 0 stands for nobody. Past the last run nobody holds anything that counts."""
+it). Runs follow each other without a gap; 0 stands for no place. Past the last run no place holds anything that counts."""
 
 
 class Usage(msgspec.Struct, kw_only=True):
     """What a backend keeps and did. Counts of blocks, unless they say otherwise."""
 
     blocks: int = 0
-    """Different keys that somebody holds."""
+    """Different keys that are held."""
     rows: int = 0
     """Runs with equal rows: what those take to write down."""
     bytes: int = 0
@@ -42,7 +42,7 @@ class RowSource(Protocol):
     """What a scorer reads: rows of prompts."""
 
     def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
-        """The rows of a prompt. Ends at the first key that nobody holds; with ``through_holes`` at the last one somebody does.
+        """The rows of a prompt. Ends at the first key that no place holds; with ``through_holes`` at the last one held.
 
         Changes nothing but recency.
         """
@@ -77,7 +77,7 @@ class Backend(RowSource, Protocol):
         ...
 
     def holds(self, place: int, key: int) -> bool:
-        """Whether ``place`` holds ``key``. Not recency, not counted: for whoever has to know before a change."""
+        """Whether ``place`` holds ``key``. Not recency, not counted: for callers that must know before a change."""
         ...
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
@@ -105,7 +105,7 @@ def backend(name: str, **options: Any) -> Backend:
 
 
 def joined(rows: Iterable[tuple[int, int]]) -> Rows:
-    """``rows`` with neighbours of equal content made one, and nothing at the end that nobody holds."""
+    """``rows`` with neighbours of equal content made one, and no empty row at the end."""
     out: Rows = []
     for stop, mask in rows:
         if out and out[-1][1] == mask:

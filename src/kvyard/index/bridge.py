@@ -110,7 +110,7 @@ class Bridge:
     """Which text each hash of a stream names."""
 
     def __init__(self, identity: Identity, *, remembered: int = 1 << 16) -> None:
-        """``remembered`` hashes that nobody holds any more are kept: something may still continue them."""
+        """``remembered`` hashes that are no longer held are kept: something may still continue them."""
         self.identity = identity
         self.remembered = remembered
         self._known: dict[Key, int] = {}
@@ -119,7 +119,7 @@ class Bridge:
         """Tokens of spans that don't end, or whose blocks don't, where ours do: to branch off in the middle of one."""
         self._next = 0
         self._idle: dict[Key, None] = {}
-        """Hashes that nobody holds, first forgotten first."""
+        """Hashes that aren't held, first forgotten first."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -129,7 +129,7 @@ class Bridge:
 
     @property
     def idle(self) -> int:
-        """Hashes that are known although nobody holds them."""
+        """How many hashes are known though not held."""
         return len(self._idle)
 
     def find(self, key: Key) -> tuple[TextSpan, int] | None:
@@ -258,7 +258,7 @@ class Bridge:
     # -- forgetting -------------------------------------------------------------------------------------------------
 
     def rest(self, key: Key) -> None:
-        """Nobody holds ``key`` any more: it is kept for a while, in case something continues it."""
+        """``key`` is no longer held: it is kept for a while, in case something continues it."""
         if key in self._known:
             self._idle.pop(key, None)
             self._idle[key] = None
@@ -268,7 +268,7 @@ class Bridge:
                 self._release(self._known.pop(oldest))
 
     def wake(self, keys: Sequence[Key]) -> None:
-        """Somebody holds ``keys`` again."""
+        """``keys`` are held again."""
         if self._idle:
             for key in keys:
                 self._idle.pop(key, None)

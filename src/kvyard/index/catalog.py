@@ -17,7 +17,7 @@ from kvyard.events.types import Stored
 from kvyard.index.places import Holder
 
 
-class Layout(msgspec.Struct, frozen=True):
+class GroupLayout(msgspec.Struct, frozen=True):
     """A holder's groups, ready for the rules."""
 
     groups: tuple[int | None, ...]
@@ -37,9 +37,9 @@ class Catalog:
 
     def __init__(self) -> None:
         self.version = 0
-        self._fixed: dict[Holder, Layout] = {}
+        self._fixed: dict[Holder, GroupLayout] = {}
         self._seen: dict[Holder, dict[int | None, GroupSpec | None]] = {}
-        self._cache: dict[Holder, Layout | str] = {}
+        self._cache: dict[Holder, GroupLayout | str] = {}
 
     def configure(self, holder: Holder, specs: Sequence[GroupSpec], alignment: int | None = None) -> None:
         """``holder`` has just these groups, whatever its events say. Raises ``ConfigError`` for ones that can't be.
@@ -71,7 +71,7 @@ class Catalog:
         return dict(self._seen.get(holder, {}))
 
     def adopt(self, holder: Holder, groups: Mapping[int | None, GroupSpec | None]) -> None:
-        """``holder`` has the groups that somebody else learned of."""
+        """``holder`` has the groups that another index learned of."""
         if self._seen.get(holder, {}) != groups:
             self._seen[holder] = dict(groups)
             self._changed(holder)
@@ -88,7 +88,7 @@ class Catalog:
             return fixed.specs[fixed.groups.index(group)] if group in fixed.groups else None
         return self._seen.get(holder, {}).get(group)
 
-    def layout(self, holder: Holder) -> Layout | None:
+    def layout(self, holder: Holder) -> GroupLayout | None:
         """The holder's groups; ``None`` where nothing is known or something isn't known well enough."""
         found = self._cached(holder)
         return None if isinstance(found, str) else found
@@ -98,13 +98,13 @@ class Catalog:
         found = self._cached(holder)
         return found if isinstance(found, str) else ""
 
-    def _cached(self, holder: Holder) -> Layout | str:
+    def _cached(self, holder: Holder) -> GroupLayout | str:
         found = self._fixed.get(holder) or self._cache.get(holder)
         if found is None:
             found = self._cache[holder] = self._work_out(holder)
         return found
 
-    def _work_out(self, holder: Holder) -> Layout | str:
+    def _work_out(self, holder: Holder) -> GroupLayout | str:
         seen = self._seen.get(holder)
         if not seen:
             return "none of its groups is known yet"
@@ -143,5 +143,5 @@ class Catalog:
         self.version += 1
 
 
-def _layout(groups: tuple[int | None, ...], specs: tuple[GroupSpec, ...], alignment: int | None = None) -> Layout:
-    return Layout(groups, specs, resolve_geometry(specs, scheduler_block_size=alignment).scheduler_block_size)
+def _layout(groups: tuple[int | None, ...], specs: tuple[GroupSpec, ...], alignment: int | None = None) -> GroupLayout:
+    return GroupLayout(groups, specs, resolve_geometry(specs, scheduler_block_size=alignment).scheduler_block_size)

@@ -5,7 +5,7 @@ that list the same block. Passing the first removal on would hide a copy that is
 
 The filter sits between decoding and the index, and is not a wrapper around the index, for two reasons. It may only count
 what took effect, and whether a store did (its parent was known, its hashes were resolved, the index accepted it) is known
-to whoever applies events, not to a backend. And it mirrors what was *said*, by stream order, while a backend may forget
+to the feed, not to a backend. And it mirrors what was *said*, by stream order, while a backend may forget
 rows to stay in its budget: a count that lived in there would be forgotten with them, and a later removal would then hide a
 living copy.
 
@@ -137,7 +137,7 @@ class DedupFilter:
         return spans
 
     def clear(self, place: int) -> None:
-        """Forget a place's counts; whoever calls this clears its rows too."""
+        """Forget a place's counts; the caller clears its rows too."""
         self._size -= len(self._beyond.pop(place, ()))
 
     def snapshot(self, place: int) -> list[tuple[Key, int]]:

@@ -119,7 +119,7 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
             for run in row.runs:
                 indexer.backend.store(number, array("Q", run).tolist(), None)
             indexer.dedup.restore(number, row.beyond)
-    indexer.refresh(anew=True)
+    indexer.refresh(force=True)
     return chosen
 
 

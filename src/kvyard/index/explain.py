@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import msgspec
 
 from kvyard.index.backend import Rows
-from kvyard.index.match import WorkerMatch
 from kvyard.index.places import Holder, Places
-from kvyard.index.scorer import Scorer
-from kvyard.index.views import View
+from kvyard.index.scorer import Scorer, WorkerMatch
+from kvyard.index.views import WorkerView
 
 MOST_NAMES = 4
 
@@ -69,7 +68,7 @@ def explain(
     return Explanation(match=match, groups=groups, summary=_summary(match, groups, limit))
 
 
-def _why_missing(scorer: Scorer, places: Places, view: View, rows: Rows, block: int, mask: int) -> str:
+def _why_missing(scorer: Scorer, places: Places, view: WorkerView, rows: Rows, block: int, mask: int) -> str:
     """What is known of the first block that a group lacks."""
     row = next((held for stop, held in rows if block < stop), 0)
     name = f"block {block}"

@@ -3,7 +3,7 @@
 For every event it settles, in this order: which place is meant, which text the hashes name (``Bridge``, or directly),
 whether the index holds that already, and what the dedup filter makes of it. Only what was resolved takes effect and only
 what took effect is counted. What can't be resolved yet waits, bounded: stores whose parent is unknown for the parent, and
-hashes without text for somebody of the same stream to say what they name. A removal that comes while they wait undoes them.
+hashes without text for an event of the same stream that says what they name. A removal that comes while they wait undoes them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FeedCounters(msgspec.Struct):
     cleared: int = 0
     """Events."""
     unresolved: int = 0
-    """Hashes of stores that say nothing of their text, and nobody had; they wait."""
+    """Hashes of stores without text, where no event before said it either; they wait."""
     unknown_removed: int = 0
     """Removed, but never heard of."""
     orphans: int = 0
@@ -76,7 +76,7 @@ class Feed:
         waiting: int = 1 << 16,
         remembered: int = 1 << 16,
     ) -> None:
-        """``waiting`` and ``remembered`` bound, in blocks, what waits and what the bridge keeps though nobody holds it."""
+        """``waiting`` bounds, in blocks, what waits, and ``remembered`` what the bridge keeps of hashes no longer held."""
         self.holder = holder
         self.counters = FeedCounters()
         self.bridge = Bridge(identity, remembered=remembered)

@@ -1,7 +1,7 @@
 """The indexer: streams in, answers out. It joins the parts of this package and is all that a service or a router needs.
 
-Whoever brings updates (a subscriber, a simulation) calls ``apply``; whoever routes calls ``score``. One thread does both,
-or the caller takes turns. Sockets, HTTP and clocks are other people's business: the time comes with each call.
+A subscriber or a simulation calls ``apply``, a router calls ``score``. One thread does both,
+or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes with each call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from kvyard.index.dedup import DedupFilter
 from kvyard.index.explain import Explanation, explain
 from kvyard.index.feed import Feed
 from kvyard.index.identity import Identity
-from kvyard.index.match import Scores, Trust
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
-from kvyard.index.scorer import Scorer, Standing
+from kvyard.index.scorer import Scorer, Scores, Standing, Trust
 from kvyard.index.sequencer import BatchSequencer
 from kvyard.index.stream import SEVERITY, FollowedStream, Source
 
@@ -60,7 +59,7 @@ class Indexer:
         self._streams: dict[tuple[str, str], FollowedStream] = {}
         self._feeds: dict[tuple[str, str], dict[Holder, Feed]] = {}
         self._dirty = False
-        """Whether trust must be worked out anew before the next answer."""
+        """Whether trust must be updated before the next answer."""
 
     # -- who there is -----------------------------------------------------------------------------------------------
 
@@ -139,7 +138,7 @@ class Indexer:
             self.apply(update, now)
 
     def lose(self, stream: str, reason: str) -> None:
-        """Mark all of a stream stale until it is said anew: for whoever knows of a loss that no update tells of."""
+        """Mark all of a stream stale until an update replaces it: for a loss that no update tells of."""
         for key, known in self._streams.items():
             if key[0] == stream:
                 known.lose(reason)
@@ -215,7 +214,7 @@ class Indexer:
         return list(self._feeds.get((stream, topic), {}).values())
 
     def adopt(self, stream: str, topic: str) -> FollowedStream:
-        """The (stream, topic) of a registered stream, begun now: for whoever brings what somebody else heard of it."""
+        """The (stream, topic) of a registered stream, begun now: for what another index heard of it."""
         key = (stream, topic)
         known = self._streams[key] = FollowedStream(self._sources[stream])
         self._feeds[key] = {}
@@ -229,9 +228,9 @@ class Indexer:
         self._streams[key].feeds.update(dict.fromkeys(ranks, feed))
         return feed
 
-    def refresh(self, anew: bool = False) -> None:
-        """Bring up to date who there is and how far each can be trusted; ``anew`` even where nothing seems to have changed."""
-        if anew or self._dirty:
+    def refresh(self, force: bool = False) -> None:
+        """Bring up to date who there is and how far each can be trusted; ``force`` even where nothing seems to have changed."""
+        if force or self._dirty:
             self._update_trust()
 
     def _feed(self, key: tuple[str, str], stream: FollowedStream, rank: int | None) -> Feed:

@@ -1,7 +1,7 @@
 """The index in memory: a dict from key to location, and segments that hold rows by runs.
 
 What it costs: a store or removal goes by the number of different rows it touches, plus one dict entry for each block that
-nobody held before or nobody holds any more; each is probed once. What streams mostly say (a chain goes on where it ended, a
+becomes held or is held no longer; each is probed once. What streams mostly say (a chain goes on where it ended, a
 replica fills up, a cache evicts from the tail) takes a short way through one run of one segment. A lookup probes the dict
 once per segment on the prompt's way, and compares the last key of each; depth hardly matters. One place is cleared by
 looking at its own segments only.
@@ -45,7 +45,7 @@ class MemoryIndex:
         self.budget = budget
         self._forgotten = forgotten
         self._where: dict[int, int] = {}
-        """The location of every key that somebody holds."""
+        """The location of every key that is held."""
         self._segments: dict[int, Segment] = {}
         """By number; in the order in which eviction looks at them."""
         self._free: list[int] = []
@@ -278,7 +278,7 @@ class MemoryIndex:
         return repeated
 
     def _store_fresh(self, held: set[int], bit: int, fresh: list[int], parent: int | None) -> int:
-        """Store ``fresh``, whose first nobody holds, up to the next that somebody does; returns how many that are."""
+        """Store ``fresh``, whose first isn't held yet, up to the next that is; returns how many that are."""
         loc = self._where.get(parent) if parent is not None else None
         if loc is not None:
             number = loc >> _BITS
@@ -313,7 +313,7 @@ class MemoryIndex:
         expected = len(where) + count
         _exhaust(map(where.setdefault, fresh, range(start, start + count)))
         if len(where) != expected:
-            # Somebody holds one of them, or one is listed twice; either way it is found elsewhere than expected.
+            # One of them is held already, or listed twice; either way it is found elsewhere than expected.
             rest = zip(fresh, range(start, start + count), strict=True)
             count = next(at for at, (key, new) in enumerate(rest) if where[key] != new)
             for key, new in rest:
@@ -323,7 +323,7 @@ class MemoryIndex:
         return count
 
     def _store_on_dead(self, held: set[int], bit: int, segment: Segment, off: int, fresh: list[int]) -> int:
-        """Store ``fresh`` where it was before it died, as far as that goes and nobody holds it elsewhere."""
+        """Store ``fresh`` where it was before it died, as far as that goes and it isn't held elsewhere."""
         where = self._where
         stop = min(segment.live(off)[0], off + segment.agree(off, fresh, 0))
         keys = segment.keys[off:stop]

@@ -1,4 +1,4 @@
-"""Metrics: every figure of an index by name, as plain numbers. Whoever serves them knows how to write them down.
+"""Metrics: every figure of an index by name, as plain numbers. How they are written down is the server's business.
 
 Names that end in ``_total`` only go up. Labels are part of a sample: (name, labels, value).
 """
@@ -17,7 +17,7 @@ NAMES: dict[str, str] = {
     "kvcache_kvevents_dedup_removed_hashes_forwarded_total": "Removed hashes passed on to the index.",
     "kvcache_kvevents_dedup_outstanding_references": "References beyond the first that were not taken back.",
     "kvcache_kvevents_dedup_uncounted_hashes_total": "Repetitions not counted because the filter was full.",
-    "kvyard_index_blocks": "Different blocks that somebody holds.",
+    "kvyard_index_blocks": "Different blocks that are held anywhere.",
     "kvyard_index_rows": "Runs of equal rows.",
     "kvyard_index_bytes": "Estimated bytes.",
     "kvyard_index_evicted_blocks_total": "Blocks forgotten to keep the budget.",

@@ -74,7 +74,7 @@ class Places:
         return found
 
     def retire(self, holder: Holder) -> None:
-        """``holder`` is gone, and whoever calls this has cleared its places: their numbers are free."""
+        """``holder`` is gone, and the caller has cleared its places: their numbers are free."""
         for number in self._of.pop(holder, ()):
             del self._numbers[self.all[number]]
             self._free.append(number)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from kvyard.events.types import Tier
 from kvyard.index.places import Holder
 from kvyard.index.scorer import Scorer
-from kvyard.index.views import View, Views
+from kvyard.index.views import Views, WorkerView
 
 Member: TypeAlias = tuple[int, tuple[int, ...]]
 """A plain worker: its position, and per group the places that count."""
@@ -37,7 +37,7 @@ class Roster:
         self._plain = 0
         """The plain workers, as bits by position."""
         self._coarse: list[tuple[int, int]] = []
-        self._hybrid: list[tuple[int, View]] = []
+        self._hybrid: list[tuple[int, WorkerView]] = []
 
     def reaches(self, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier of ``tiers`` and worker: blocks of the longest usable prefix from that tier and all closer ones.

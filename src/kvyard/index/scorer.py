@@ -17,9 +17,69 @@ from kvyard.events.transport import State
 from kvyard.events.types import Tier
 from kvyard.index.backend import Rows, RowSource
 from kvyard.index.catalog import Catalog
-from kvyard.index.match import DEFAULT_WEIGHTS, Scores, TierMatch, WorkerMatch
 from kvyard.index.places import Holder, Places
-from kvyard.index.views import View, Views
+from kvyard.index.views import Views, WorkerView
+
+DEFAULT_WEIGHTS: Mapping[Tier, float] = {Tier.G1: 1.0, Tier.G2: 0.75, Tier.G3: 0.25, Tier.G4: 0.25}
+"""What a block on each tier is worth against computing it: Dynamo's credits. A tier that isn't listed earns nothing."""
+
+
+class TierMatch(msgspec.Struct, frozen=True):
+    """What one tier adds to the match. Tiers are taken closest first, each going on where the closer ones end."""
+
+    blocks: int
+    """Blocks of the index beyond what closer tiers reach."""
+    tokens: int
+    reach: int
+    """Tokens of the longest usable prefix from this tier and all closer ones."""
+
+
+class WorkerMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's answer."""
+
+    worker: Holder
+    blocks: int = 0
+    tokens: int = 0
+    """The longest prefix it could use, from all tiers that count."""
+    score: float = 0.0
+    """Blocks, weighted by tier and confidence."""
+    tiers: dict[Tier, TierMatch] = msgspec.field(default_factory=dict)
+    limited_by: int | None = None
+    """The attention group that ended the match, where one did before the prompt did."""
+    state: State = State.FRESH
+    """The worst state of any stream that speaks for it."""
+    confidence: float = 1.0
+    age: int = 0
+    """Nanoseconds since the quietest of its streams was heard."""
+    reason: str = ""
+    """Why it earns nothing, where something other than its cache is the cause."""
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """Every known worker's answer for one prompt."""
+
+    blocks: int
+    """Full blocks of the prompt."""
+    tokens: int
+    workers: dict[Holder, WorkerMatch]
+
+    def best(self) -> WorkerMatch | None:
+        """The highest score, the first by name where several have it; ``None`` where no worker has any."""
+        found = max(self.workers.values(), key=lambda match: match.score, default=None)
+        if found is None or found.score <= 0:
+            return None
+        return min((m for m in self.workers.values() if m.score == found.score), key=lambda match: match.worker)
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a stream's word is worth in each state. A stale stream's is worth nothing, always (I12)."""
+
+    catching_up: float = 0.0
+    """From 0 to 1. While something is missing rows may be wrong either way, so nothing unless asked for."""
+
+    def of(self, state: State) -> float:
+        """The confidence in what a stream in ``state`` said."""
+        return 1.0 if state == State.FRESH else self.catching_up if state == State.CATCHING_UP else 0.0
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +93,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _each = dict.fromkeys
-NOBODY = Standing(state=State.STALE, confidence=0.0, reason="no stream speaks for it")
+UNHEARD = Standing(state=State.STALE, confidence=0.0, reason="no stream speaks for it")
 
 
 class Scorer:
@@ -98,7 +158,7 @@ class Scorer:
     def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
         """Only how many blocks of the prompt each worker could use, from any tier; workers that have none are left out.
 
-        The answer for whoever asks often. Confidence isn't weighed, but stale streams earn nothing here either.
+        The short answer, for callers that ask often. Confidence isn't weighed, but stale streams earn nothing here either.
         """
         views = self.views
         rows = self._backend.lookup(keys, views.through_holes)
@@ -135,7 +195,7 @@ class Scorer:
         out: dict[Holder, WorkerMatch] = {}
         for worker in self._standings if workers is None else workers:
             view = views.all.get(worker)
-            standing = self._standings.get(worker, NOBODY)
+            standing = self._standings.get(worker, UNHEARD)
             if view is None or view.layout is None:
                 out[worker] = self._nothing(worker, standing, view, now)
             elif view.layout.is_plain:
@@ -175,7 +235,7 @@ class Scorer:
             found |= _each(named.get(alive) or views.names(alive), start)
         return found
 
-    def reach(self, view: View, rows: Rows, level: int, limit: int, end: int) -> int:
+    def reach(self, view: WorkerView, rows: Rows, level: int, limit: int, end: int) -> int:
         """The longest usable prefix of a worker with rules of its own."""
         usable = view.usable
         assert usable is not None
@@ -185,7 +245,7 @@ class Scorer:
         return usable.longest([usable.spans(at, rows, mask) for at, mask in enumerate(masks)], limit, end)
 
     def _match(
-        self, view: View, rows: Rows, reach: list[int], limit: int, end: int, standing: Standing, now: int
+        self, view: WorkerView, rows: Rows, reach: list[int], limit: int, end: int, standing: Standing, now: int
     ) -> WorkerMatch:
         size = self.block_size
         tiers: dict[Tier, TierMatch] = {}
@@ -209,7 +269,7 @@ class Scorer:
             reason=standing.reason,
         )
 
-    def _limiting(self, view: View, rows: Rows, longest: int, limit: int) -> int | None:
+    def _limiting(self, view: WorkerView, rows: Rows, longest: int, limit: int) -> int | None:
         assert view.usable is not None and view.layout is not None
         layout = view.layout
         if longest + layout.alignment > limit:
@@ -220,7 +280,7 @@ class Scorer:
         spans = [view.usable.spans(at, rows, mask) for at, mask in enumerate(masks)]
         return layout.groups[view.usable.limiting(spans, limit)]
 
-    def _nothing(self, worker: Holder, standing: Standing, view: View | None, now: int) -> WorkerMatch:
+    def _nothing(self, worker: Holder, standing: Standing, view: WorkerView | None, now: int) -> WorkerMatch:
         why = view.why if view is not None else "it isn't registered"
         return WorkerMatch(
             worker=worker,

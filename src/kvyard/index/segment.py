@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TypeAlias
 
-Piece: TypeAlias = tuple[int, int, int]
+Painted: TypeAlias = tuple[int, int, int]
 """Offsets from and to, and the row that was there."""
 
 
@@ -54,7 +54,7 @@ class Segment:
     def part(self, off: int, keys: Sequence[int], at: int, stop: int) -> int:
         """Where the chain ``keys`` leaves this one, with which it agrees at ``off`` and no longer just before ``stop``.
 
-        Texts often part where others did before (a common template, a conversation begun anew), so that is tried first.
+        Texts often part where others did before (a common template, a conversation begun again), so that is tried first.
         """
         mine, shift = self.keys, at - off
         same, other = off, stop - 1
@@ -123,7 +123,7 @@ class Segment:
         self._repaint(run, low, high, old ^ bit)
         return old
 
-    def paint(self, low: int, high: int, add: int, drop: int) -> list[Piece]:
+    def paint(self, low: int, high: int, add: int, drop: int) -> list[Painted]:
         """Set the bits ``add`` and unset the bits ``drop`` from ``low`` to ``high``; returns what was there before."""
         stops, masks = self.stops, self.masks
         first = run = bisect_right(stops, low)
@@ -135,7 +135,7 @@ class Segment:
                 self._repaint(run, low, high, new)
             return [(low, high, old)]
         start = stops[run - 1] if run else 0
-        before: list[Piece] = []
+        before: list[Painted] = []
         new_stops: list[int] = []
         new_masks: list[int] = []
         if start < low:

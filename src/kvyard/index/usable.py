@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from kvyard.blocks.agreement import Agreement
 from kvyard.blocks.spans import Spans
 from kvyard.index.backend import Rows
-from kvyard.index.catalog import Layout
+from kvyard.index.catalog import GroupLayout
 
 
 class Usable:
     """The rules of one layout, against an index of ``block_size``."""
 
-    def __init__(self, layout: Layout, block_size: int) -> None:
+    def __init__(self, layout: GroupLayout, block_size: int) -> None:
         self.layout = layout
         self.block_size = block_size
         self._agreement = Agreement(layout.specs, [spec.eagle for spec in layout.specs], layout.alignment)

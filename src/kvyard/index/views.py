@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvyard.events.types import Tier
-from kvyard.index.catalog import Catalog, Layout
+from kvyard.index.catalog import Catalog, GroupLayout
 from kvyard.index.places import Holder, Place, Places, bits
 from kvyard.index.usable import Usable
 
 
-class View:
+class WorkerView:
     """One worker."""
 
     __slots__ = ("alignment", "every", "layout", "levels", "usable", "why", "worker")
 
-    def __init__(self, worker: Holder, layout: Layout | None, why: str, block_size: int) -> None:
+    def __init__(self, worker: Holder, layout: GroupLayout | None, why: str, block_size: int) -> None:
         self.worker = worker
         self.layout = layout
         self.alignment = layout.alignment if layout is not None else 1
@@ -46,9 +46,9 @@ class Views:
         """``tiers`` are those that count, closest first."""
         present = {places[number].tier for holder in places.holders() for number in places.of(holder)}
         self.tiers = [tier for tier in tiers if tier in present]
-        self.all: dict[Holder, View] = {}
+        self.all: dict[Holder, WorkerView] = {}
         for worker in workers:
-            view = View(worker, catalog.layout(worker), catalog.why(worker), block_size)
+            view = WorkerView(worker, catalog.layout(worker), catalog.why(worker), block_size)
             self.all[worker] = view
             if view.layout is not None:
                 self._fill(view, places, catalog, untrusted)
@@ -57,7 +57,7 @@ class Views:
         self.coarse = [view for view in self.plain if view.alignment % block_size or view.alignment > block_size]
         """Plain workers whose blocks are larger than ours: two texts may part inside one of theirs."""
         self.through_holes = any(not _has_full(view) for view in self.hybrid)
-        """Whether somebody can use a prompt's end without having its start."""
+        """Whether any worker can use a prompt's end without having its start."""
         self.folds: list[dict[int, int]] = [{} for _ in self.tiers]
         """Per level what ``fold`` has worked out so far: look here first."""
         self.named: dict[int, dict[Holder, None]] = {}
@@ -89,7 +89,7 @@ class Views:
             found = self.named[workers] = {self.plain[at].worker: None for at in bits(workers)}
         return found
 
-    def _fill(self, view: View, places: Places, catalog: Catalog, untrusted: int) -> None:
+    def _fill(self, view: WorkerView, places: Places, catalog: Catalog, untrusted: int) -> None:
         layout = view.layout
         assert layout is not None
         own = [(number, places[number]) for number in places.of(view.worker)]
@@ -107,11 +107,11 @@ class Views:
                 view.every |= mask
 
 
-def _has_full(view: View) -> bool:
+def _has_full(view: WorkerView) -> bool:
     return view.layout is not None and any(spec.is_full for spec in view.layout.specs)
 
 
-def _group_in(layout: Layout, place: Place) -> int | None:
+def _group_in(layout: GroupLayout, place: Place) -> int | None:
     """The group of a layout that a place is about: where either side has one group only, it need not be named."""
     single = len(layout.groups) == 1
     if single and (place.group is None or layout.groups[0] is None) and place.group in (None, 0):

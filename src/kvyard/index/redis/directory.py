@@ -30,7 +30,7 @@ class Owner(msgspec.Struct):
     says: dict[bytes, bytes] = msgspec.field(default_factory=dict)
 
     def alive(self, now: int) -> bool:
-        """Whether somebody vouches for its rows."""
+        """Whether a writer vouches for its rows."""
         return now < self.until
 
 
@@ -89,7 +89,7 @@ class Directory:
             self.slots = {int(slot): _split(text) for slot, text in zip(slots[::2], slots[1::2], strict=True)}
             if self._places is not None:
                 named = {slot: decode(name) for slot, (_, name) in self.slots.items()}
-                # What can't be read is nobody's.
+                # What can't be read belongs to no place.
                 self.slots = {slot: known for slot, known in self.slots.items() if named[slot] is not None}
                 self.places = {place: self.slots[slot][0] for slot, place in named.items() if place is not None}
             self._of_version = (b"", -1)

@@ -1,6 +1,6 @@
 """One connection to a Redis or Valkey server, checked whenever it is made, with every trouble as one exception.
 
-It knows addresses, time-outs and error replies, and nothing of rows. It never reconnects behind anybody's back: whoever has a
+It knows addresses, time-outs and error replies, and nothing of rows. It never reconnects by itself: a caller that has a
 connection talks to the very run of the server that it was told of. After a failure it refuses at once until some time has
 passed, so that a server that is away costs its callers next to nothing.
 """

@@ -5,8 +5,8 @@ whatever carries an older one. So a writer that slept through the end of its lea
 commands of a broken connection that the server reads only now.
 
 An *epoch* is one life of the data. Another run of the server starts a new one even where it loaded a dump, because that may
-be from any time before. A session takes nothing over from one connection to the next: leases are got again, all is announced
-anew.
+be from any time before. A session takes nothing over from one connection to the next: leases are got and all rows written
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SessionCounters(msgspec.Struct):
     """What happened, over all time."""
 
     fenced: int = 0
-    """Leases that turned out to be somebody else's when we used them."""
+    """Leases that turned out to be another replica's when we used them."""
     epochs: int = 0
     """Epochs that were begun here: servers that were empty, or may not have held what they should."""
     acquired: int = 0
@@ -140,7 +140,7 @@ class ReplicaSession:
             self._maintain_at = 0
 
     def lose(self, owner: str) -> None:
-        """The lease is somebody else's. Raises nothing."""
+        """The lease is another replica's. Raises nothing."""
         if self.tokens.pop(owner, None) is not None:
             self.counters.fenced += 1
             self._lost(owner)
@@ -155,7 +155,7 @@ class ReplicaSession:
         self._lost(None)
 
     def release(self) -> None:
-        """Give all leases back: nobody vouches for our rows any more."""
+        """Give all leases back: our rows earn nothing from then on."""
         if self.tokens:
             self.call(scripts.RELEASE, *self._pairs())
 
@@ -208,5 +208,5 @@ class ReplicaSession:
         return [text for pair in self.tokens.items() for text in pair]
 
     def _farewell(self) -> tuple[Script, Sequence[str], Sequence[Any]] | None:
-        """Before giving up on a server that refuses our writes: nobody should vouch for rows that can't be corrected."""
+        """Before giving up on a server that refuses our writes: rows that can't be corrected shouldn't be vouched for."""
         return (scripts.RELEASE, self._meta, [self.epoch, *self._pairs()]) if self.tokens else None

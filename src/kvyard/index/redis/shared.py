@@ -1,9 +1,9 @@
 """An indexer that shares its rows: several replicas, one server, and each worker's streams written by one of them.
 
-A replica applies the streams it is given, whoever writes for them: what it learns goes to its own mirror, and to the server as
-well while the lease is its own. Every replica answers for all workers, from the server's rows and from what their writers say
-of their streams. Where nobody vouches for rows, because a lease ran out, a writer has not caught up or the server is away,
-they earn nothing, and the answer says why.
+A replica applies the streams it is given, also those that another replica writes: what it learns goes to its own mirror, and
+to the server as well while the lease is its own. Every replica answers for all workers, from the server's rows and from what
+their writers say of their streams. Where no writer vouches for rows, because a lease ran out, a writer has not caught up or
+the server is away, they earn nothing, and the answer says why.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from kvyard.index.dedup import DedupFilter
 from kvyard.index.explain import Explanation
 from kvyard.index.identity import Identity
 from kvyard.index.indexer import Indexer
-from kvyard.index.match import Scores, Trust
 from kvyard.index.places import Holder, Places, mask_of
 from kvyard.index.redis.directory import owner_of
 from kvyard.index.redis.records import FeedRecord, StreamKey, StreamRecord, StreamRecords, read
 from kvyard.index.redis.rows import RedisIndex
 from kvyard.index.roster import Roster
-from kvyard.index.scorer import Standing
+from kvyard.index.scorer import Scores, Standing, Trust
 from kvyard.index.stream import FollowedStream, Source
 
 T = TypeVar("T")
 STEADY = 5
 """Attempts at an answer during which nothing changes that it depends on."""
 KEEP = 600 * SECOND
-"""How long rows that nobody writes for are kept, in case somebody does again."""
+"""How long rows without a writer are kept, in case a replica gets the lease again."""
 
 
 class SharedIndexer(Indexer):
-    """An ``Indexer`` on a ``RedisIndex``. Whoever drives it calls ``tick`` when ``due`` has come, each second at least."""
+    """An ``Indexer`` on a ``RedisIndex``. The caller calls ``tick`` when ``due`` has come, each second at least."""
 
     backend: RedisIndex
 
@@ -71,7 +70,7 @@ class SharedIndexer(Indexer):
         self._heard: dict[bytes, tuple[int, int]] = {}
         """Per record, the last sequence and when it was first seen."""
         self._orphaned: dict[str, int] = {}
-        """Owners that nobody writes for, and since when we know."""
+        """Owners without a writer, and since when we know."""
         self._told: dict[Holder, Source] = {}
         """Holders whose groups are configured elsewhere only."""
         super().__init__(
@@ -179,12 +178,12 @@ class SharedIndexer(Indexer):
         """See ``Indexer``."""
         return self._steadily(lambda: Indexer.reaches(self, roster, keys, tokens))
 
-    def refresh(self, anew: bool = False) -> None:
+    def refresh(self, force: bool = False) -> None:
         """See ``Indexer``. Asks the server, where that is due."""
         self.backend.look()
         if self._standing() != self._judged:
             self._dirty = True
-        super().refresh(anew)
+        super().refresh(force)
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """See ``Indexer``."""
@@ -316,7 +315,7 @@ class SharedIndexer(Indexer):
                 self.catalog.forget(holder)
 
     def _reap(self) -> None:
-        """Remove what is left of owners that nobody has written for in a long time."""
+        """Remove what is left of owners that have had no writer for a long time."""
         if not self.backend.server.connected:
             return
         now = self.backend.clock.now()

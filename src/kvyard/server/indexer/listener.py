@@ -153,7 +153,6 @@ class Listener:
         return [stream for (name, _), stream in self._indexer.streams.items() if name == self.source.stream]
 
     def info(self) -> ListenerInfo:
-        """For whoever lists the workers."""
         known = self.known
         worst = max(known, key=lambda stream: SEVERITY[stream.state], default=None)
         if worst is not None:

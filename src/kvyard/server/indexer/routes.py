@@ -191,7 +191,7 @@ class IndexerRoutes:
     # -- the service itself -----------------------------------------------------------------------------------------
 
     async def dump(self, body: None, headers: Mapping[str, str]) -> Raw | schemas.Rows:
-        """What everybody holds. As msgpack: all that another indexer needs to go on from here."""
+        """What every worker holds. As msgpack: all that another indexer needs to go on from here."""
         if MSGPACK in headers.get("accept", ""):
             return Raw(msgspec.msgpack.encode(await dump_all(self.service.models)), MSGPACK)
         found: schemas.Rows = {}

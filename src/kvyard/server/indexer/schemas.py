@@ -101,7 +101,7 @@ class Register(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
     additional_salt: str | None = None
-    """Known to Dynamo and to nobody's hashes: only an empty one is accepted."""
+    """Known to Dynamo, but part of no engine's hashes: only an empty one is accepted."""
 
 
 class Unregister(ModelRequest, kw_only=True, forbid_unknown_fields=True):

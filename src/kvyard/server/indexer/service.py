@@ -1,7 +1,7 @@
 """The service: which models there are, who is listened to for each, and what is answered. No HTTP here.
 
 One index per (model, tenant). A worker that is registered is listened to until it is unregistered, and then nothing of it is
-left: rows, counts, group specs and its name go together, and a batch that was on its way reaches nobody.
+left: rows, counts, group specs and its name go together, and a batch that was on its way is dropped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Service:
         self._changing = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
         self._kept: set[tuple[str, str]] = set()
-        """Models that stay although nobody is registered here."""
+        """Models that stay although no worker is registered here."""
 
     # -- who there is -----------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Service:
         return model
 
     async def stop(self) -> None:
-        """Listen to nobody any more."""
+        """Stop listening."""
         self.ready = False
         ticking, self._ticking = self._ticking, None
         if ticking is not None:
@@ -252,7 +252,7 @@ class Service:
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def model(self, asked: ModelRequest) -> IndexedModel:
-        """The model that a request names. Raises ``Refusal`` where nobody serves it."""
+        """The model that a request names. Raises ``Refusal`` where it isn't served."""
         found = self.models.get((asked.model_name, asked.tenant))
         if found is None:
             known = ", ".join(sorted(model.label for model in self.models.values())[:10])
