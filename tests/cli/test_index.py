@@ -15,8 +15,8 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
 from tests.index.fleet import PRESETS
+from tests.server.indexer.test_routes import word_tokenizer
 from tests.server.support import LiveRank, Served, eventually
-from tests.server.test_http import word_tokenizer
 from tests.server.wire import Wire
 
 from kvyard.cli.app import main

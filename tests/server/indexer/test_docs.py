@@ -22,7 +22,7 @@ from kvyard.server.indexer.config import convert
 
 pytestmark = pytest.mark.zmq
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "index-service.md").read_text()
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
 from tests.index.fleet import PRESETS, prompts_of
+from tests.server.indexer.test_service import right
 from tests.server.support import LOOPBACK, LiveRank, Served, eventually
-from tests.server.test_fleet import right
 from tests.server.wire import Wire
 
 from kvyard.errors import KvyardError

@@ -14,8 +14,8 @@ pytest.importorskip("redis", reason="needs kvyard[redis]")
 
 from tests.index.fleet import PRESETS, prompts_of
 from tests.index.redis.server import PROGRAM, RedisServer
+from tests.server.indexer.test_service import right
 from tests.server.support import LiveRank, Served, eventually
-from tests.server.test_fleet import right
 
 pytestmark = [pytest.mark.zmq, pytest.mark.redis]
 
