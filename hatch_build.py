@@ -24,7 +24,7 @@ MODULES = {
     "policies/blocked_head policies/maker policies/mixed policies/sglang policies/trtllm",
     "hashing": "chain run trace_chain",
     "index": "chains runs",
-    "replay": "agenda arrivals fleet gaps recorder shared timeline worker",
+    "replay": "agenda arrivals fleet gaps recorder samples shared worker",
     "router": "active cost inputs memory overlaps record router tree",
     "tiers": "cleaner copies linked_tier loader offload pages path state store storer worker_link",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvyard.replay.arrivals import Arrivals
+from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.generate import Workload, generate
 
@@ -39,7 +39,7 @@ def play(
     requests: Iterable[TraceRequest], lasting: float = 1.0, *, lasts: dict[str, float] | None = None, **options: object
 ) -> list[tuple[str, int, int]]:
     """Run arrivals against a server that takes ``lasting`` seconds for each: (id, came, ended), in order of coming."""
-    arrivals = Arrivals(requests, **options)  # type: ignore[arg-type]
+    arrivals = TraceArrivals(requests, **options)  # type: ignore[arg-type]
     under_way: list[tuple[int, int, TraceRequest]] = []
     out: list[tuple[str, int, int]] = []
     serial = 0

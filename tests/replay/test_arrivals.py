@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.replay.support import SECOND, most_at_once, play, request, sessions
 
 from kvyard.errors import KvyardError
-from kvyard.replay.arrivals import Arrivals
+from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.traces import Trace, TraceRequest
 
 
@@ -84,7 +84,7 @@ def test_single_requests_are_read_as_they_come() -> None:
             read += 1
             yield request(str(read), read)
 
-    arrivals = Arrivals(endless())
+    arrivals = TraceArrivals(endless())
     for _ in range(10):
         due = arrivals.peek()
         assert due is not None
@@ -132,7 +132,7 @@ def test_a_grouped_trace_is_read_session_by_session() -> None:
                 read.append(f"{session}.{turn}")
                 yield request(f"{session}.{turn}", session=str(session), delay=0 if turn else None)
 
-    arrivals = Arrivals(Trace("made up", "test", rows, grouped=True), concurrency=2)
+    arrivals = TraceArrivals(Trace("made up", "test", rows, grouped=True), concurrency=2)
     assert [row.id for row in arrivals.take(0)] == ["0.0", "1.0"]
     assert len(read) == 7
     found = play(Trace("made up", "test", rows, grouped=True), concurrency=2)
@@ -191,4 +191,11 @@ def test_generated_sessions_all_come_once(concurrency: int | None) -> None:
 def test_nonsense_is_refused() -> None:
     for options in ({"speedup": 0}, {"speedup": -1}, {"concurrency": 0}):
         with pytest.raises(KvyardError, match="must be"):
-            Arrivals([], **options)  # type: ignore[arg-type]
+            TraceArrivals([], **options)  # type: ignore[arg-type]
+
+
+def test_a_request_that_waits_for_one_that_never_comes_is_named() -> None:
+    arrivals = TraceArrivals([request("a"), request("b", after=("ghost",))])
+    assert [one.id for one in arrivals.take(0)] == ["a"]
+    with pytest.raises(KvyardError, match="b, for one, waits for ghost"):
+        arrivals.check_empty()

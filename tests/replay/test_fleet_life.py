@@ -8,13 +8,13 @@ import pytest
 from tests.replay.support import SECOND, request, sessions
 
 from kvyard.errors import KvyardError
-from kvyard.replay import Run, replay
+from kvyard.replay import SimulatedRun, replay
 from kvyard.replay.traces import TraceRequest
 
 SMALL = {"block_size": 16, "num_gpu_blocks": 600}
 
 
-def run(workers: list[dict[str, object]], trace: object = None, **settings: object) -> Run:
+def run(workers: list[dict[str, object]], trace: object = None, **settings: object) -> SimulatedRun:
     made = replay(sessions(150) if trace is None else trace, workers=workers, **{**SMALL, **settings})  # type: ignore[arg-type]
     for worker in made.fleet.workers:
         assert worker.alive is False or not worker.jobs

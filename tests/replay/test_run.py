@@ -14,7 +14,7 @@ from tests.replay.traces.support import CONVERSATION, SAMPLES, SHARED
 import kvyard
 import kvyard.replay
 from kvyard.errors import KvyardError
-from kvyard.replay import Run, replay
+from kvyard.replay import SimulatedRun, replay
 from kvyard.replay.report.files import read_report, to_json
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import open_trace
@@ -22,13 +22,13 @@ from kvyard.replay.traces import open_trace
 TIERS = {"block_size": 16, "num_gpu_blocks": 400, "host_blocks": 2000, "workers": 3}
 
 
-def digest(run: Run) -> str:
+def digest(run: SimulatedRun) -> str:
     return hashlib.sha256(to_json(run.report)).hexdigest()
 
 
 def test_the_package_can_be_called() -> None:
     made = kvyard.replay(sessions(30), workers=2, block_size=16)  # type: ignore[operator]
-    assert isinstance(made, Run) and made.complete
+    assert isinstance(made, SimulatedRun) and made.complete
     assert made.report.requests == {"all": 30, "finished": 30}
     assert len(made.records) == 30 and made.fleet.config.workers[0].count == 2
     assert "30 requests" in repr(made) and "2 workers" in repr(made)
@@ -240,7 +240,7 @@ def test_an_interrupt_leaves_a_valid_report() -> None:
     assert read_again(made) == made.report
 
 
-def read_again(made: Run) -> object:
+def read_again(made: SimulatedRun) -> object:
     from kvyard.replay.report.files import from_json
 
     return from_json(to_json(made.report))

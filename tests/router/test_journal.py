@@ -14,8 +14,20 @@ from kvyard.events.transport import Origin, State, Update
 from kvyard.hashing import algorithm
 from kvyard.index import Holder, Identity, Indexer, Source
 from kvyard.router import Router, RouterConfig, RouteRequest
-from kvyard.router.entries import AnyEntry, Applied, Began, Ended, FirstToken, Joined, Left, Listening, Refused, Routed
-from kvyard.router.journal import BUFFER, FORMAT, Journal, JournalFile, read_journal
+from kvyard.router.entries import (
+    FORMAT,
+    AnyEntry,
+    Applied,
+    Began,
+    Ended,
+    FirstToken,
+    Joined,
+    Left,
+    Listening,
+    NotRouted,
+    Routed,
+)
+from kvyard.router.journal import BUFFER, JournalFile, read_journal
 from kvyard.router.journaled import JournaledIndexer, JournaledRouter
 
 PROMPT = list(range(100, 110))
@@ -61,7 +73,7 @@ def lives(indexer: Indexer, router: Router) -> list[Any]:
 
 def test_a_router_that_writes_decides_as_before() -> None:
     entries: list[AnyEntry] = []
-    journal = Journal(entries.append)
+    journal = entries.append
     plain = Indexer(identity())
     wordy = JournaledIndexer(identity(), journal=journal)
     config = RouterConfig(track_output=True)
@@ -103,7 +115,7 @@ def test_a_router_that_writes_decides_as_before() -> None:
             "Routed",
             "Lost",
             "Left",
-            "Refused",
+            "NotRouted",
             "Joined",
             "Routed",
             "Ended",
@@ -114,7 +126,7 @@ def test_a_router_that_writes_decides_as_before() -> None:
     assert left.worker == W0 and set(left.under_way) == {
         entry.id for entry in routed if entry.decision.worker == W0 and entry.id != "d"
     }
-    refused = next(entry for entry in entries if isinstance(entry, Refused))
+    refused = next(entry for entry in entries if isinstance(entry, NotRouted))
     assert refused.id == "d" and "no worker" in refused.why
 
 
@@ -127,9 +139,8 @@ def test_is_read_as_it_was_written(tmp_path: Path) -> None:
             entries.append(entry)
             file.write(entry)
 
-        journal = Journal(write, whole=True)
-        indexer = JournaledIndexer(identity(), journal=journal)
-        lives(indexer, JournaledRouter(RouterConfig(), [], indexer, journal=journal))
+        indexer = JournaledIndexer(identity(), journal=write)
+        lives(indexer, JournaledRouter(RouterConfig(), [], indexer, journal=write, whole=True))
         update = Update(
             stream="w1", topic="t", epoch=2, seq=7, origin=Origin.STATE, state=State.STALE, reason="late", rank=1
         )
@@ -146,13 +157,12 @@ def test_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_only_so_much_waits_for_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with JournalFile(path) as file:
-        journal = Journal(file.write)
         wrote = 0
         while not path.stat().st_size:
-            journal.ended("x" * 1000, 1)
+            file.write(Ended(id="x" * 1000, at=1))
             wrote += 1000
             assert wrote < 2 * BUFFER
-        journal.joined(W1)
+        file.write(Joined(worker=W1))
         assert len(list(read_journal(path))) < file.entries
         file.flush()
         assert len(list(read_journal(path))) == file.entries
@@ -162,10 +172,9 @@ def test_only_so_much_waits_for_the_disk(tmp_path: Path) -> None:
 def test_a_cut_journal_is_read_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with JournalFile(path) as file:
-        journal = Journal(file.write)
-        journal.joined(W0)
-        journal.first_token("a", 5)
-        journal.ended("a", 6)
+        file.write(Joined(worker=W0))
+        file.write(FirstToken(id="a", at=5))
+        file.write(Ended(id="a", at=6))
     whole = list(read_journal(path))
     assert [type(entry) for entry in whole] == [Joined, FirstToken, Ended]
     data = path.read_bytes()
@@ -194,18 +203,17 @@ def test_a_full_disk_stops_the_journal_and_nobody_else(tmp_path: Path) -> None:
     file = JournalFile(tmp_path / "journal.jsonl")
     file._out.close()
     file._out = full.open("wb", buffering=0)  # type: ignore[assignment]
-    journal = Journal(file.write)
     for at in range(10):
-        journal.ended("a", at)
+        file.write(Ended(id="a", at=at))
     file.flush()
-    journal.ended("b", 11)
+    file.write(Ended(id="b", at=11))
     assert file.error and file.dropped == 11 and file.entries == 0
     file.close()
 
 
 def test_what_it_refuses_is_not_written() -> None:
     entries: list[AnyEntry] = []
-    indexer = JournaledIndexer(identity(), journal=Journal(entries.append))
+    indexer = JournaledIndexer(identity(), journal=entries.append)
     indexer.apply_batch(stored("nobody", 0, PROMPT))
     indexer.register(Source(stream="w0", worker="w0"))
     indexer.register(Source(stream="w0", worker="w0"))

@@ -16,7 +16,7 @@ from kvyard.replay.settings import SETTINGS
 
 if TYPE_CHECKING:
     from kvyard.replay.live.run import LiveRun
-    from kvyard.replay.run import Run
+    from kvyard.replay.run import SimulatedRun
 
 INTERRUPTED = 130
 
@@ -138,7 +138,9 @@ def replay(
     _finish(done, report, per_request, html, quiet)
 
 
-def _finish(done: Run | LiveRun, report: Path | None, per_request: Path | None, html: Path | None, quiet: bool) -> None:
+def _finish(
+    done: SimulatedRun | LiveRun, report: Path | None, per_request: Path | None, html: Path | None, quiet: bool
+) -> None:
     """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
     done.save(report, per_request, html)
     if not quiet:
@@ -163,7 +165,7 @@ def check_outputs(report: Path | None, per_request: Path | None, html: Path | No
             raise KvyardError(f"can't write {path}: it is a directory")
 
 
-def _say_more(done: Run | LiveRun) -> None:
+def _say_more(done: SimulatedRun | LiveRun) -> None:
     """What the trace left out, and why requests were turned away."""
     if done.trace is not None:
         for note in done.trace.tally.notes():

@@ -12,17 +12,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvyard.replay.run import Run, replay
+    from kvyard.replay.run import SimulatedRun, replay
 
-__all__ = ["Run", "replay"]
+__all__ = ["SimulatedRun", "replay"]
 
 
 class _Package(ModuleType):
     """This package, with a call."""
 
-    def __call__(self, *args: Any, **settings: Any) -> Run:
+    def __call__(self, *args: Any, **settings: Any) -> SimulatedRun:
         """Replay a trace: see ``kvyard.replay.run.replay``."""
-        made: Run = import_module("kvyard.replay.run").replay(*args, **settings)
+        made: SimulatedRun = import_module("kvyard.replay.run").replay(*args, **settings)
         return made
 
 

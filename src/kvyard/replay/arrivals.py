@@ -1,4 +1,4 @@
-"""Arrivals: when each request of a trace comes, given what has ended so far.
+"""TraceArrivals: when each request of a trace comes, given what has ended so far.
 
 Open loop: a request comes at its recorded time, divided by the speed-up. Requests that wait for others (turns of a session, an
 agent's sub-agents) come when those have ended, plus their think time. Closed loop (``concurrency``): recorded times are
@@ -20,7 +20,7 @@ from kvyard.replay.traces import TraceRequest
 from kvyard.replay.traces.identity import cumulative
 
 
-class Arrivals:
+class TraceArrivals:
     """Requests as they become due. ``take`` hands them out, ``ended`` says that one is through."""
 
     def __init__(

@@ -31,12 +31,12 @@ from kvyard.replay.agenda import (
     WORKER_LIFE,
     Agenda,
 )
-from kvyard.replay.arrivals import Arrivals
+from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder, Seen
+from kvyard.replay.samples import SampleSeries
 from kvyard.replay.shared import SharedTiers
-from kvyard.replay.timeline import Timeline
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import Worker
 from kvyard.router import Router, RouteRequest
@@ -60,7 +60,7 @@ class Fleet:
         self._touched: set[int] = set()
         """Workers that something happened to at this instant."""
         self._rows: dict[str, TraceRequest] = {}
-        self._arrivals: Arrivals | None = None
+        self._arrivals: TraceArrivals | None = None
         self._through = 0
         self._own = 0
         self._homeless: list[TraceRequest] = []
@@ -83,7 +83,7 @@ class Fleet:
         self.router = Router(routing, (), self.indexer, seed=config.seed)
         for holder in present:
             self.router.add_worker(holder, self._by_holder[holder][0].role)
-        self.timeline = Timeline(config.samples)
+        self.timeline = SampleSeries(config.samples)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Fleet:
         A KeyboardInterrupt ends the run where it is: records are whole up to there and ``interrupted`` is set.
         """
         config = self.config
-        self._arrivals = Arrivals(requests, speedup=config.speedup, concurrency=config.concurrency)
+        self._arrivals = TraceArrivals(requests, speedup=config.speedup, concurrency=config.concurrency)
         # A run makes millions of objects and hardly a cycle among them: looking for cycles as often as usual is for nothing.
         often = gc.get_threshold()
         gc.set_threshold(20_000, often[1], often[2])

@@ -19,7 +19,7 @@ Told = Callable[[int, int, int], None]
 """Told now and then: requests that came, requests through, and the virtual time in nanoseconds."""
 
 
-class Run(ReplayOutcome):
+class SimulatedRun(ReplayOutcome):
     """A simulated replay that is over, with its ``fleet`` for a closer look."""
 
     def __init__(self, report: Report, fleet: Fleet, trace: Trace | None) -> None:
@@ -41,7 +41,7 @@ def replay(
     trace_block_size: int | None = None,
     chain_ids: bool = False,
     **settings: Any,
-) -> Run:
+) -> SimulatedRun:
     """Replay ``trace`` through a fleet and report on it.
 
     ``settings`` are those of ``kvyard.replay.settings.SETTINGS``: ``workers=8, router="kv", block_size=64,
@@ -81,7 +81,7 @@ def replay(
 
         found = make_bounds(fleet, rows)
     report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
-    return Run(report, fleet, source if isinstance(source, Trace) else None)
+    return SimulatedRun(report, fleet, source if isinstance(source, Trace) else None)
 
 
 def as_config(

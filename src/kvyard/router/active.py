@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvyard.router.load import Load
-from kvyard.router.tree import Path, PrefixTree, Stretch
+from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 
 class Active:
@@ -17,7 +17,9 @@ class Active:
 
     __slots__ = ("blocks", "num_tokens", "output_blocks", "prefill_tokens", "since", "slot", "tail")
 
-    def __init__(self, slot: int, tail: Stretch | None, num_tokens: int, blocks: int, prefill: int, since: int) -> None:
+    def __init__(
+        self, slot: int, tail: PromptStretch | None, num_tokens: int, blocks: int, prefill: int, since: int
+    ) -> None:
         self.slot = slot
         self.tail = tail
         self.num_tokens = num_tokens
@@ -28,7 +30,7 @@ class Active:
         self.since = since
 
 
-class Loads:
+class ActiveLoads:
     """All workers, by slot."""
 
     def __init__(self, block_size: int) -> None:
@@ -102,7 +104,7 @@ class Loads:
         self.requests[slot] -= 1
         self.blocks[slot] -= entry.output_blocks
         node = entry.tail
-        last: Stretch | None = None
+        last: PromptStretch | None = None
         while node is not None and node is not tree.root:
             parent = node.parent
             count = node.held[slot]

@@ -1,4 +1,7 @@
-"""What a journal consists of: one small value for each thing that a router or its index was told. See ``journal``."""
+"""What a journal consists of: one small value for each thing that a router or its index was told. See ``journal``.
+
+The tags are what files say, and stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from kvyard.engine.role import Role
+from kvyard.events.transport import Update
 from kvyard.index import Holder, Source
 from kvyard.router.config import RouterConfig
 from kvyard.router.request import Decision
+
+FORMAT = "kvyard-journal/1"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="did", gc=False):
@@ -17,13 +24,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     at: int = 0
 
 
-class Began(Entry, frozen=True, kw_only=True, tag="began"):
+class Began(Entry, frozen=True, kw_only=True, omit_defaults=False, tag="began"):
     """The router was made."""
 
     config: RouterConfig
     seed: int
     block_size: int
-    format: str = ""
+    format: str = FORMAT
 
 
 class Listening(Entry, frozen=True, kw_only=True, tag="listening"):
@@ -61,6 +68,23 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     """How many."""
     reason: str = ""
 
+    @classmethod
+    def of(cls, update: Update, now: int) -> Applied:
+        """The entry for ``update``, applied at ``now``."""
+        return cls(
+            at=now,
+            stream=update.stream,
+            topic=update.topic,
+            epoch=update.epoch,
+            seq=update.seq,
+            rank=update.rank,
+            origin=update.origin.value,
+            state=update.state.value,
+            dialect=update.dialect,
+            events=len(update.events),
+            reason=update.reason,
+        )
+
 
 class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
     """Somebody other than the subscriber found that a stream lacks something."""
@@ -73,6 +97,7 @@ class Joined(Entry, frozen=True, kw_only=True, tag="joined"):
     """A worker may be chosen."""
 
     worker: Holder
+    role: Role = "both"
 
 
 class Drained(Entry, frozen=True, kw_only=True, tag="drained"):
@@ -109,7 +134,7 @@ class Routed(Asked, frozen=True, kw_only=True, tag="routed"):
     decision: Decision
 
 
-class Refused(Asked, frozen=True, kw_only=True, tag="refused"):
+class NotRouted(Asked, frozen=True, kw_only=True, tag="refused"):
     """A request got none."""
 
     excluded: tuple[Holder, ...] = ()
@@ -159,7 +184,7 @@ AnyEntry: TypeAlias = (
     | Drained
     | Left
     | Routed
-    | Refused
+    | NotRouted
     | Previewed
     | Booked
     | FirstToken

@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from kvyard.engine.role import Role
-from kvyard.router.active import Loads
+from kvyard.router.active import ActiveLoads
 from kvyard.router.request import RouteRequest
 
 
@@ -63,7 +63,7 @@ class RoutingInput:
         blocks: int,
         now: int,
         slots: Sequence[int],
-        loads: Loads,
+        loads: ActiveLoads,
         shared: list[int] | None,
         overlaps: Overlaps | None,
         rng: Random,

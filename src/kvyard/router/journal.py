@@ -5,171 +5,23 @@ there, what was under way. Written down in the order in which they happened, the
 (``kvyard.server.rehearsal`` does), and to see afterwards what a decision was based on.
 
 It knows nothing of HTTP and of no text: a prompt is the number of its blocks and the key of the last one, which names all
-before it too. ``JournaledRouter`` and ``JournaledIndexer`` (``kvyard.router.journaled``) write it without being asked.
+before it too. ``kvyard.router.entries`` says what a line is, ``JournaledRouter`` and ``JournaledIndexer``
+(``kvyard.router.journaled``) make them, and here they are written to a file and read back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.events.transport import Update
-from kvyard.index import Holder, Source
-from kvyard.router.config import RouterConfig
-from kvyard.router.entries import (
-    AnyEntry,
-    Applied,
-    Began,
-    Booked,
-    Drained,
-    Ended,
-    FirstToken,
-    Joined,
-    Left,
-    Listening,
-    Lost,
-    Previewed,
-    Progressed,
-    Refused,
-    Routed,
-    Shared,
-    Unheard,
-)
-from kvyard.router.request import Decision, RouteRequest
+from kvyard.router.entries import AnyEntry
 
-FORMAT = "kvyard-journal/1"
 BUFFER = 1 << 16
 """Bytes that a file keeps back at most."""
-
-
-class Journal:
-    """Makes entries and hands them to ``write``: a list's ``append``, or a ``JournalFile``'s ``write``."""
-
-    def __init__(self, write: Callable[[AnyEntry], None], *, whole: bool = False) -> None:
-        """``whole``: all keys of every prompt are written, so that the journal alone is enough; it gets large."""
-        self._write = write
-        self._whole = whole
-
-    def began(self, config: RouterConfig, seed: int, block_size: int) -> None:
-        """The router was made."""
-        self._write(Began(config=config, seed=seed, block_size=block_size, format=FORMAT))
-
-    def listening(self, source: Source, now: int = 0) -> None:
-        """A stream was registered with the index."""
-        self._write(Listening(at=now, source=source))
-
-    def unheard(self, stream: str, now: int = 0) -> None:
-        """A stream was unregistered."""
-        self._write(Unheard(at=now, stream=stream))
-
-    def shared(self, pool: str, members: Iterable[Holder], now: int = 0) -> None:
-        """A pool got its members."""
-        self._write(Shared(at=now, pool=pool, members=tuple(sorted(members))))
-
-    def applied(self, update: Update, now: int) -> None:
-        """An update is applied to the index."""
-        self._write(
-            Applied(
-                at=now,
-                stream=update.stream,
-                topic=update.topic,
-                epoch=update.epoch,
-                seq=update.seq,
-                rank=update.rank,
-                origin=update.origin.value,
-                state=update.state.value,
-                dialect=update.dialect,
-                events=len(update.events),
-                reason=update.reason,
-            )
-        )
-
-    def lost(self, stream: str, reason: str, now: int = 0) -> None:
-        """A stream is marked stale."""
-        self._write(Lost(at=now, stream=stream, reason=reason))
-
-    def joined(self, worker: Holder, now: int = 0) -> None:
-        """A worker was added, or is back from draining."""
-        self._write(Joined(at=now, worker=worker))
-
-    def drained(self, worker: Holder, now: int = 0) -> None:
-        """A worker drains."""
-        self._write(Drained(at=now, worker=worker))
-
-    def left(self, worker: Holder, under_way: Iterable[object] = (), now: int = 0) -> None:
-        """A worker was removed; ``under_way`` is what the router returned."""
-        self._write(Left(at=now, worker=worker, under_way=tuple(str(id_) for id_ in under_way)))
-
-    def routed(self, request: RouteRequest, decision: Decision, now: int, exclude: Collection[Holder] = ()) -> None:
-        """A request was routed. Everyone's figures are left out of the decision: they follow from what came before."""
-        if decision.candidates:
-            decision = msgspec.structs.replace(decision, candidates=())
-        self._write(
-            Routed(
-                **self._asked(request, now),
-                excluded=tuple(sorted(exclude)),
-                decision=decision,
-            )
-        )
-
-    def refused(self, request: RouteRequest, why: str, now: int, exclude: Collection[Holder] = ()) -> None:
-        """``Router.route`` raised; it changed nothing."""
-        self._write(
-            Refused(
-                **self._asked(request, now),
-                excluded=tuple(sorted(exclude)),
-                why=why,
-            )
-        )
-
-    def previewed(self, request: RouteRequest, now: int, exclude: Collection[Holder] = ()) -> None:
-        """``Router.preview`` was called."""
-        self._write(Previewed(**self._asked(request, now), excluded=tuple(sorted(exclude))))
-
-    def booked(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
-        """Another gateway's request was taken in."""
-        self._write(
-            Booked(
-                **self._asked(request, now),
-                worker=worker,
-                new_tokens=new_tokens,
-            )
-        )
-
-    def first_token(self, id_: object, now: int) -> None:
-        """``Router.prefill_done`` was called."""
-        self._write(FirstToken(at=now, id=str(id_)))
-
-    def progressed(self, id_: object, output_tokens: int, now: int) -> None:
-        """``Router.progressed`` was called."""
-        self._write(Progressed(at=now, id=str(id_), output_tokens=output_tokens))
-
-    def ended(self, id_: object, now: int) -> None:
-        """``Router.finished`` was called."""
-        self._write(Ended(at=now, id=str(id_)))
-
-    def _asked(self, request: RouteRequest, now: int) -> dict[str, Any]:
-        keys = request.keys
-        return {
-            "at": now,
-            "id": str(request.id),
-            "tokens": request.num_tokens,
-            "blocks": len(keys),
-            "tail": _plain(keys[-1]) if keys else 0,
-            "keys": tuple(_plain(key) for key in keys) if self._whole else (),
-            "session": request.session,
-            "expected_output": request.expected_output,
-        }
-
-
-def _plain(key: object) -> int:
-    """A key as a whole number; trace keys are numbers already, hashes of bytes are read as one."""
-    return key if isinstance(key, int) else int.from_bytes(bytes(key), "big")  # type: ignore[call-overload]
 
 
 class JournalFile:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from kvyard.router.tree import Path, PrefixTree, Stretch
+from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 _FEW = 8
 
@@ -24,7 +24,7 @@ class RoutedMemory:
         self.ttl = ttl
         self.max_blocks = max_blocks
         self.tree = PrefixTree()
-        self._entries: deque[tuple[int, int, int, Stretch]] = deque()
+        self._entries: deque[tuple[int, int, int, PromptStretch]] = deque()
         """(number, when, slot, where it ends), oldest first."""
         self._number = 0
 
@@ -93,7 +93,7 @@ class RoutedMemory:
                 parent = node.parent
                 assert parent is self.tree.root or parent is None or parent.held[slot] >= number
 
-    def _forget(self, entry: tuple[int, int, int, Stretch]) -> None:
+    def _forget(self, entry: tuple[int, int, int, PromptStretch]) -> None:
         """Take a prompt off its path, from the end, up to what was sent again later."""
         number, _, slot, node = entry
         tree = self.tree

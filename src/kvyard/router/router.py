@@ -16,7 +16,7 @@ from kvyard.clock import from_seconds
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
-from kvyard.router.active import Loads
+from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
@@ -57,7 +57,7 @@ class Router:
             name = config.fallback if config.policy == "affinity" else config.policy
             raise KvyardError(f"the policy {name} routes by an index: give one, or choose approx")
         self.block_size = _block_size(config, self.identity, self.policy.memory is not None)
-        self.loads = Loads(self.block_size)
+        self.loads = ActiveLoads(self.block_size)
         self.forgotten = 0
         """Requests given up because nobody reported their end."""
         self._rng = Random(seed)

@@ -16,26 +16,26 @@ from typing import TypeAlias
 from kvyard.index.roster import positions
 
 
-class Stretch:
+class PromptStretch:
     """Blocks ``start`` to ``stop`` of some prompt, where nothing branches off."""
 
     __slots__ = ("base", "children", "held", "keys", "mask", "parent", "start", "stop")
 
-    def __init__(self, parent: Stretch | None, keys: Sequence[int], base: int, start: int, stop: int) -> None:
+    def __init__(self, parent: PromptStretch | None, keys: Sequence[int], base: int, start: int, stop: int) -> None:
         self.parent = parent
         self.keys = keys
         """Holds at least this stretch; its first key is that of block ``base``."""
         self.base = base
         self.start = start
         self.stop = stop
-        self.children: dict[int, Stretch] = {}
+        self.children: dict[int, PromptStretch] = {}
         self.held: dict[int, int] = {}
         """The number per worker."""
         self.mask = 0
         """Those workers that count, as bits."""
 
 
-Path: TypeAlias = tuple[list[Stretch], int]
+Path: TypeAlias = tuple[list[PromptStretch], int]
 """The stretches on a prompt's way, the last perhaps only in part; and how many blocks of the prompt they cover."""
 
 
@@ -43,13 +43,13 @@ class PrefixTree:
     """Stretches by what comes before them."""
 
     def __init__(self) -> None:
-        self.root = Stretch(None, (), 0, 0, 0)
+        self.root = PromptStretch(None, (), 0, 0, 0)
         self.size = 0
         """Blocks in the tree, each once per worker that has it."""
 
     def find(self, keys: Sequence[int]) -> Path:
         """How far a prompt is known, and by which stretches."""
-        path: list[Stretch] = []
+        path: list[PromptStretch] = []
         count = len(keys)
         children = self.root.children
         at = 0
@@ -67,7 +67,7 @@ class PrefixTree:
             children = node.children
         return path, at
 
-    def extend(self, keys: Sequence[int], found: Path) -> list[Stretch]:
+    def extend(self, keys: Sequence[int], found: Path) -> list[PromptStretch]:
         """Make the whole prompt a path and return it; ``found`` is what ``find`` said. The new stretch has no workers yet."""
         path, at = found
         if path and at < path[-1].stop:
@@ -76,14 +76,14 @@ class PrefixTree:
         if at < count:
             parent = path[-1] if path else self.root
             if isinstance(keys, list):
-                node = Stretch(parent, keys[at:], at, at, count)
+                node = PromptStretch(parent, keys[at:], at, at, count)
             else:
-                node = Stretch(parent, keys, 0, at, count)  # made on demand: nothing to copy, nothing to save
+                node = PromptStretch(parent, keys, 0, at, count)  # made on demand: nothing to copy, nothing to save
             parent.children[keys[at]] = node
             path.append(node)
         return path
 
-    def leave(self, node: Stretch, slot: int) -> None:
+    def leave(self, node: PromptStretch, slot: int) -> None:
         """``slot`` has this stretch no longer. The owner goes from the end of a path towards the root."""
         del node.held[slot]
         node.mask &= ~(1 << slot)
@@ -94,7 +94,7 @@ class PrefixTree:
             del parent.children[node.keys[node.start - node.base]]
             node.parent = None
 
-    def settle(self, node: Stretch) -> None:
+    def settle(self, node: PromptStretch) -> None:
         """Join ``node`` with the one stretch that follows it, if there is just one and the same workers have both alike."""
         if node.parent is None or len(node.children) != 1:
             return
@@ -135,7 +135,7 @@ class PrefixTree:
         for node in list(self.walk()):
             self.settle(node)
 
-    def walk(self) -> Iterator[Stretch]:
+    def walk(self) -> Iterator[PromptStretch]:
         """Every stretch, each after the one before it."""
         waiting = list(self.root.children.values())
         while waiting:
@@ -158,11 +158,11 @@ class PrefixTree:
             size += (node.stop - node.start) * len(node.held)
         assert size == self.size, f"{self.size} blocks are counted, {size} are there"
 
-    def _split(self, node: Stretch, at: int) -> Stretch:
+    def _split(self, node: PromptStretch, at: int) -> PromptStretch:
         """Cut a stretch in two; ``node`` stays the latter part, since what ends there ends there still."""
         parent = node.parent
         assert parent is not None
-        head = Stretch(parent, node.keys, node.base, node.start, at)
+        head = PromptStretch(parent, node.keys, node.base, node.start, at)
         parent.children[node.keys[node.start - node.base]] = head
         head.children[node.keys[at - node.base]] = node
         head.held = node.held.copy()
@@ -172,7 +172,7 @@ class PrefixTree:
         return head
 
 
-def _parting(node: Stretch, keys: Sequence[int], low: int, high: int) -> int:
+def _parting(node: PromptStretch, keys: Sequence[int], low: int, high: int) -> int:
     """The first block where ``keys`` differ from a stretch. They agree before ``low`` + 1 and differ at ``high`` - 1."""
     mine, base = node.keys, node.base
     while high - low > 1:
@@ -184,7 +184,7 @@ def _parting(node: Stretch, keys: Sequence[int], low: int, high: int) -> int:
     return high
 
 
-def _stretch(node: Stretch, start: int, stop: int) -> Sequence[int]:
+def _stretch(node: PromptStretch, start: int, stop: int) -> Sequence[int]:
     keys, base = node.keys, node.base
     if isinstance(keys, list):
         return keys[start - base : stop - base]

@@ -18,7 +18,7 @@ from tests.server.mock.support import Served
 
 from kvyard.cli.app import main
 from kvyard.router import RouterConfig, RouteRequest
-from kvyard.router.journal import Journal, JournalFile
+from kvyard.router.journal import JournalFile
 from kvyard.router.journaled import JournaledRouter
 
 PAGE = (ROOT / "docs" / "live.md").read_text()
@@ -48,7 +48,7 @@ def test_live_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
             exec(compile(example.replace("limit=200", "limit=5"), "live.md", "exec"), names)
         assert names["measure"](served.url) > 0
     with JournalFile(tmp_path / "journal") as file:
-        router = JournaledRouter(RouterConfig(policy="round-robin"), ["a", "b"], journal=Journal(file.write))
+        router = JournaledRouter(RouterConfig(policy="round-robin"), ["a", "b"], journal=file.write)
         for name in "xyz":
             router.route(RouteRequest(name, (), 10), 1)
     assert names["chosen"](tmp_path / "journal") == {"turn": 3}

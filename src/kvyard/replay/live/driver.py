@@ -16,7 +16,7 @@ import xxhash
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.events.types import LOWER_TIERS
-from kvyard.replay.arrivals import Arrivals
+from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.endpoint import AnswerBroken, AnswerRefused, Endpoint
@@ -73,7 +73,7 @@ class LiveDriver:
     async def run(self, rows: Iterable[TraceRequest], progress: Callable[[int, int, int], None] | None = None) -> None:
         """Send everything and wait for the answers. ``progress`` is told (sent, through, now) now and then."""
         config = self.config
-        self._arrivals = arrivals = Arrivals(rows, speedup=config.speedup, concurrency=config.concurrency)
+        self._arrivals = arrivals = TraceArrivals(rows, speedup=config.speedup, concurrency=config.concurrency)
         self.origin = self._clock.now() - (arrivals.peek() or 0)  # nobody waits for a trace that begins late
         try:
             while not self.interrupted:

@@ -8,8 +8,8 @@ from typing import Any
 from kvyard.clock import WallClock
 from kvyard.index import Identity, Indexer
 from kvyard.router import Router
-from kvyard.router.journal import Journal, JournalFile
-from kvyard.router.journaled import JournaledIndexer, JournaledRouter
+from kvyard.router.journal import JournalFile
+from kvyard.router.journaled import Journal, JournaledIndexer, JournaledRouter
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import BYTES, ENGINE, GatewayConfig
 from kvyard.server.gateway.pool import EnginePool
@@ -125,7 +125,7 @@ class PoolMaker:
         else:
             file = JournalFile(path if number == 1 else Path(f"{path}.{number}"))
         self.journals.append(file)
-        return Journal(file.write)
+        return file.write
 
     def _make_indexer(self, *given: Any, **named: Any) -> Indexer:
         if self._journal is None:

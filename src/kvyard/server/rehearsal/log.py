@@ -17,7 +17,7 @@ from kvyard.engine.job import Job
 from kvyard.engine.watcher import Watcher
 from kvyard.events.types import Cleared, EventBatch, Stored
 from kvyard.events.wire import Encoder
-from kvyard.router.entries import AnyEntry, Applied, Refused, Routed
+from kvyard.router.entries import AnyEntry, Applied, NotRouted, Routed
 
 ROUTER = "router"
 
@@ -108,7 +108,7 @@ def router_lines(entries: Iterable[AnyEntry]) -> list[LogLine]:
             facts = {"worker": str(decision.pop("worker")), **decision, "tail": entry.tail}
             facts["best_worker"] = str(entry.decision.best_worker)
             lines.append(LogLine(entry.at, "routed", entry.id, facts))
-        elif isinstance(entry, Refused):
+        elif isinstance(entry, NotRouted):
             lines.append(LogLine(entry.at, "refused", entry.id, {"why": entry.why}))
         elif isinstance(entry, Applied):
             facts = {"stream": entry.stream, "epoch": entry.epoch, "sequence": entry.seq, "events": entry.events}

@@ -30,14 +30,13 @@ from kvyard.router.entries import (
     Left,
     Listening,
     Lost,
+    NotRouted,
     Previewed,
     Progressed,
-    Refused,
     Routed,
     Shared,
     Unheard,
 )
-from kvyard.router.journal import Journal
 from kvyard.router.journaled import JournaledIndexer, JournaledRouter
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
@@ -145,7 +144,7 @@ class Offline:
         self._by_name: Mapping[str, OfflineEngine] = {engine.worker.name: engine for engine in self._engines}
         self._sources: dict[str, Source] = {}
         self._decoders: dict[str, Decoder] = {}
-        self._journal = Journal(self.entries.append)
+        self._journal = self.entries.append
         began = next((entry for entry in recording.entries if isinstance(entry, Began)), None)
         if began is None:
             raise KvyardError("the journal doesn't begin at the beginning: record it from the gateway's start")
@@ -213,7 +212,7 @@ class Offline:
         router = self.router
         if router is None:
             raise KvyardError(f"the journal has a {type(entry).__name__} before the router began")
-        if isinstance(entry, Routed | Refused | Previewed):
+        if isinstance(entry, Routed | NotRouted | Previewed):
             self._route(router, entry)
         elif isinstance(entry, FirstToken):
             router.prefill_done(entry.id, entry.at)
@@ -222,7 +221,7 @@ class Offline:
         elif isinstance(entry, Ended):
             router.finished(entry.id, entry.at)
         elif isinstance(entry, Joined):
-            router.add_worker(entry.worker)
+            router.add_worker(entry.worker, entry.role)
         elif isinstance(entry, Drained):
             router.drain(entry.worker)
         elif isinstance(entry, Left):
@@ -230,7 +229,7 @@ class Offline:
         elif isinstance(entry, Booked):
             raise KvyardError("requests of other gateways are in this journal: prove a gateway that is alone")
 
-    def _route(self, router: JournaledRouter, entry: Routed | Refused | Previewed) -> None:
+    def _route(self, router: JournaledRouter, entry: Routed | NotRouted | Previewed) -> None:
         prompt = self._prompts(entry.id)
         keys = self.indexer.identity.keys(prompt.tokens, Namespace(salt=prompt.salt))
         request = RouteRequest(entry.id, keys, len(prompt.tokens), prompt.session, entry.expected_output)

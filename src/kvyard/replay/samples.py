@@ -16,7 +16,7 @@ from kvyard.replay.worker import Worker
 FIRST_DISTANCE = 1_000_000_000
 
 
-class Point(NamedTuple):
+class Sample(NamedTuple):
     """One worker at one instant."""
 
     running: int
@@ -30,22 +30,22 @@ class Point(NamedTuple):
     """The same of its lower tiers, closest first."""
 
 
-class Timeline:
+class SampleSeries:
     """Points of every worker, at growing distances."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = max(2, wanted)
         self.distance = FIRST_DISTANCE
         self.times: list[int] = []
-        self.points: list[list[Point]] = []
+        self.points: list[list[Sample]] = []
         """Per instant, per worker."""
 
     def sample(self, now: int, workers: Sequence[Worker]) -> int:
         """Take a point of every worker. Returns when to take the next."""
-        row: list[Point] = []
+        row: list[Sample] = []
         for worker in workers:
             if not worker.alive:
-                row.append(Point(0, 0, 0, 0.0, 0.0, ()))
+                row.append(Sample(0, 0, 0, 0.0, 0.0, ()))
                 continue
             running = waiting = loading = 0
             used = filled = 0.0
@@ -63,7 +63,7 @@ class Timeline:
                     for level, tier in enumerate(core.offload.tiers):
                         lower[level] += _filled(tier.store.pool)
             used, filled, *lower = [round(share / len(worker.cores), 6) for share in (used, filled, *lower)]
-            row.append(Point(running, waiting, loading, used, filled, tuple(lower)))
+            row.append(Sample(running, waiting, loading, used, filled, tuple(lower)))
         self.times.append(now)
         self.points.append(row)
         if len(self.times) >= 2 * self.wanted:
@@ -75,7 +75,7 @@ class Timeline:
     def as_dict(self, names: Sequence[str]) -> dict[str, object]:
         """Columns: ``times_s``, and per quantity a list of values per worker."""
         columns: dict[str, object] = {"times_s": [at / 1e9 for at in self.times], "workers": list(names)}
-        for index, field in enumerate(Point._fields[:-1]):
+        for index, field in enumerate(Sample._fields[:-1]):
             columns[field] = [[row[at][index] for row in self.points] for at in range(len(names))]
         lower = [[row[at].lower for row in self.points] for at in range(len(names))]
         depth = max((len(shares) for worker in lower for shares in worker), default=0)

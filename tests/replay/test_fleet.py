@@ -1,13 +1,9 @@
-"""What a review of the replay found, each as a test."""
+"""A fleet run from rows: what is shared by requests, what is counted, and workers that differ."""
 
 from __future__ import annotations
 
-import pytest
-
 from kvyard.clock.units import SECOND
 from kvyard.engine.config import EngineConfig
-from kvyard.errors import KvyardError
-from kvyard.replay.arrivals import Arrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.traces import TraceRequest
@@ -43,13 +39,6 @@ def test_the_gap_across_a_preemption_counts() -> None:
     assert counts.sum() == sum(record.output - 1 for record in records)
     spent = sum(record.ended - record.first_token for record in records)
     assert abs(int((durations * counts).sum()) - spent) <= 1000 * int(counts.sum())
-
-
-def test_a_request_that_waits_for_nobody_is_named() -> None:
-    arrivals = Arrivals([row("a"), row("b", after=("ghost",))])
-    assert [request.id for request in arrivals.take(0)] == ["a"]
-    with pytest.raises(KvyardError, match="b, for one, waits for ghost"):
-        arrivals.check_empty()
 
 
 def test_workers_of_different_block_sizes() -> None:
