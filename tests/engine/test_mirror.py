@@ -48,6 +48,12 @@ CONFIGS = {
     "state": engine(FULL, STATE),
     "drafts": engine(FULL, WINDOW, speculative=SpeculativeConfig(num_speculative_tokens=3)),
     "tiers": engine(FULL, WINDOW, bytes_per_block=1 << 18, tiers=TIERS),
+    "four tiers": engine(
+        FULL,
+        WINDOW,
+        bytes_per_block=1 << 18,
+        tiers=OffloadConfig(tiers=tuple(TierConfig(num_blocks=size, link=LINK) for size in (400, 700, 1500))),
+    ),
     "chunks": engine(
         FULL,
         bytes_per_block=1 << 18,

@@ -73,7 +73,8 @@ def tiered(draw):
     tiers = host(draw(st.sampled_from([20, 80, 400])), gbps, **options)
     if draw(st.booleans()) and options.get("policy") != "on_eviction":
         storage = TierConfig(num_blocks=300, link=link(0.1, "fifo", 100_000))
-        tiers = replace(tiers, tiers=(*tiers.tiers, storage))
+        lower = draw(st.sampled_from([(storage,), (storage, TierConfig(num_blocks=900, link=link(0.05)))]))
+        tiers = replace(tiers, tiers=(*tiers.tiers, *lower))
     return replace(config, tiers=tiers, bytes_per_block=1 << 16)
 
 
