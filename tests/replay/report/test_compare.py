@@ -10,11 +10,11 @@ from rich.console import Console
 from tests.replay.report.support import reported
 
 from kvyard.errors import KvyardError
-from kvyard.replay.report.compare import Line, compare, differences, unique
+from kvyard.replay.report.compare import ComparedLine, compare, differences, unique
 from kvyard.replay.report.compare_show import change_text, print_comparison, value_text
 
 
-def line(key: str, *runs: object) -> Line:
+def line(key: str, *runs: object) -> ComparedLine:
     found = compare(list(runs))  # type: ignore[arg-type]
     return next(one for one in found.lines if one.key == key)
 

@@ -48,11 +48,11 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
             rows.append((record.admitted, number, record.worker, ids or (), answered or (), per_id or 1, record.input))
     rows.sort(key=lambda row: row[:2])
     whole = sum(row[-1] for row in rows)
-    together = _Prompts()
-    apart: dict[str, _Prompts] = {}
+    together = _PromptLookups()
+    apart: dict[str, _PromptLookups] = {}
     for _, _, worker, ids, answered, per_id, length in rows:
         together.add(ids, answered, per_id, length)
-        apart.setdefault(worker, _Prompts()).add(ids, answered, per_id, length)
+        apart.setdefault(worker, _PromptLookups()).add(ids, answered, per_id, length)
     rooms = {
         (worker.name if len(worker.cores) == 1 else f"{worker.name}@{rank}"): _rooms(core)
         for worker in fleet.workers
@@ -73,7 +73,7 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
     }
 
 
-class _Prompts:
+class _PromptLookups:
     """Look-ups of prompts in one cache, in order."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class Measure(NamedTuple):
     get: Callable[[Report], float | None]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedLine(msgspec.Struct, frozen=True, kw_only=True):
     """A measure over all runs."""
 
     key: str
@@ -54,7 +54,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What makes the comparison less than fair."""
     settings: dict[str, list[object]]
     """What was set differently, by the path in the configuration."""
-    lines: list[Line]
+    lines: list[ComparedLine]
 
 
 def measures() -> list[Measure]:
@@ -144,7 +144,7 @@ def unique(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _line(measure: Measure, values: list[float | None]) -> Line:
+def _line(measure: Measure, values: list[float | None]) -> ComparedLine:
     first = values[0]
     changes: list[float | None] = []
     for value in values:
@@ -163,7 +163,7 @@ def _line(measure: Measure, values: list[float | None]) -> Line:
         ]
         if len(best) == len(known):
             best = []
-    return Line(
+    return ComparedLine(
         key=measure.key,
         title=measure.title,
         part=measure.part,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvyard.errors import KvyardError
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.compare import Comparison, Line
+from kvyard.replay.report.compare import ComparedLine, Comparison
 from kvyard.replay.report.files import whole_file
 from kvyard.replay.report.html import Page, card, grid, head, row, table
 from kvyard.replay.report.numbers import Histogram
@@ -28,7 +28,7 @@ LONGEST = 60
 FEW_POINTS = 50
 
 
-def value_text(line: Line, number: int) -> str:
+def value_text(line: ComparedLine, number: int) -> str:
     """A run's value."""
     value = line.values[number]
     if value is None:
@@ -40,7 +40,7 @@ def value_text(line: Line, number: int) -> str:
     return whole(value) if line.unit == "count" else f"{value:.3f}" if line.unit == "ratio" else measured(value)
 
 
-def change_text(line: Line, number: int) -> str:
+def change_text(line: ComparedLine, number: int) -> str:
     """How far a run is from the first; empty for the first itself."""
     change = line.changes[number]
     if change is None or not number:

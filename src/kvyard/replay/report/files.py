@@ -19,12 +19,12 @@ from kvyard.replay.report.report import VERSION, Report
 ROWS_AT_ONCE = 20_000
 
 
-class _Head(msgspec.Struct):
+class _ReportHead(msgspec.Struct):
     kind: str = ""
     version: int = 0
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it is written down. Times are nanoseconds of the replay's clock; what never came is null."""
 
     id: str
@@ -67,7 +67,7 @@ def to_json(report: Report) -> bytes:
 def from_json(data: bytes | str, name: str = "this") -> Report:
     """The report that ``to_json`` wrote. Raises ``KvyardError``, calling it ``name``, for anything else."""
     try:
-        head = msgspec.json.decode(data, type=_Head)
+        head = msgspec.json.decode(data, type=_ReportHead)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise KvyardError(f"{name} is not a report of kvyard: {error}") from None
     if head.kind != Report.__struct_defaults__[0]:
@@ -113,10 +113,10 @@ def write_requests(records: Iterable[Record], path: str | Path) -> None:
         raise KvyardError(f"can't tell how to write requests to {path}: let its name end in .jsonl or .parquet")
 
 
-def row(record: Record) -> Row:
+def row(record: Record) -> RequestRow:
     """A record as it is written down."""
     gaps = record.output - 1
-    return Row(
+    return RequestRow(
         id=record.id,
         session=record.session,
         worker=record.worker or None,
@@ -165,20 +165,22 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
         part.unlink(missing_ok=True)
 
 
-def _write_parquet(rows: Iterator[Row], path: Path) -> None:
+def _write_parquet(rows: Iterator[RequestRow], path: Path) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise KvyardError("Parquet needs pyarrow: pip install 'kvyard[parquet]', or write .jsonl") from None
     kinds: dict[str, Any] = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    schema = pa.schema([(name, kinds[str(kind).partition(" ")[0]]) for name, kind in Row.__annotations__.items()])
+    schema = pa.schema(
+        [(name, kinds[str(kind).partition(" ")[0]]) for name, kind in RequestRow.__annotations__.items()]
+    )
     with whole_file(path) as file, pq.ParquetWriter(file, schema) as writer:
         for some in _some(rows):
             writer.write_table(pa.Table.from_pylist([msgspec.structs.asdict(one) for one in some], schema))
 
 
-def _some(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def _some(rows: Iterator[RequestRow]) -> Iterator[list[RequestRow]]:
     while some := list(islice(rows, ROWS_AT_ONCE)):
         yield some
 

@@ -67,7 +67,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float
 
 
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers of one kind between two tiers, the whole fleet together."""
 
     transfers: int
@@ -224,7 +224,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int | None = None
     tiers: dict[str, TierReport] = msgspec.field(default_factory=dict)
     """Those of ``TIERS`` that there are."""
-    transfers: dict[str, Flow] = msgspec.field(default_factory=dict)
+    transfers: dict[str, TransferReport] = msgspec.field(default_factory=dict)
     """By a name of ``MOVES``."""
     loading: Spread = Spread()
     """Milliseconds that requests waited for loads, of those that did."""

@@ -9,7 +9,7 @@ from kvyard.clock.units import MS, SECOND
 from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread
-from kvyard.replay.report.report import MOVES, Flow, LinkUse, TierReport, share
+from kvyard.replay.report.report import MOVES, LinkUse, TierReport, TransferReport, share
 from kvyard.tiers.counters import CopyTotals
 from kvyard.tiers.linked_tier import LinkedTier
 from kvyard.tiers.links import Direction, Link
@@ -74,7 +74,7 @@ def _speed(link: Link, direction: Direction) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def make_transfers(fleet: Fleet) -> dict[str, Flow]:
+def make_transfers(fleet: Fleet) -> dict[str, TransferReport]:
     """What moved, by kind; kinds that can't occur are left out."""
     totals: dict[str, list[CopyTotals]] = {}
     for core in _cores(fleet):
@@ -82,7 +82,7 @@ def make_transfers(fleet: Fleet) -> dict[str, Flow]:
         for name, total in zip(MOVES, (way for tier in tiers for way in (tier.stores, tier.loads))):
             totals.setdefault(name, []).append(total)
     return {
-        name: Flow(
+        name: TransferReport(
             transfers=sum(one.landed for one in found),
             blocks=sum(one.blocks for one in found),
             bytes=sum(one.bytes for one in found),

@@ -1,0 +1,126 @@
+"""The part of a report that simulated and live runs have in common: all that follows from the records of their requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvyard import __version__
+from kvyard.clock.units import MS, SECOND
+from kvyard.replay.record import Record
+from kvyard.replay.report.numbers import histogram, spread, weighted
+from kvyard.replay.report.report import Goodput, Slo, WorkerReport, share
+from kvyard.replay.report.series import make_series
+
+Counts = npt.NDArray[np.int64]
+
+
+class Observations:
+    """The records of a run, and when it began and ended."""
+
+    def __init__(self, records: Sequence[Record], *, simulated: bool, now: int | None) -> None:
+        """``simulated``: admissions are known. ``now`` is when the run was interrupted, ``None`` where it went to its end."""
+        self._simulated = simulated
+        self.records = records
+        self.by_worker: dict[str, list[Record]] = {}
+        for record in records:
+            if record.worker:
+                self.by_worker.setdefault(record.worker.partition("@")[0], []).append(record)
+        self.complete = now is None
+        self.done = [record for record in records if record.status == "finished"]
+        self.start = min((record.arrival for record in records), default=0)
+        ends = (max(record.arrival, record.admitted, record.first_token, record.ended) for record in records)
+        self.end = max(max(ends, default=self.start), self.start if now is None else now)
+
+    def fields(
+        self,
+        workers: list[WorkerReport],
+        gaps: tuple[Counts, Counts],
+        *,
+        label: str,
+        trace: Mapping[str, object] | None,
+        slo: Slo | None,
+    ) -> dict[str, Any]:
+        """The fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each was."""
+        seconds = (self.end - self.start) / SECOND
+        inputs = sum(record.input for record in self.records)
+        outputs = sum(record.output for record in self.records)
+        amounts = {"requests": len(self.done), "input_tokens": inputs, "output_tokens": outputs}
+        statuses = Counter(record.status or "unfinished" for record in self.records)
+        lots = self._latencies()
+        return {
+            "made_by": __version__,
+            "label": label,
+            "trace": dict(trace or {}),
+            "digest": self._digest(),
+            "complete": self.complete,
+            "duration_s": seconds,
+            "requests": {"all": len(self.records), **dict(sorted(statuses.items()))},
+            "input_tokens": inputs,
+            "output_tokens": outputs,
+            "throughput": {f"{name}_per_s": amount / seconds if seconds else 0.0 for name, amount in amounts.items()},
+            "latency": {"itl": weighted(*gaps, MS)} | {name: spread(values, MS) for name, values in lots.items()},
+            "histograms": {"itl": histogram(*gaps, MS)}
+            | {name: histogram(values, None, MS) for name, values in lots.items()},
+            "lengths": {
+                "input": spread([record.input for record in self.done]),
+                "output": spread([record.output for record in self.done]),
+            },
+            "goodput": None if slo is None else self._goodput(slo, seconds),
+            "balance": _balance(workers) if workers else {},
+            "workers": workers,
+            "series": make_series(self.records, [worker.name for worker in workers], self.start, self.end),
+        }
+
+    def _latencies(self) -> dict[str, Sequence[float]]:
+        longer = [record for record in self.done if record.output > 1]
+        found: dict[str, Sequence[float]] = {
+            "ttft": [record.first_token - record.arrival for record in self.done],
+            "tpot": [(record.ended - record.first_token) / (record.output - 1) for record in longer],
+            "e2e": [record.ended - record.arrival for record in self.done],
+        }
+        if self._simulated:
+            found["queue"] = [record.admitted - record.arrival for record in self.done]
+        return found
+
+    def _digest(self) -> str:
+        """Of the requests' ids and lengths."""
+        rows = sorted((record.id, record.input, record.wanted) for record in self.records)
+        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(rows))
+
+    def _goodput(self, slo: Slo, seconds: float) -> Goodput:
+        def good(record: Record) -> bool:
+            if slo.ttft is not None and record.first_token - record.arrival > slo.ttft * MS:
+                return False
+            if slo.e2e is not None and record.ended - record.arrival > slo.e2e * MS:
+                return False
+            gaps = record.output - 1
+            return slo.itl is None or gaps < 1 or (record.ended - record.first_token) / gaps <= slo.itl * MS
+
+        kept = [record for record in self.done if good(record)]
+        return Goodput(
+            slo_ms=msgspec.convert(
+                msgspec.to_builtins(slo), Slo
+            ),  # whole numbers become floats, as they would when read
+            requests=share(len(kept), len(self.done), "finished requests within the SLO / finished requests"),
+            requests_per_s=len(kept) / seconds if seconds else 0.0,
+            output_tokens_per_s=sum(record.output for record in kept) / seconds if seconds else 0.0,
+        )
+
+
+def _balance(workers: Sequence[WorkerReport]) -> dict[str, float]:
+    """How evenly work was spread."""
+    loads = np.array([worker.input_tokens for worker in workers], dtype=np.float64)
+    mean = float(loads.mean())
+    found = {
+        "variation": float(loads.std() / mean) if mean else 0.0,
+        "max_over_mean": float(loads.max() / mean) if mean else 0.0,
+    }
+    busy = [worker.busy for worker in workers if worker.busy is not None]
+    return found | {"busy_min": min(busy), "busy_max": max(busy)} if busy else found
