@@ -1,63 +1,165 @@
-"""A mirror: the map of copies as a consumer of the stream believes it to be.
+"""A mirror: what a stream has announced and not taken back, which is what a reader of all its batches holds.
 
-It is the smallest correct consumer, and the yardstick of the stream: after every iteration it equals the producer's map.
-It keeps sets of hashes and nothing else; for routing use ``kvyard.index``.
+After every iteration it equals the producer's map of copies (I4). It also keeps the announcement that each block came with:
+parents, tokens and namespaces. So a publisher can announce everything again to a reader that comes late, without asking the
+engine. For routing use ``kvyard.index``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
+
+import msgspec
 
 from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
 from kvyard.hashing import Key
 
 Place: TypeAlias = tuple[int | None, Tier]
+"""Group and tier."""
+
+
+class _Announcement:
+    """One Stored event, as long as any of its blocks is held."""
+
+    __slots__ = ("event", "hashes", "tokens")
+
+    def __init__(self, event: Stored) -> None:
+        self.tokens = _compact(event.tokens)
+        self.hashes = [*event.hashes]  # packed ones can't be sliced
+        self.event = msgspec.structs.replace(event, tokens=None, hashes=self.hashes)
 
 
 class Mirror:
-    """Which hashes are held per (group, tier), as far as the events say."""
+    """Which hashes are held per (group, tier), as far as events say."""
 
     def __init__(self) -> None:
-        self.held: dict[Place, set[Key]] = {}
-        """Places with nothing in them are left out."""
         self.repeated = 0
         """Hashes stored where they were held already."""
         self.unknown = 0
         """Hashes removed where they weren't held."""
+        self._held: dict[Place, dict[Key, _Announcement]] = {}
+
+    @property
+    def blocks(self) -> int:
+        """How many (hash, group, tier) are held."""
+        return sum(map(len, self._held.values()))
+
+    @property
+    def held(self) -> dict[Place, set[Key]]:
+        """The hashes per place, made now; places with nothing in them are left out."""
+        return {place: set(found) for place, found in self._held.items()}
+
+    def clear(self) -> None:
+        """Forget everything, as a restarted engine has."""
+        self._held.clear()
 
     def apply(self, events: Iterable[Event]) -> None:
         """Take in ``events`` in order."""
         for event in events:
             if isinstance(event, Stored):
-                if not event.hashes:
-                    continue
-                held = self.held.setdefault((event.group, event.tier), set())
-                before = len(held)
-                held.update(event.hashes)
-                self.repeated += before + len(event.hashes) - len(held)
+                if event.hashes:
+                    self._store(event)
             elif isinstance(event, Removed):
-                place = (event.group, event.tier)
-                held = self.held.get(place, set())
-                before = len(held)
-                held.difference_update(event.hashes)
-                self.unknown += len(event.hashes) - (before - len(held))
-                if not held:
-                    self.held.pop(place, None)
+                self._remove(event)
+            elif event.tier is None:
+                self._held.clear()
             else:
-                self.clear(event)
+                for place in [place for place in self._held if place[1] == event.tier]:
+                    del self._held[place]
 
-    def clear(self, event: Cleared) -> None:
-        """Forget what ``event`` says is gone."""
-        if event.tier is None:
-            self.held.clear()
-        else:
-            for place in [place for place in self.held if place[1] == event.tier]:
-                del self.held[place]
-
-    def closest(self) -> dict[int | None, dict[Key, Tier]]:
-        """Per group the closest tier that holds each hash: all that a wire with exclusive tiers can say."""
-        out: dict[int | None, dict[Key, Tier]] = {}
-        for (group, tier), held in sorted(self.held.items(), key=lambda item: -item[0][1]):
-            out.setdefault(group, {}).update(dict.fromkeys(held, tier))
+    def events(self) -> list[Event]:
+        """A clear, then everything held: place by place, parents first, each stretch of one announcement as one Stored."""
+        out: list[Event] = [Cleared()]
+        for place in sorted(self._held, key=lambda place: (-1 if place[0] is None else place[0], place[1])):
+            out += _parents_first(_stretches(self._held[place]))
         return out
+
+    def _store(self, event: Stored) -> None:
+        held = self._held.setdefault((event.group, event.tier), {})
+        before = len(held)
+        said = _Announcement(event)
+        if event.tokens is None:
+            # Hashes alone must not replace an announcement that says more.
+            for key in said.hashes:
+                held.setdefault(key, said)
+        else:
+            held.update(dict.fromkeys(said.hashes, said))
+        self.repeated += before + len(said.hashes) - len(held)
+
+    def _remove(self, event: Removed) -> None:
+        place = (event.group, event.tier)
+        held = self._held.get(place, {})
+        before = len(held)
+        for key in event.hashes:
+            held.pop(key, None)
+        self.unknown += len(event.hashes) - (before - len(held))
+        if not held:
+            self._held.pop(place, None)
+
+
+def _stretches(found: dict[Key, _Announcement]) -> Iterator[Stored]:
+    """Every held block once, in consecutive stretches of the event it came with, events in order of their first block."""
+    for said in dict.fromkeys(found.values()):
+        hashes = said.hashes
+        start = 0
+        for at in range(len(hashes) + 1):
+            if at < len(hashes) and found.get(hashes[at]) is said:
+                continue
+            if start < at:
+                yield _slice(said, start, at)
+            start = at + 1
+
+
+def _slice(said: _Announcement, start: int, stop: int) -> Stored:
+    event, hashes, tokens = said.event, said.hashes, said.tokens
+    if start == 0 and stop == len(hashes):
+        return event if tokens is None else msgspec.structs.replace(event, tokens=list(tokens))
+    size, extras = event.block_size, event.extra_keys
+    part: list[int] | None = None
+    if tokens is not None and len(tokens) == size * len(hashes):
+        part = list(tokens[start * size : stop * size])
+    return msgspec.structs.replace(
+        event,
+        hashes=hashes[start:stop],
+        parent=hashes[start - 1] if start else event.parent,
+        tokens=part,
+        extra_keys=extras[start:stop] if extras is not None else None,
+    )
+
+
+def _parents_first(stretches: Iterable[Stored]) -> list[Stored]:
+    """``stretches`` reordered so that one whose parent is in another comes after it.
+
+    They are stretches of paths in a tree, so there is no circle among them.
+    """
+    waiting = list(stretches)
+    home = {key: at for at, event in enumerate(waiting) for key in event.hashes}
+    out: list[Stored] = []
+    done = [False] * len(waiting)
+    for first in range(len(waiting)):
+        line = []
+        at: int | None = first
+        while at is not None and not done[at]:
+            done[at] = True
+            line.append(waiting[at])
+            parent = waiting[at].parent
+            at = home.get(parent) if parent is not None else None
+        out += reversed(line)
+    return out
+
+
+def _compact(tokens: Sequence[int] | None) -> Sequence[int] | None:
+    """Tokens at four bytes each where they fit: a mirror keeps them for as long as blocks are held."""
+    if tokens is None or isinstance(tokens, array):
+        return tokens
+    try:
+        return array("I", tokens)
+    except (OverflowError, TypeError):
+        return list(tokens)
+
+
+def restates(events: Iterable[Event]) -> bool:
+    """Whether a batch makes all before it irrelevant: it says somewhere that everything, everywhere, is gone."""
+    return any(isinstance(event, Cleared) and event.tier is None for event in events)

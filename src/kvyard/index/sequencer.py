@@ -6,8 +6,8 @@ stream with a gap is stale until a batch clears everything.
 
 from __future__ import annotations
 
+from kvyard.events.mirror import restates
 from kvyard.events.transport import Origin, State, Update
-from kvyard.events.transport.ledger import restates
 from kvyard.events.types import EventBatch
 
 

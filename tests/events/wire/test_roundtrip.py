@@ -55,9 +55,10 @@ def act(held: FakeMap, step: tuple) -> None:
 
 def closest(held: dict) -> dict[int, dict[Key, Tier]]:
     """The projection that exclusive tiers leave of a map."""
-    mirror = Mirror()
-    mirror.held = held
-    return mirror.closest()
+    found: dict[int, dict[Key, Tier]] = {}
+    for (group, tier), keys in sorted(held.items(), key=lambda item: -item[0][1]):
+        found.setdefault(group, {}).update(dict.fromkeys(keys, tier))
+    return found
 
 
 @pytest.mark.parametrize("dialect", written_dialects())

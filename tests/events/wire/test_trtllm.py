@@ -183,7 +183,7 @@ class TestReading:
         decoder.decode([event(0, stored(*(block(at, 1, level=1) for at in range(4))))])
         decoded = decoder.decode([event(1, removed(0, 3))])
         mirror = Mirror()
-        mirror.held = {(4096, G2): {0, 3}}
+        mirror.apply([Stored(hashes=[0, 3], parent=None, tokens=None, block_size=1, group=4096, tier=G2)])
         mirror.apply(decoded.events)
         assert mirror.held == {}, "what was forgotten is removed everywhere"
 

@@ -1,6 +1,6 @@
 """The archive: what a publisher keeps of what it sent, and the answers it gives from it.
 
-The last batches answer for short gaps, the ledger for everything else, and a digest over all payloads tells a reader in
+The last batches answer for short gaps, the mirror for everything else, and a digest over all payloads tells a reader in
 eight bytes whether it has read what was sent. Nothing here opens a socket: an answer is an iterator of messages, so a slow
 reader's can be handed out piece by piece, and it stays the answer as of the moment it was asked for.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.events.mirror import Mirror, restates
 from kvyard.events.transport.frames import (
     HEAD_WORD,
     SEQUENCE_BYTES,
@@ -25,7 +26,6 @@ from kvyard.events.transport.frames import (
     head_reply,
     part_reply,
 )
-from kvyard.events.transport.ledger import Ledger, restates
 from kvyard.events.types import Event, EventBatch, Stored
 from kvyard.events.wire import Encoder
 
@@ -58,7 +58,7 @@ class Archive:
         integers: bool = False,
         plain: bool = False,
     ) -> None:
-        """Keep the last ``batches`` for replay and, with ``snapshots``, a ledger. ``topic`` is ``None`` until it is known.
+        """Keep the last ``batches`` for replay and, with ``snapshots``, a mirror. ``topic`` is ``None`` until it is known.
 
         ``integers`` writes digests in snapshots as 64-bit integers, for a stream that does the same. ``plain`` answers as
         vLLM's publisher does, which knows neither heads nor snapshots. Raises ``KvyardError`` for a negative number.
@@ -72,7 +72,7 @@ class Archive:
         self.last = -1
         """The last sequence that was kept."""
         self.counters = ArchiveCounters()
-        self.ledger: Ledger | None = Ledger() if snapshots and not plain else None
+        self.mirror: Mirror | None = Mirror() if snapshots and not plain else None
         self._plain = plain
         self._digest = 0
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=batches)
@@ -83,8 +83,8 @@ class Archive:
         self._ring.append((seq, payload))
         self.last = seq
         self._digest = chained(0 if restates(events) else self._digest, fingerprint(payload))
-        if self.ledger is not None:
-            self.ledger.apply(events)
+        if self.mirror is not None:
+            self.mirror.apply(events)
 
     def restart(self, epoch: int) -> None:
         """Forget everything and be another publisher, which starts again at sequence 0."""
@@ -92,8 +92,8 @@ class Archive:
         self.last = -1
         self._digest = 0
         self._ring.clear()
-        if self.ledger is not None:
-            self.ledger.clear()
+        if self.mirror is not None:
+            self.mirror.clear()
 
     @property
     def first(self) -> int | None:
@@ -127,10 +127,10 @@ class Archive:
         yield end_reply()
 
     def _snapshot(self) -> Iterator[list[bytes]]:
-        if self.ledger is None:
+        if self.mirror is None:
             return iter([end_reply()])
-        parts = list(_portions(self.ledger.events()))
-        blocks = self.ledger.blocks
+        parts = list(_portions(self.mirror.events()))
+        blocks = self.mirror.blocks
         self.counters.snapshots += 1
         self.counters.snapshot_blocks += blocks
         head = msgspec.structs.replace(self.head(), parts=len(parts), blocks=blocks)

@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from kvyard.events.mirror import restates
 from kvyard.events.transport.frames import Reply, StreamHead, fingerprint
 from kvyard.events.transport.inquiry import Inquiry, RequestKind
-from kvyard.events.transport.ledger import restates
 from kvyard.events.transport.position import Position, ReceivedBatch
 from kvyard.events.transport.state import Limits, Origin, State
 from kvyard.events.transport.update_log import UpdateLog

@@ -6,9 +6,9 @@ from typing import Any
 
 from kvyard.clock import WallClock
 from kvyard.events.faults import FaultCounters, Faults, Injector
+from kvyard.events.mirror import Mirror
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import Frame
-from kvyard.events.transport.ledger import Ledger
 from kvyard.events.transport.outlet import Outlet
 from kvyard.events.wire import Decoder
 
@@ -48,11 +48,11 @@ class Relay:
         return self._injector.counters
 
     @property
-    def ledger(self) -> Ledger:
+    def mirror(self) -> Mirror:
         """What a reader that recovered from everything holds. Look at it when nothing is being sent."""
-        ledger = self.outlet.archive.ledger
-        assert ledger is not None
-        return ledger
+        mirror = self.outlet.archive.mirror
+        assert mirror is not None
+        return mirror
 
     def send(self, frame: Frame) -> None:
         """Send ``frame`` on, or whatever becomes of it.

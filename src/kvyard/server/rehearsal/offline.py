@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from kvyard.errors import KvyardError
+from kvyard.events.mirror import Mirror
 from kvyard.events.transport import Origin, State, Update
-from kvyard.events.transport.ledger import Ledger
 from kvyard.events.types import Cleared, Event, EventBatch
 from kvyard.events.wire import Decoder, Encoder
 from kvyard.hashing import Namespace
@@ -65,7 +65,7 @@ class OfflineEngine:
         self._answers = recording.answers
         self._prompts = prompts
         self._jobs: dict[str, object] = {}
-        self._ledgers: dict[int, tuple[int, Ledger]] = {}
+        self._mirrors: dict[int, tuple[int, Mirror]] = {}
         """By rank: what is held after which batch, as a publisher keeps it for snapshots."""
         for core, log in zip(self.worker.cores, self.logs, strict=True):
             log.batches = {}
@@ -84,16 +84,16 @@ class OfflineEngine:
         """The payload of all that is held after batch ``seq``, as a publisher would say it. Raises ``Apart`` where the last one
         was later.
         """
-        upto, ledger = self._ledgers.get(rank, (-1, Ledger()))
+        upto, mirror = self._mirrors.get(rank, (-1, Mirror()))
         if seq < upto:
             raise Apart(f"{self.worker.name}@{rank} was restated at {upto} and then at {seq}")
         batches = self.logs[rank].batches
         assert batches is not None
         for number in range(upto + 1, seq + 1):
             self.batch(rank, number)
-            ledger.apply(batches[number][1].events)
-        self._ledgers[rank] = (seq, ledger)
-        return Encoder().encode(EventBatch(stream="", seq=seq, events=list(ledger.events()), rank=rank))
+            mirror.apply(batches[number][1].events)
+        self._mirrors[rank] = (seq, mirror)
+        return Encoder().encode(EventBatch(stream="", seq=seq, events=list(mirror.events()), rank=rank))
 
     def finish(self) -> None:
         """Let time pass until nothing is left to do. Raises ``Apart``."""

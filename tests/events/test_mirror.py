@@ -1,14 +1,14 @@
-"""The ledger and the archive: what was announced can be announced again, to the same effect and parents first."""
+"""The mirror and the archive: what was announced can be announced again, to the same effect and parents first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.events.fake_map import token_chain
 
 from kvyard.events import Cleared, Mirror, Removed, Stored, Tier
+from kvyard.events.mirror import restates
 from kvyard.events.transport import archive as archive_module
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import SNAPSHOT_WORD, ReplyKind, read_reply
-from kvyard.events.transport.ledger import Ledger, restates
 from kvyard.events.wire import Decoder
 
 G1, G2, G3, _ = Tier
@@ -46,25 +46,46 @@ def events(draw):
     return Cleared(tier=None if kind == "clear" else tier)
 
 
+def sets_of(said) -> dict:
+    """What is held, as plainly as can be."""
+    held: set = set()
+    for event in said:
+        if isinstance(event, Stored):
+            held |= {(event.group, event.tier, key) for key in event.hashes}
+        elif isinstance(event, Removed):
+            held -= {(event.group, event.tier, key) for key in event.hashes}
+        else:
+            held = {one for one in held if event.tier not in (None, one[1])}
+    found: dict = {}
+    for group, tier, key in held:
+        found.setdefault((group, tier), set()).add(key)
+    return found
+
+
+def test_what_does_not_fit_is_counted():
+    mirror = Mirror()
+    mirror.apply([run([1, 2], 0, 2), run([1, 2], 0, 1), Removed(hashes=[7, *run([1], 0, 1).hashes], group=0)])
+    assert (mirror.repeated, mirror.unknown, mirror.blocks) == (1, 1, 1)
+
+
 @given(said=st.lists(events(), max_size=30))
 def test_announced_again_it_is_the_same_map(said):
-    ledger, mirror, again = Ledger(), Mirror(), Mirror()
-    ledger.apply(said)
+    mirror, again = Mirror(), Mirror()
     mirror.apply(said)
-    assert ledger.held() == mirror.held
-    first, *rest = ledger.events()
+    assert mirror.held == sets_of(said)
+    first, *rest = mirror.events()
     assert first == Cleared() and restates([first])
     again.apply(rest)
     assert again.held == mirror.held and again.repeated == 0
-    assert ledger.blocks == sum(map(len, mirror.held.values()))
+    assert mirror.blocks == sum(map(len, mirror.held.values()))
 
 
 @given(said=st.lists(events(), max_size=30))
 def test_parents_come_first(said):
-    ledger = Ledger()
-    ledger.apply(said)
-    held, known = ledger.held(), {}
-    for event in ledger.events()[1:]:
+    mirror = Mirror()
+    mirror.apply(said)
+    held, known = mirror.held, {}
+    for event in mirror.events()[1:]:
         place = (event.group, event.tier)
         if event.parent in held.get(place, ()):
             assert event.parent in known.get(place, ()), "the parent is held, so it must have been announced"
@@ -72,29 +93,29 @@ def test_parents_come_first(said):
 
 
 def test_a_part_keeps_what_belongs_to_it():
-    ledger = Ledger()
+    mirror = Mirror()
     whole = run([1, 2, 3, 4], 0, 4)
-    ledger.apply([whole, Removed(hashes=whole.hashes[1:2], group=0, tier=G1)])
-    _, first, second = ledger.events()
+    mirror.apply([whole, Removed(hashes=whole.hashes[1:2], group=0, tier=G1)])
+    _, first, second = mirror.events()
     assert (first.hashes, first.parent, first.tokens) == (whole.hashes[:1], None, [1, 1])
     assert (second.hashes, second.parent, second.tokens) == (whole.hashes[2:], whole.hashes[1], [3, 3, 4, 4])
     assert second.extra_keys == [("x", 2), ("x", 3)]
 
 
 def test_hashes_alone_replace_nothing():
-    ledger = Ledger()
+    mirror = Mirror()
     whole = run([1, 2], 0, 2)
-    ledger.apply([whole, run([1, 2], 0, 2, tokens=False)])
-    assert ledger.events()[1].tokens == [1, 1, 2, 2]
+    mirror.apply([whole, run([1, 2], 0, 2, tokens=False)])
+    assert mirror.events()[1].tokens == [1, 1, 2, 2]
 
 
 def test_tokens_that_dont_line_up_stay_with_the_whole():
-    ledger = Ledger()
+    mirror = Mirror()
     odd = Stored(hashes=[1, 2], parent=None, tokens=[1, 2, 3, 1 << 40], block_size=4, group=1)
-    ledger.apply([odd])
-    assert ledger.events()[1] == odd
-    ledger.apply([Removed(hashes=[1], group=1)])
-    assert ledger.events()[1].tokens is None
+    mirror.apply([odd])
+    assert mirror.events()[1] == odd
+    mirror.apply([Removed(hashes=[1], group=1)])
+    assert mirror.events()[1].tokens is None
 
 
 class TestArchive:
@@ -113,7 +134,7 @@ class TestArchive:
             decoded = Decoder().decode(reply.payload)
             assert decoded.rank == 2 and not decoded.problems
             mirror.apply(decoded.events)
-        assert mirror.held == archive.ledger.held()
+        assert mirror.held == archive.mirror.held
         assert archive.counters.snapshots == 1 and archive.counters.snapshot_blocks == 10
 
     def test_an_answer_is_as_of_when_it_was_asked_for(self):
@@ -144,4 +165,4 @@ class TestArchive:
         archive.keep(0, b"a", [run([1], 0, 1)])
         archive.restart(2)
         head = archive.head()
-        assert (head.epoch, head.seq, head.digest, head.first) == (2, -1, 0, None) and archive.ledger.blocks == 0
+        assert (head.epoch, head.seq, head.digest, head.first) == (2, -1, 0, None) and archive.mirror.blocks == 0
