@@ -14,6 +14,7 @@ from kvyard.engine.together import begin_together
 from kvyard.engine.watcher import Watcher
 from kvyard.hashing import TokenChain, TraceChain, algorithm
 from kvyard.tiers import Timeline
+from kvyard.tiers.links import LaneConfig, LinkConfig
 
 SHA256_CBOR = algorithm("sha256_cbor")
 
@@ -173,3 +174,9 @@ def drive_together(cores: Sequence[EngineCore], rows: Sequence[Row], timeline: T
     timeline.check_integrity()
     for job in jobs:
         assert job.state.ended, f"{job} was left behind"
+
+
+def link(gbps: float, discipline: str = "fair", latency: int = 0) -> LinkConfig:
+    """A link of so many GB/s each way."""
+    lane = LaneConfig(bandwidth=int(gbps * 1e9), first_byte_ns=latency)
+    return LinkConfig(discipline=discipline, outward=lane, inward=lane)

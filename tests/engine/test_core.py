@@ -62,3 +62,9 @@ def test_looking_at_a_prompt_pass_takes_no_blocks_for_jobs_that_sit_it_out(bulk)
     held = core.scheduler.manager.pool.free
     core.occupy()
     assert core.scheduler.manager.pool.free == held
+
+
+def test_an_idle_engine_has_nothing_to_decide():
+    core = make_core(SMALL)
+    assert core.next_decision() is None and not core.begin(0) and not core.busy
+    assert drive(core, []) == []

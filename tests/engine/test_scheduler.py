@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.driving import Log, Row, drive, replay
+from tests.engine.driving import Log, Row, replay
 
-from kvyard.blocks import GroupSpec
-from kvyard.blocks.spec import ConfigError
 from kvyard.engine.build import make_core
-from kvyard.engine.config import EngineConfig, SpeculativeConfig
+from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
 from kvyard.engine.timing import FixedTiming
-from kvyard.hashing import TokenChain, TraceChain, algorithm
-from kvyard.tiers import OffloadConfig, TierConfig
+from kvyard.hashing import TokenChain, algorithm
 
 MS = 1_000_000
 SMALL = EngineConfig(block_size=16, num_gpu_blocks=64, timing=FixedTiming(prefill_ms=10, decode_ms=1))
@@ -82,7 +79,7 @@ def test_preemption_takes_the_newest_and_it_comes_back_first():
     log = replay(replace(SMALL, num_gpu_blocks=48), rows)
     assert log.of("preempted")[0][0] == "r1"
     order = [name for name, *_ in log.of("admitted")]
-    assert order == ["r0", "r1", "r1", "r2"] or order.index("r2") > 1
+    assert order == ["r0", "r1", "r1", "r2"]
     back = [entry for entry in log.of("admitted") if entry[0] == "r1"][1]
     assert back[2] > 0, "what was cached of it is found again"
 
@@ -153,8 +150,8 @@ def test_cancellation_at_any_point(when):
     now, state = ended["r0"]
     if when < 60 * MS:
         assert state == "CANCELLED"
-        # It leaves with the pass that was under way.
-        assert now == when or any(start < when < end == now for start, end, *_ in log.passes)
+        # It leaves with the pass that is under way; between two passes, at once.
+        assert now == next((end for start, end, *_ in log.passes if start < when < end), when)
     else:
         assert state == "FINISHED"
 
@@ -165,26 +162,6 @@ def test_a_cancelled_head_lets_the_next_one_in():
     admitted = {name: now for name, now, *_ in log.of("admitted")}
     # The pass under way ends first.
     assert "r1" not in admitted and admitted["r2"] == 21 * MS
-
-
-def test_drafts_make_bursts():
-    config = replace(SMALL, speculative=SpeculativeConfig(num_speculative_tokens=2, acceptance_rates=(1.0, 1.0)))
-    log = replay(config, [Row(0, 20, 8, unique(1))])
-    assert [count for _, count, _ in log.of("produced")] == [1, 3, 3, 1]
-    config = replace(config, speculative=SpeculativeConfig(num_speculative_tokens=2, acceptance_rates=(0.0, 0.0)))
-    assert [count for _, count, _ in replay(config, [Row(0, 20, 4, unique(1))]).of("produced")] == [1, 1, 1, 1]
-
-
-def test_draws_depend_on_the_request_and_the_seed_only():
-    config = replace(SMALL, speculative=SpeculativeConfig(num_speculative_tokens=3, acceptance_rates=(0.6, 0.6, 0.6)))
-    rows = [Row(0, 20, 40, unique(1)), Row(0, 20, 40, unique(2))]
-
-    def bursts(config, rows):
-        log = replay(config, rows)
-        return [count for name, count, _ in log.of("produced") if name == "r0"]
-
-    assert bursts(config, rows) == bursts(config, rows[:1])
-    assert bursts(config, rows) != bursts(replace(config, seed=1), rows)
 
 
 def test_real_tokens_are_hit_by_others():
@@ -207,55 +184,3 @@ def test_real_tokens_are_hit_by_others():
     core.submit(Job("b", TokenChain([*history, 5], 16, names), 1, sample=lambda low, high: [0] * (high - low)), now)
     core.begin(now)
     assert log.of("admitted")[1][2] == 64
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_gpu_blocks": 0}, "num_gpu_blocks"),
-        ({"max_num_seqs": 100, "max_num_batched_tokens": 50}, "max_num_batched_tokens"),
-        ({"block_size": 16, "groups": (GroupSpec(),)}, "block_size"),
-        ({"max_model_len": 1}, "max_model_len"),
-        ({"enable_chunked_prefill": False, "long_prefill_token_threshold": 5}, "enable_chunked_prefill"),
-        ({"speculative": SpeculativeConfig(num_speculative_tokens=9)}, "acceptance_rates"),
-        ({"scheduling_policy": "priority", "preemption_mode": "oldest"}, "preemption_mode"),
-        ({"bytes_per_block": 0}, "bytes_per_block"),
-        ({"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),))}, "bytes_per_block"),
-        (
-            {
-                "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)),
-                "bytes_per_block": 1,
-                "enable_prefix_caching": False,
-            },
-            "enable_prefix_caching",
-        ),
-        (
-            {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "sglang"},
-            "sglang",
-        ),
-        (
-            {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "trtllm"},
-            "trtllm",
-        ),
-        ({"timing": FixedTiming(prefill_ms=-1, decode_ms=1)}, "prefill_ms"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(changes, words):
-    with pytest.raises(Exception, match=words) as caught:
-        make_core(EngineConfig(**changes))
-    assert isinstance(caught.value, ConfigError) or "timing" in str(caught.value)
-
-
-def test_a_request_for_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one"):
-        Job("x", TraceChain((1,), 512, 10, 16, 1), 0)
-    with pytest.raises(ValueError, match="empty"):
-        Job("x", TraceChain((), 512, 0, 16, 1), 1)
-    with pytest.raises(ValueError, match="sample"):
-        Job("x", TokenChain([1, 2], 16, algorithm("xxh3")), 1)
-
-
-def test_an_idle_engine_has_nothing_to_decide():
-    core = make_core(SMALL)
-    assert core.next_decision() is None and not core.begin(0) and not core.busy
-    assert drive(core, []) == []

@@ -1,0 +1,52 @@
+"""What an engine can be asked for: everything that can't be honoured is refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvyard.blocks import GroupSpec
+from kvyard.blocks.spec import ConfigError
+from kvyard.engine.config import EngineConfig, SpeculativeConfig
+from kvyard.engine.timing import FixedTiming
+from kvyard.errors import KvyardError
+from kvyard.tiers import OffloadConfig, TierConfig
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_gpu_blocks": 0}, "num_gpu_blocks"),
+        ({"max_num_seqs": 100, "max_num_batched_tokens": 50}, "max_num_batched_tokens"),
+        ({"block_size": 16, "groups": (GroupSpec(),)}, "block_size"),
+        ({"max_model_len": 1}, "max_model_len"),
+        ({"enable_chunked_prefill": False, "long_prefill_token_threshold": 5}, "enable_chunked_prefill"),
+        ({"speculative": SpeculativeConfig(num_speculative_tokens=9)}, "acceptance_rates"),
+        ({"scheduling_policy": "priority", "preemption_mode": "oldest"}, "preemption_mode"),
+        ({"bytes_per_block": 0}, "bytes_per_block"),
+        ({"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),))}, "bytes_per_block"),
+        (
+            {
+                "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)),
+                "bytes_per_block": 1,
+                "enable_prefix_caching": False,
+            },
+            "enable_prefix_caching",
+        ),
+        (
+            {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "sglang"},
+            "sglang",
+        ),
+        (
+            {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "trtllm"},
+            "trtllm",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig(**changes).check()
+
+
+def test_a_timing_that_makes_no_sense_is_refused():
+    with pytest.raises(KvyardError, match=r"^timing: prefill_ms must be"):
+        EngineConfig(timing=FixedTiming(prefill_ms=-1, decode_ms=1)).check()
