@@ -8,7 +8,7 @@ from pathlib import Path
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
 
-PAGE = (Path(__file__).parents[3] / "docs" / "engine.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
 
 
 def test_the_example_runs():
