@@ -19,7 +19,7 @@ HEADER_BYTES = 64 << 10
 HEAD_SECONDS = 30.0
 """Until a head that was begun, or the first one of a connection, has to be here."""
 STUCK_SECONDS = 120.0
-"""How long a client may leave an answer unread: whoever reads nothing would hold an engine for ever."""
+"""How long a client may leave an answer unread: one that reads nothing would hold an engine for ever."""
 _UPGRADE = re.compile(rb"(?i)(\r\nconnection:(?:[^\r\n]*,)?[ \t]*)upgrade(?=[ \t]*[,\r]|\Z)")
 
 
@@ -98,7 +98,7 @@ def protocol() -> Any:
             self._inner.set_protocol(protocol)
 
     class BoundedProtocol(HttpToolsProtocol):
-        """Cuts whoever sends a head without end, or none, or doesn't read."""
+        """Cuts clients that send a head without end, or none, or don't read."""
 
         late: asyncio.TimerHandle | None = None
         """Runs out where a head takes too long."""
@@ -151,7 +151,7 @@ def protocol() -> Any:
         def on_message_begin(self) -> None:
             self.reading_body = False
             super().on_message_begin()
-            # For whoever has to end an answer without its proper end.
+            # For answers that have to end without their proper end.
             self.scope["kvyard.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
 
         def on_headers_complete(self) -> None:

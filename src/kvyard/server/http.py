@@ -1,7 +1,7 @@
 """HTTP the way every server here speaks it: typed bodies in, typed bodies out, and refusals that say what to change.
 
 A route is an ``Operation``: its types check the body and are published as its schema, so the two can't drift apart. A body
-that is too long, late, no JSON or not of its type is answered with 4xx and a ``Problem`` that names the field and the fix.
+that is too long, late, no JSON or not of its type is answered with 4xx and a ``RefusalBody`` that names the field and the fix.
 What a request said is never logged.
 """
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 JSON = "application/json"
 
 
-class Problem(msgspec.Struct, kw_only=True):
+class RefusalBody(msgspec.Struct, kw_only=True):
     """Why a request was refused."""
 
     error: str
@@ -40,7 +40,7 @@ class Refusal(Exception):
     def __init__(self, status: int, error: str, *, field: str = "", fix: str = "", **headers: str) -> None:
         super().__init__(error)
         self.status = status
-        self.problem = Problem(error=error, field=field, fix=fix)
+        self.problem = RefusalBody(error=error, field=field, fix=fix)
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
@@ -105,7 +105,7 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     token: str | None = None
     """Its own token, where it isn't the server's."""
     guarded: bool = False
-    """Whether a browser may not send it from another site's page: those reach whoever listens on this machine only."""
+    """Whether a browser may not send it from another site's page: those reach servers that listen on this machine only."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -191,7 +191,7 @@ def application(
             except KvyardError as error:
                 response = refuse(Refusal(422, str(error)))
             except ClientDisconnect:
-                response = refuse(Refusal(400, "the client hung up"))  # nobody reads it
+                response = refuse(Refusal(400, "the client hung up"))
             except Exception:
                 # Our fault. The traceback goes to the log without the body; the client learns only that.
                 log.exception("%s %s failed", operation.method, operation.path)
@@ -217,7 +217,7 @@ def application(
             refusal = Refusal(error.status_code, str(error.detail))
         return refuse(refusal)
 
-    problem = ErrorBody if openai else Problem
+    problem = ErrorBody if openai else RefusalBody
     described = document(operations, title=title, version=version, secured=token is not None, problem=problem)
 
     async def describe(body: None, headers: Mapping[str, str]) -> Any:

@@ -1,5 +1,5 @@
-"""Metrics for Prometheus, for every server here: counters and histograms by a table of names, and samples that are read when
-somebody scrapes.
+"""Metrics for Prometheus, for every server here: counters and histograms by a table of names, and samples that are read at
+each scrape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running a server: a port that is known before anybody is told of it, and an end that lets answers go out first.
+"""Running a server: a port that is known before it is announced, and an end that lets answers go out first.
 
 SIGINT and SIGTERM end it alike, with exit code 0: open requests are answered, then the application shuts down. A second
 signal ends it at once.

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+
+from tests.server.gateway.scripted_engine import ScriptedEngine, gated, plain
+
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, NameConfig, check_url
 
@@ -28,3 +33,13 @@ def test_urls_and_streams() -> None:
     )
     with pytest.raises(KvyardError, match="two engines"):
         GatewayConfig(engines=[GatewayEngine(url="http://h:1"), GatewayEngine(url="http://h:1/")])
+
+
+def test_names_and_urls_that_clients_would_see() -> None:
+    with pytest.raises(KvyardError, match="printed in one line"):
+        GatewayEngine(url="http://h:1", name="a\r\nset-cookie: b=c")
+    with ScriptedEngine(plain) as engine, gated(engine) as gate:
+        said = gate.post("/admin/engines", 400, url="http://h:1", name="a\r\nx: y").json()
+        assert "printed in one line" in said["error"]["message"]
+        said = gate.post("/admin/engines", 400, url="http://user:secret@h:1").json()
+        assert "has a password in it" in said["error"]["message"] and "secret" not in said["error"]["message"]

@@ -35,3 +35,13 @@ def test_a_decision_in_a_line() -> None:
     decision = router.route(RouteRequest("a", [1, 2], 40), 0)
     assert decision_header(decision, 1) == "worker=w@0; policy=round-robin; why=turn; hit=0/2; best=0; cost=0.000"
     assert decision_header(decision, 2).endswith("; tries=2")
+
+
+def test_what_a_connection_names_stays_on_it() -> None:
+    sent = [(b"connection", b"X-Hop"), (b"x-hop", b"1"), (b"x-other", b"2")]
+    assert upstream(sent, "id", None, True) == [("x-request-id", "id"), ("x-other", "2")]
+    # Not even by that can a client take away what we say ourselves.
+    sent = [(b"connection", b"close, x-request-id, authorization"), (b"authorization", b"Bearer theirs")]
+    assert upstream(sent, "id", "Bearer ours", True) == [("x-request-id", "id"), ("authorization", "Bearer ours")]
+    said = [(b"Connection", b"x-private"), (b"X-Private", b"1"), (b"X-Public", b"2")]
+    assert downstream(said, "d") == [(b"x-public", b"2"), (b"x-kvyard-decision", b"d")]

@@ -1,7 +1,7 @@
-"""The feed: looks at a fleet once a second while somebody watches, and hands every viewer the same bytes.
+"""The feed: looks at a fleet once a second while it is watched, and hands every viewer the same bytes.
 
-A viewer that can't keep up misses frames, and gets the newest when it is ready again. Nobody watching costs nothing. It knows
-no HTTP.
+A viewer that can't keep up misses frames, and gets the newest when it is ready again. Without viewers it costs nothing. It
+knows no HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 INTERVAL = 1.0
 """Seconds between two looks."""
 REMEMBERED = 600
-"""Points kept for whoever comes later: ten minutes."""
+"""Points kept for later viewers: ten minutes."""
 MOST_VIEWERS = 32
 
 
@@ -85,7 +85,7 @@ class ViewFeed:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def join(self) -> bool:
-        """Somebody wants to watch. Returns whether there is room; ``leave`` has to follow where there is."""
+        """A viewer comes. Returns whether there is room; ``leave`` has to follow where there is."""
         if self.closed or self.viewers >= self.most_viewers:
             return False
         self.viewers += 1
@@ -96,7 +96,7 @@ class ViewFeed:
         return True
 
     def leave(self) -> None:
-        """Somebody watches no more."""
+        """A viewer is gone."""
         self.viewers -= 1
         if not self.viewers and self._ticking is not None:
             self._ticking.cancel()
@@ -118,7 +118,7 @@ class ViewFeed:
             await self._turn.wait()
         if self.closed:
             return b""
-        # Whoever missed one also missed its decisions.
+        # A viewer that missed one also missed its decisions.
         return self._news if self.number == seen + 1 else self._whole
 
     async def _tick(self) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's routes: the page and its files, which say nothing about anybody, and the view, which asks for the token.
+"""The dashboard's routes: the page and its files, which are the same for every fleet, and the view, which asks for the token.
 
 A browser can't put a token into the address bar's request, so the page itself is open. It asks for the token where the server
 wants one, keeps it until the tab closes, and sends it as every client does.

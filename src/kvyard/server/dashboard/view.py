@@ -1,4 +1,4 @@
-"""What a dashboard shows: a fleet at one moment, as plain values. The contract between the page and whoever it is about.
+"""What a dashboard shows: a fleet at one moment, as plain values. The contract between the page and the server that it shows.
 
 Counters count from the start of the server, or of the worker they are about; the page makes rates of them. What a source
 doesn't know stays at its default, and the page leaves it out. Names may be anything: the page shows them as text. Nothing of a
@@ -31,9 +31,9 @@ class TierView(msgspec.Struct, kw_only=True, frozen=True):
     held: int = 0
     """Held by requests and transfers: can't be evicted."""
     idle: int = 0
-    """Cached, and held by nobody: what the next prompt may find, or push out."""
+    """Cached, and not held: what the next prompt may find, or push out."""
     capacity: int | None = None
-    """``None`` where nobody told."""
+    """``None`` where it isn't known."""
 
 
 PromptSources: TypeAlias = dict[str, int]
@@ -141,7 +141,7 @@ class DecisionView(msgspec.Struct, kw_only=True, frozen=True):
     tiers: dict[str, int] = {}
     """Blocks of the prompt that were found, by the label of the tier."""
     best: int | None = None
-    """The longest prefix that anybody has; ``None`` where nobody looked."""
+    """The longest prefix that any worker has; ``None`` where it wasn't looked for."""
     best_worker: str = ""
     said: str = ""
     """The whole explanation, as lines of plain text."""
@@ -157,7 +157,7 @@ class Latency(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Totals(msgspec.Struct, kw_only=True, frozen=True):
-    """Everybody together. Counters, but for what is under way."""
+    """All workers together. Counters, but for what is under way."""
 
     requests: int = 0
     """Came in."""
@@ -186,7 +186,7 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     at: float
     """Seconds since 1970."""
     since: float
-    """When the server started; another value than before means that counters began anew."""
+    """When the server started; another value than before means that counters began again."""
     version: str = ""
     policy: str = ""
     speed: float = 1.0
@@ -201,10 +201,10 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ViewSource(Protocol):
-    """Whoever can be asked how a fleet is."""
+    """A server that can be asked how its fleet is."""
 
     def view(self) -> FleetView:
-        """The fleet, now. Called about once a second while somebody looks, on the server's loop, so it must be quick: a
+        """The fleet, now. Called about once a second while it is watched, on the server's loop, so it must be quick: a
         millisecond or so at 64 workers. It changes nothing. What it raises is logged and shown as a note.
         """
         ...

@@ -51,7 +51,7 @@ class EngineFailed(Exception):
         return self.answer is not None and self.answer[0] == 429
 
 
-class AnswerBroken(Exception):
+class AnswerCut(Exception):
     """An engine failed after its first byte went out."""
 
 

@@ -1,7 +1,7 @@
 """Engines by name: one name, many addresses, looked up again and again, as a headless service of Kubernetes has it.
 
-A lookup is the operating system's, so ``/etc/hosts``, search domains and caches count as for everybody else. Names fail to
-resolve when resolvers restart, and answers may lack somebody for a moment: a failed lookup changes nothing, and an address is
+A lookup is the operating system's, so ``/etc/hosts``, search domains and caches count as for any other program. Names fail to
+resolve when resolvers restart, and answers may lack an address for a moment: a failed lookup changes nothing, and an address is
 gone only when several answers in a row lack it. Whether an engine is alive isn't asked here; health checks know sooner.
 """
 
@@ -80,7 +80,7 @@ class DnsWatch:
         self._patience = patience
         self._resolve = resolve or system_resolver
         self._missed: dict[Address, int] = {}
-        """Everybody, with how many answers in a row lacked them."""
+        """All addresses, with how many answers in a row lacked each."""
         self._looking: asyncio.Future[list[str]] | None = None
 
     @property
@@ -142,7 +142,7 @@ class DnsWatch:
 
 
 def _seen(looked: asyncio.Future[list[str]]) -> None:
-    """Whoever stops watching in mid-lookup won't ask what became of it; that is no reason to complain."""
+    """Take note of an error: where watching stops in mid-lookup, asyncio would complain that it was never looked at."""
     if not looked.cancelled():
         looked.exception()
 

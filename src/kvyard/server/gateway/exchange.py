@@ -21,7 +21,7 @@ from kvyard.server.asgi import close_connection, send_response, until_disconnect
 from kvyard.server.gateway.client import (
     ELSEWHERE,
     ERRORS,
-    AnswerBroken,
+    AnswerCut,
     BodyPayload,
     EngineClient,
     EngineFailed,
@@ -109,6 +109,11 @@ class Exchange:
                 self._task.uncancel()
             if not self._hung_up:
                 outcome = await self._cut(scope, send)
+        except RuntimeError:
+            # The client library raises it where its session is closed between two reads: the gateway didn't wait for us.
+            if not self._proxy.client.session.closed:
+                raise
+            outcome = await self._cut(scope, send)
         finally:
             self._task = None
             watching.cancel()
@@ -153,7 +158,7 @@ class Exchange:
                 if not failed.busy:
                     self._failed_at.append(engine)
                     proxy.health.failed(engine, failed.reason, gone=failed.gone)
-            except AnswerBroken as broken:
+            except AnswerCut as broken:
                 proxy.health.failed(engine, broken.args[0])
                 return "broken"
             finally:
@@ -269,7 +274,7 @@ class Exchange:
             said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
             await send({"type": "http.response.body", "body": said, "more_body": True})
         await close_connection(scope)
-        raise AnswerBroken(reason)
+        raise AnswerCut(reason)
 
     async def _cut(self, scope: Any, send: Any) -> str:
         """The gateway ends, and has waited long enough."""

@@ -19,7 +19,7 @@ from kvyard.server.gateway.config import GatewayConfig, NameConfig
 from kvyard.server.gateway.discovery import DnsWatch
 from kvyard.server.gateway.engine import EngineHealth
 from kvyard.server.gateway.making import PoolMaker
-from kvyard.server.gateway.members import Members
+from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.metrics import GatewayMetrics
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.traffic import Traffic
@@ -47,7 +47,7 @@ class Gateway:
         self.traffic = Traffic(self.clock, self.metrics)
         self._maker = PoolMaker(config, self.client, self.clock, index_token)
         self.index = self._maker.index
-        self.members = Members(config, self.client, self.health, self._maker, self._begin)
+        self.members = Membership(config, self.client, self.health, self._maker, self._begin)
         self.members.on_removed.append(self.metrics.forget)
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -12,7 +12,7 @@ from kvyard.router import RouteRequest
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.exchange import Exchange, Proxy
 from kvyard.server.gateway.headers import upstream
-from kvyard.server.gateway.members import Members
+from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
 from kvyard.server.gateway.prompting import PeekedChat, PeekedCompletion, read_body
 from kvyard.server.gateway.proxied import ProxiedRequest
@@ -25,7 +25,7 @@ LONG_SESSION = 128
 class RequestIntake:
     """Takes requests in for one gateway."""
 
-    def __init__(self, config: GatewayConfig, members: Members, proxy: Proxy, token: str | None) -> None:
+    def __init__(self, config: GatewayConfig, members: Membership, proxy: Proxy, token: str | None) -> None:
         """``token`` is what clients show us; it is never passed on."""
         self._config = config
         self._members = members

@@ -23,7 +23,7 @@ from kvyard.server.indexer.schemas import Unregister
 log = logging.getLogger(__name__)
 
 
-class Members:
+class Membership:
     """The engines and pools of one gateway."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """The gateway's metrics for Prometheus: where requests went and why, how much reuse was promised and how much was had.
 
 What the engines' streams say comes by the names in ``kvyard.index.metrics`` and of the index service, so one dashboard serves
-both. Figures that are kept anyway are read by ``state_samples`` when somebody scrapes.
+both. Figures that are kept anyway are read by ``state_samples`` at each scrape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES: dict[str, str] = {
     "queued": "Requests that wait, by model.",
     "queue_refused_total": "Requests that the queue had no room for, by model.",
     "queue_expired_total": "Requests that waited too long, by model.",
-    "forgotten_total": "Requests that the router gave up, because nobody reported their end.",
+    "forgotten_total": "Requests that the router gave up, because their end was never reported.",
     "engine_up": "1 where an engine may get requests.",
     "engine_draining": "1 where an engine drains.",
     "engine_requests": "Requests under way at an engine.",

@@ -216,7 +216,7 @@ class EnginePool:
             self.grant()
 
     def grant(self) -> None:
-        """Placement whoever waits and can be placed, in order."""
+        """Place those that wait and can be placed, in order."""
         passed: list[_Queued] = []
         while self._waiting:
             if len(self._full) == len(self._open) and self._open:

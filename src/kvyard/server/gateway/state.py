@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvyard.index.metrics import Sample, collect
-from kvyard.server.gateway.members import Members
+from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.metrics import P
 from kvyard.server.gateway.traffic import Traffic
 from kvyard.server.indexer.measures import stream_samples
@@ -14,7 +14,7 @@ from kvyard.server.indexer.service import Service
 STATES = ("fresh", "catching up", "stale")
 
 
-def state_samples(members: Members, traffic: Traffic, index: Service) -> Iterator[Sample]:
+def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iterator[Sample]:
     """Everything that is kept anyway."""
     yield P + "under_way", {}, traffic.counters.under_way
     for model, pool in members.pools.items():

@@ -64,7 +64,7 @@ class LineFile:
         self.bytes += len(portion)
 
     def rotate(self) -> None:
-        """Put the file aside under a number, begin it anew, and remove the oldest beyond ``keep``."""
+        """Put the file aside under a number, begin it again, and remove the oldest beyond ``keep``."""
         self.flush()
         self._end()
         self.rotations += 1
@@ -82,7 +82,7 @@ class LineFile:
             self._end()
 
     def _end(self) -> None:
-        # Once: the number may be somebody else's file by the next time.
+        # Once: the number may be another file's by the next time.
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)

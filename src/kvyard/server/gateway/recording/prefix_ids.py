@@ -1,7 +1,7 @@
 """Ids for a recording: the same prefix gets the same small number, and the numbers say nothing of the text.
 
-Names of blocks are chained hashes, so each stands for all the text before it, and for whoever can guess a text they would give
-it away. They never leave this process: what is written is the order in which prefixes were first seen. The rest of a prompt
+Names of blocks are chained hashes, so each stands for all the text before it, and would give a text away to anyone who can
+guess it. They never leave this process: what is written is the order in which prefixes were first seen. The rest of a prompt
 behind its last full block is named by a hash with a key that is forgotten with the process.
 
 What is remembered is a tree of stretches: names that followed each other whenever they were seen, eight bytes each, with ids
@@ -89,7 +89,7 @@ class PrefixIds:
         return ids
 
     def fresh(self, count: int) -> range:
-        """Ids that nobody else gets."""
+        """Ids that no other prefix gets."""
         start = self._next
         self._next += count
         return range(start, start + count)

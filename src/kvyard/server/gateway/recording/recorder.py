@@ -52,7 +52,7 @@ class RecorderCounters(msgspec.Struct):
     """Of the file system; the first ends the recording."""
 
 
-class _Row(msgspec.Struct, gc=False):
+class _TraceRow(msgspec.Struct, gc=False):
     """A request whose row isn't written yet."""
 
     id: object
@@ -143,8 +143,8 @@ class TrafficRecorder:
         self._before = 0
         """Bytes in full files."""
         self._first: int | None = None
-        self._open: dict[object, _Row] = {}
-        self._waiting: deque[_Row] = deque()
+        self._open: dict[object, _TraceRow] = {}
+        self._waiting: deque[_TraceRow] = deque()
         """In order of arrival; the first is open."""
         self._held = 0
         self._sessions = _Sessions()
@@ -192,7 +192,7 @@ class TrafficRecorder:
             return
         size = self.block_size or key_tokens
         ids = self._ids(keys, num_tokens, size, key_tokens, tail, model)
-        entry = _Row(id_, self._clock.now(), ids, num_tokens, size, session, model, priority)
+        entry = _TraceRow(id_, self._clock.now(), ids, num_tokens, size, session, model, priority)
         self._open[id_] = entry
         self._waiting.append(entry)
         self._held += entry.size
@@ -262,7 +262,7 @@ class TrafficRecorder:
             elif not self.stopped:
                 self._guarded(self._write, entry)
 
-    def _write(self, entry: _Row) -> None:
+    def _write(self, entry: _TraceRow) -> None:
         if self._first is None:
             self._first = entry.at
         row: dict[str, Any] = {

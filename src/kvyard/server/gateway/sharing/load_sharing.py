@@ -1,9 +1,9 @@
 """One view for several gateways: each tells the others what it routed, through Redis or Valkey.
 
-A request is told when it is routed (where to, its tokens, its blocks), at its first token and at its end. Whoever hears of it
-books it in a router of its own, so load counts everywhere, and so does a prefix that an engine was sent and hasn't announced
+A request is told when it is routed (where to, its tokens, its blocks), at its first token and at its end. Every other gateway
+books it in its own router, so load counts everywhere, and so does a prefix that an engine was sent and hasn't announced
 yet. The server is a blackboard: it keeps the last seconds of what was said. Everything else is in the gateways' memories,
-and is told again to whoever joins.
+and is told again to each that joins.
 
 A member that is silent for the length of its lease is given up, with all that it had under way; the server's clock decides.
 Where the server is away, what others said counts for one lease more, then a gateway goes by its own view until it is back.
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 PORTION = 1 << 20
 """Bytes that a beat tells at most, and what is left follows at once."""
 BACKLOG = 64 << 20
-"""Bytes that wait to be told. With more, it is quicker to tell everything anew."""
+"""Bytes that wait to be told. With more, it is quicker to tell everything again."""
 HEARD = 32
 """Messages that a beat takes in, and more follow at once."""
 _FINAL = frozenset({"auth", "policy", "cluster", "readonly", "identity", "noauth", "wrongpass", "noperm", "err"})
@@ -108,7 +108,7 @@ class LoadSharing:
         self._heard_at = 0
         self._numbers = itertools.count(1)
         self._mine: dict[object, tuple[int, Told]] = {}
-        """By request id: its number, and what is told of it to whoever joins."""
+        """By request id: its number, and what is told of it to a gateway that joins."""
         self._outbox: deque[tuple[int, Told | bool]] = deque()
         self._waiting = 0
         """Bytes in the outbox, about."""
@@ -193,7 +193,7 @@ class LoadSharing:
         self._last = last.decode()
         self._behind = seen == HEARD
         if word == b"joined":
-            # What was told before may be lost, and what we know of others may be old: begin anew on both sides.
+            # What was told before may be lost, and what we know of others may be old: start over on both sides.
             self._number = number.decode()
             self.counters.joins += 1
             self._peers.forget_all()

@@ -1,7 +1,7 @@
 """What other gateways have under way, as they told it, booked here as if it had been routed here.
 
 It hears of members and of their requests in the order in which they were told, and knows no server and no wire but the
-requests'. A member that begins anew, or is gone, loses all that it had under way.
+requests'. A member that joins again, or is gone, loses all that it had under way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SharingCounters(msgspec.Struct):
     outages: int = 0
     """Times that the server went away."""
     joins: int = 0
-    """Times that everything was told anew because we joined, or joined again."""
+    """Times that everything was told again because we joined, or joined again."""
     sent: int = 0
     """Changes told."""
     received: int = 0
@@ -109,7 +109,7 @@ class Peers:
                     self._book(entry)
 
     def meet(self, present: Mapping[str, str]) -> bool:
-        """These are there, each since it got its number. Returns whether somebody is new."""
+        """These are there, each since it got its number. Returns whether any is new."""
         for name, peer in list(self._peers.items()):
             if present.get(name) != peer.number:
                 self._forget(name)
@@ -131,7 +131,7 @@ class Peers:
             for request, change in changes:
                 peer = self._peers.get(who)
                 if peer is None or peer.number != which:
-                    break  # it is gone, or has begun anew since
+                    break  # it is gone, or has joined again since
                 self.counters.received += 1
                 self._apply(who, peer, request, change)
                 done += 1
@@ -179,7 +179,7 @@ class Peers:
                 self._books.finished(entry.request.id, now)
 
     def forget_all(self) -> None:
-        """Nobody is there."""
+        """All other gateways are gone."""
         for name in list(self._peers):
             self._forget(name)
 

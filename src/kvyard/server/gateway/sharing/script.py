@@ -7,7 +7,7 @@ What is kept, by key:
   server's milliseconds.
 - ``…:log``, a stream: what members told, for twice the time of a lease.
 
-All of it goes by itself when nobody beats. Nothing here needs to survive: members tell everything anew to whoever joins.
+All of it goes by itself when no gateway beats. Nothing here needs to survive: members tell everything to each that joins.
 """
 
 from __future__ import annotations

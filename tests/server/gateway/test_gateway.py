@@ -1,4 +1,4 @@
-"""The gateway with its neighbours: an index elsewhere, a journal, a recording, other gateways."""
+"""The gateway with a journal, a recording, other gateways, and publishers that restart."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.index.redis.server import PROGRAM, RedisServer
-from tests.server.gateway.support import Gated, cached, eventually, fleet, front, worker_of
-from tests.server.support import Served as Indexing
+from tests.server.gateway.support import Gated, eventually, fleet, front, worker_of
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.index import Holder
@@ -24,49 +23,7 @@ from kvyard.router.entries import Applied, Began, Ended, FirstToken, Routed
 from kvyard.router.journal import read_journal
 
 pytestmark = pytest.mark.zmq
-
 PROMPT = list(range(600))
-
-
-def test_an_index_elsewhere() -> None:
-    """A remote index is asked, its word counts; without it requests are routed by load, and nothing else changes."""
-    with Indexing(block_size=16) as indexing, fleet(workers=2) as served:
-        for state in served.get("/admin/workers"):
-            stream = state["streams"][0]
-            indexing.register(
-                model_name="mock",
-                instance_id=state["name"],
-                endpoint=stream["endpoint"],
-                replay_endpoint=stream["replay_endpoint"],
-            )
-        with Gated(fleets=[served.url], index_url=indexing.url, router={"predicted_ttl_s": 0}) as gated:
-            gated.ready(2)
-            first = gated.complete(PROMPT)
-            assert cached(first) == 0
-
-            def hit() -> int:
-                return int(gated.post("/explain", body={"prompt": PROMPT}).json()["hit_blocks"])
-
-            eventually(lambda: hit() == 37)
-            again = gated.complete(PROMPT)
-            assert worker_of(again) == worker_of(first) and cached(again) == 592
-            assert not gated.gateway.index.models[("mock", "default")].listeners if gated.gateway.index.models else True
-            indexing._running.stop()
-            eventually(lambda: hit() == 0)
-            assert gated.complete(PROMPT).status_code == 200
-            assert gated.metrics()['kvyard_gateway_index_failures_total{model="mock"}'] > 0
-            assert any("index" in note for note in gated.client.get("/dashboard/view").json()["notes"])
-            gated.idle()
-
-
-def test_an_index_elsewhere_counts_in_other_blocks() -> None:
-    with Indexing(block_size=64) as indexing, fleet() as served:
-        indexing.register(model_name="mock", instance_id="x", endpoint="tcp://127.0.0.1:1")
-        with Gated(fleets=[served.url], index_url=indexing.url) as gated:
-            gated.ready(1)
-            gated.complete(PROMPT)
-            remote = gated.gateway.members.pools["mock"].remote
-            assert remote is not None and "set block_size" in remote.error
 
 
 def test_a_journal_has_all_that_was_decided(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.server.gateway.support import PATIENCE, Gated
 
 MODELS = b'{"object":"list","data":[{"id":"odd","object":"model"}]}'
 
@@ -23,7 +26,7 @@ def chunked(*parts: bytes, kind: str = "text/event-stream", end: bool = True) ->
     return [*pieces, b"0\r\n\r\n"] if end else pieces
 
 
-class OddEngine:
+class ScriptedEngine:
     """Serves in threads. ``script`` is given the request's head and body, and returns the pieces of an answer; an empty list
     hangs up at once. After the pieces the connection is closed unless the answer was whole.
     """
@@ -41,7 +44,7 @@ class OddEngine:
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> OddEngine:
+    def __enter__(self) -> ScriptedEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,3 +92,18 @@ class OddEngine:
             connection.sendall(piece)
             time.sleep(self.pause)
         return bool(pieces) and not self.hangs_up and (pieces[-1] == b"0\r\n\r\n" or b"content-length" in pieces[0])
+
+
+def gated(*engines: ScriptedEngine, **settings: Any) -> Gated:
+    """A gateway in front of these."""
+    return Gated(engines=[{"url": engine.url, "name": f"odd{at}"} for at, engine in enumerate(engines)], **settings)
+
+
+def plain(head: str, body: bytes) -> Sequence[bytes]:
+    """The shortest answer."""
+    return [answer("200 OK", b"{}")]
+
+
+def connect(gate: Gated) -> socket.socket:
+    host, _, port = gate.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""Engines that no real one is: odd bytes must pass unchanged, odd endings must be told from proper ones."""
+"""Whatever an engine answers passes unchanged, and odd endings are told from proper ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
-from tests.server.gateway.odd import OddEngine, answer, chunked
-from tests.server.gateway.support import Gated, eventually
+from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked, connect, gated, plain
+
+from kvyard.server import heads
 
 ODD = [b": hello\r\n\r\n", b"data:  {'not': json}\n", b"\n", b"id: 7\xc3\x28\ndata: x\n\n" * 3, b"data: [DONE]\r\n\r\n"]
 SERVER_ERROR = answer("500 Internal Server Error", b'{"error":{"message":"no","type":"x","param":null,"code":500}}')
-
-
-def gated(*engines: OddEngine, **settings: object) -> Gated:
-    return Gated(engines=[{"url": engine.url, "name": f"odd{at}"} for at, engine in enumerate(engines)], **settings)
+pytestmark = pytest.mark.zmq
 
 
 def test_any_bytes_pass() -> None:
@@ -34,7 +33,7 @@ def test_any_bytes_pass() -> None:
             return [answer("200 OK", packed, more="content-encoding: gzip\r\nset-cookie: a=1\r\nset-cookie: b=2\r\n")]
         return [answer("201 Created", whole, kind="application/weird; x=y", more="X-Thing: A b\r\nx-thing: C\r\n")]
 
-    with OddEngine(script) as engine, gated(engine) as gate:
+    with ScriptedEngine(script) as engine, gated(engine) as gate:
         gate.ready(1)
         with gate.stream("x") as reply:
             assert b"".join(reply.iter_raw()) == b"".join(ODD)
@@ -50,7 +49,7 @@ def test_any_bytes_pass() -> None:
 
 
 def test_the_request_passes_unchanged() -> None:
-    with OddEngine(lambda head, body: [answer("200 OK", b"{}")]) as engine, gated(engine) as gate:
+    with ScriptedEngine(lambda head, body: [answer("200 OK", b"{}")]) as engine, gated(engine) as gate:
         gate.ready(1)
         body = b'{  "prompt":"x" , "unknown": {"deep": [1.0, 1e3]}, "\\u0061": "\\u00e9" }\n'
         headers = {
@@ -69,7 +68,7 @@ def test_the_request_passes_unchanged() -> None:
 
 
 def test_tokens_are_not_passed_on() -> None:
-    with OddEngine(lambda head, body: [answer("200 OK", b"{}")]) as engine:
+    with ScriptedEngine(lambda head, body: [answer("200 OK", b"{}")]) as engine:
         with gated(engine, token="ours") as gate:
             gate.ready(1)
             gate.client.post("/v1/completions", json={"prompt": "x"})
@@ -81,25 +80,6 @@ def test_tokens_are_not_passed_on() -> None:
             assert "Bearer theirs" in engine.requests[-1][0] and "ours" not in engine.requests[-1][0]
 
 
-def test_admin_has_a_token_of_its_own() -> None:
-    with (
-        OddEngine(lambda head, body: [answer("200 OK", b"{}")]) as engine,
-        gated(engine, token="a", admin_token="b") as gate,
-    ):
-        eventually(lambda: gate.client.get("/health").status_code == 200)
-        admin = {"authorization": "Bearer b"}
-        assert gate.client.get("/admin/engines").status_code == 401
-        assert gate.client.get("/admin/engines", headers=admin).status_code == 200
-        assert gate.client.post("/explain", json={"body": {}}).status_code == 401
-        assert gate.client.post("/admin/drain", json={"engine": "odd0"}).status_code == 401
-        assert gate.client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
-        assert gate.client.post("/v1/completions", json={"prompt": "x"}, headers=admin).status_code == 401
-        assert gate.client.get("/dashboard/view").status_code == 401
-        assert gate.client.get("/dashboard/view", headers=admin).status_code == 200
-        for path in ("/health", "/ping", "/metrics"):
-            assert gate.client.get(path, headers={"authorization": ""}).status_code == 200
-
-
 def test_a_connection_that_went_stale_is_no_failure() -> None:
     """The only engine hangs up on what it held idle, as servers do: the request is sent again."""
     count = 0
@@ -109,7 +89,7 @@ def test_a_connection_that_went_stale_is_no_failure() -> None:
         count += 1
         return [] if count % 2 else [answer("200 OK", b"{}")]
 
-    with OddEngine(script) as engine, gated(engine) as gate:
+    with ScriptedEngine(script) as engine, gated(engine) as gate:
         gate.ready(1)
         for _ in range(4):
             assert gate.client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
@@ -130,7 +110,7 @@ def test_an_engine_that_hangs_up_before_its_first_byte_is_left() -> None:
         [answer("429 Too Many Requests", b"{}", more="retry-after: 9\r\n")],
     ]
     which: list[Sequence[bytes]] = [[]]
-    with OddEngine(lambda head, body: which[0]) as first, OddEngine(lambda head, body: fine) as second:
+    with ScriptedEngine(lambda head, body: which[0]) as first, ScriptedEngine(lambda head, body: fine) as second:
         with gated(first, second, router={"policy": "round-robin"}) as gate:
             gate.ready(2)
             first.hangs_up = True
@@ -148,7 +128,7 @@ def test_an_engine_that_hangs_up_before_its_first_byte_is_left() -> None:
 
 
 def test_what_nobody_can_answer_is_passed_on() -> None:
-    with OddEngine(lambda head, body: [SERVER_ERROR]) as first, OddEngine(lambda head, body: []) as second:
+    with ScriptedEngine(lambda head, body: [SERVER_ERROR]) as first, ScriptedEngine(lambda head, body: []) as second:
         with gated(first, second, router={"policy": "round-robin"}) as gate:
             gate.ready(2)
             seen = {gate.client.post("/v1/completions", json={"prompt": "x"}).status_code for _ in range(4)}
@@ -161,7 +141,7 @@ def test_what_nobody_can_answer_is_passed_on() -> None:
 def test_an_engine_that_fails_in_the_middle_is_not_tried_again() -> None:
     """The client gets what there was, an error that says so, and an end that can't be taken for a proper one."""
     with (
-        OddEngine(lambda head, body: chunked(b"data: a\n\n", b"data: b\n\n", end=False)) as engine,
+        ScriptedEngine(lambda head, body: chunked(b"data: a\n\n", b"data: b\n\n", end=False)) as engine,
         gated(engine) as gate,
     ):
         gate.ready(1)
@@ -179,14 +159,14 @@ def test_an_engine_that_fails_in_the_middle_is_not_tried_again() -> None:
 
 def test_a_refusal_is_the_engines() -> None:
     body = b'{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}'
-    with OddEngine(lambda head, sent: [answer("400 Bad Request", body)]) as engine, gated(engine) as gate:
+    with ScriptedEngine(lambda head, sent: [answer("400 Bad Request", body)]) as engine, gated(engine) as gate:
         gate.ready(1)
         reply = gate.client.post("/v1/completions", json={"prompt": "x"})
         assert reply.status_code == 400 and reply.content == body and len(engine.requests) == 1
 
 
 def test_a_silent_engine_is_given_up() -> None:
-    with OddEngine(lambda head, body: chunked(b"data: a\n\n", b"data: b\n\n")) as engine:
+    with ScriptedEngine(lambda head, body: chunked(b"data: a\n\n", b"data: b\n\n")) as engine:
         engine.pause = 1.0
         with gated(engine, silent_seconds=0.2, retries=0) as gate:
             gate.ready(1)
@@ -196,7 +176,7 @@ def test_a_silent_engine_is_given_up() -> None:
 
 
 def test_a_large_body_passes() -> None:
-    with OddEngine(lambda head, body: [answer("200 OK", b"{}")]) as engine, gated(engine) as gate:
+    with ScriptedEngine(lambda head, body: [answer("200 OK", b"{}")]) as engine, gated(engine) as gate:
         gate.ready(1)
         body = json.dumps({"prompt": [123456] * 300_000}).encode()
         assert gate.client.post("/v1/completions", content=body).status_code == 200
@@ -207,7 +187,7 @@ def test_a_large_body_passes() -> None:
 def test_a_broken_stream_is_not_our_trouble(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing of ours is logged but that an engine failed; a stream that is cut is no error of the server."""
     script = chunked(b"data: a\n\n", end=False)
-    with OddEngine(lambda head, body: script) as engine, gated(engine) as gate:
+    with ScriptedEngine(lambda head, body: script) as engine, gated(engine) as gate:
         gate.ready(1)
         for _ in range(3):
             with pytest.raises(httpx.RemoteProtocolError), gate.stream("x") as reply:
@@ -217,7 +197,7 @@ def test_a_broken_stream_is_not_our_trouble(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_status_that_is_none() -> None:
-    with OddEngine(lambda head, body: [answer("999 Odd", b"{}")]) as engine, gated(engine, retries=1) as gate:
+    with ScriptedEngine(lambda head, body: [answer("999 Odd", b"{}")]) as engine, gated(engine, retries=1) as gate:
         gate.ready(1)
         assert gate.client.post("/v1/completions", json={"prompt": "x"}).status_code == 502
         gate.idle()
@@ -226,8 +206,8 @@ def test_a_status_that_is_none() -> None:
 def test_an_engine_that_has_too_much_to_do_is_not_blamed() -> None:
     busy = answer("429 Too Many Requests", b'{"error":{"message":"later"}}', more="retry-after: 7\r\n")
     with (
-        OddEngine(lambda head, body: [busy]) as first,
-        OddEngine(lambda head, body: [answer("200 OK", b"{}")]) as second,
+        ScriptedEngine(lambda head, body: [busy]) as first,
+        ScriptedEngine(lambda head, body: [answer("200 OK", b"{}")]) as second,
     ):
         with gated(first, second, router={"policy": "round-robin"}) as gate:
             gate.ready(2)
@@ -237,3 +217,16 @@ def test_an_engine_that_has_too_much_to_do_is_not_blamed() -> None:
             gate.post("/admin/drain", engine="odd1")
             reply = gate.client.post("/v1/completions", json={"prompt": "x"})
             assert reply.status_code == 429 and reply.headers["retry-after"] == "7"
+
+
+def test_queries_go_along() -> None:
+    with ScriptedEngine(plain) as engine, gated(engine) as gate:
+        gate.ready(1)
+        gate.post("/v1/completions?api-version=2024%2F10&x=a+b", prompt="x")
+        assert engine.requests[-1][0].startswith("POST /v1/completions?api-version=2024%2F10&x=a+b HTTP/1.1")
+        gate.complete("x")
+        assert engine.requests[-1][0].startswith("POST /v1/completions HTTP/1.1")
+        with connect(gate) as connection:
+            half = b"y" * (heads.HEADER_BYTES * 2 // 3)  # of an address and of headers together
+            connection.sendall(b"GET /ping?%b HTTP/1.1\r\nhost: x\r\nx-long: %b\r\n\r\n" % (half, half))
+            assert connection.recv(1000).startswith(b"HTTP/1.1 431")

@@ -1,22 +1,32 @@
-"""Models, adapters, ranks and sessions: who may take a request, and who does."""
+"""Models, adapters, ranks and sessions: which engines there are, and which may take a request."""
 
 from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
-pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
-from tests.server.gateway.support import Gated, cached, eventually, fleet, front, worker_of
+from tests.server.gateway.scripted_engine import ScriptedEngine, gated, plain
+from tests.server.gateway.support import PATIENCE, Gated, cached, eventually, fleet, front, worker_of
 
+from kvyard.engine.timing import FixedTiming
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.config import GatewayEngine, convert
+from kvyard.server.gateway.routes import build
 from kvyard.server.mock.config import Lora
 
 pytestmark = pytest.mark.zmq
-
 PROMPT = list(range(300))
+PACE = {"timing": FixedTiming(prefill_ms=5, decode_ms=5)}
 
 
 def test_two_models() -> None:
@@ -188,3 +198,127 @@ def test_an_address_that_serves_another_model_later() -> None:
         assert gated.complete("x", model="new").status_code == 200
         gated.complete("x", 404, model="old")
         gated.idle()
+
+
+def test_comings_and_goings() -> None:
+    with front(3, mock={"engine": PACE}, engine_requests=2, queue=20) as (gated, served):
+        stop = threading.Event()
+        answered: list[int] = []
+        failed: list[object] = []
+
+        def ask(seed: int) -> None:
+            chance = random.Random(seed)
+            with httpx.Client(base_url=gated.url, timeout=PATIENCE, trust_env=False) as patient:
+                while not stop.is_set():
+                    body = {"prompt": [chance.randrange(5)] * 64, "max_tokens": chance.randrange(1, 30)}
+                    body |= {"ignore_eos": True, "stream": chance.random() < 0.7}
+                    if chance.random() < 0.3:
+                        hurry = chance.random() * 0.1
+                        try:
+                            httpx.post(f"{gated.url}/v1/completions", json=body, timeout=hurry, trust_env=False)
+                        except httpx.TimeoutException:
+                            pass
+                        continue
+                    try:
+                        answered.append(patient.post("/v1/completions", json=body).status_code)
+                    except httpx.HTTPError as error:
+                        failed.append(error)
+
+        def manage() -> None:
+            config = msgspec.to_builtins(gated.gateway.members.engines["worker0"].config)
+            while not stop.wait(0.1):
+                gated.post("/admin/drain", engine="worker1")
+                gated.post("/admin/remove", engine="worker0")
+                stop.wait(0.05)
+                gated.post("/admin/engines", 201, **config)
+                gated.post("/admin/resume", engine="worker1")
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(12)]
+        threads.append(threading.Thread(target=manage))
+        for thread in threads:
+            thread.start()
+        counters = gated.gateway.traffic.counters
+        eventually(lambda: len(answered) > 100 and counters.cancelled > 20, lambda: (answered, counters))
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        gated.ready(3, 3).idle()
+        assert not failed and set(answered) == {200}
+        ways = (counters.finished, counters.refused, counters.failed, counters.broken, counters.cancelled)
+        assert counters.requests == sum(ways) and not counters.failed and not counters.broken
+        assert gated.gateway.traffic.held == 0
+        # Whoever hung up has ended the engine's work too.
+        eventually(lambda: all(one["running"] + one["waiting"] == 0 for one in served.get("/admin/workers")))
+
+
+def test_a_model_that_is_gone_is_not_meant() -> None:
+    """Without a name the only model that somebody serves is meant."""
+    with ScriptedEngine(plain) as engine, gated(engine) as gate:
+        gate.ready(1)
+        gate.post("/admin/engines", 201, url="http://127.0.0.1:1", model="other")
+        gate.complete("x", 400)
+        gate.post("/admin/remove", engine="127.0.0.1:1")
+        assert gate.complete("x").status_code == 200
+
+
+def test_what_cannot_be_made_later_is_said_at_once(tmp_path: Path) -> None:
+    """Pools are made when an engine first answers. That is too late to tell anybody."""
+    with ScriptedEngine(plain) as engine:
+        for settings, said in (
+            ({"tokenizer": "/nowhere"}, "there is no tokenizer at"),
+            ({"tokenizers": {"odd": "/nowhere"}}, "there is no tokenizer at"),
+            ({"journal": str(tmp_path / "none" / "j")}, "can't write the journal"),
+            ({"share": "nonsense"}, "no address"),
+            ({"share": "redis://h:x"}, "write redis://HOST:PORT"),
+            ({"names": [{"host": "a b", "port": 1}]}, "no name of a host"),
+        ):
+            with pytest.raises(KvyardError, match=said), gated(engine, **settings):
+                pass
+
+
+def test_an_engine_that_cannot_be_taken_in_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, and without a traceback."""
+    (tmp_path / "j.2").write_text("in the way")
+    other = b'{"data":[{"id":"other"}]}'
+    with ScriptedEngine(plain) as one, ScriptedEngine(plain, models=other) as two:
+        with gated(one, two, journal=str(tmp_path / "j")) as gate:
+            eventually(lambda: gate.engines()["odd1"]["state"] == "down" or gate.engines()["odd0"]["state"] == "down")
+            reasons = [one["reason"] for one in gate.engines().values() if one["state"] == "down"]
+            assert len(reasons) == 1 and "it can't be taken in" in reasons[0] and "exists" in reasons[0]
+            gate.ready(1)
+        assert "Traceback" not in caplog.text and caplog.text.count("it can't be taken in") == 1
+
+
+def test_a_model_that_was_given_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine says what is wrong. Waiting until nobody is busy, which nobody is, would help nobody."""
+    with ScriptedEngine(plain) as engine, Gated(engines=[{"url": engine.url, "name": "e", "model": "typo"}]) as gate:
+        gate.ready(1)
+        for model in ("typo", "odd", None):
+            assert gate.complete("x", model=model).status_code == 200
+        assert len(engine.requests) == 3
+        assert caplog.text.count("e serves odd, not typo as it was given") == 1
+
+
+def test_an_engine_that_is_removed_while_it_leaves_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its watch was about to stop listening when it was stopped itself; nobody must go on listening for ever."""
+
+    async def story(url: str) -> None:
+        _, gateway = build(convert({"engines": [], "tokenizer": "bytes"}, "the test"))
+        async with gateway:
+            await gateway.members.add(GatewayEngine(url=url, name="e", model="odd", events="tcp://127.0.0.1:1"))
+            listeners = gateway.index.models["odd", "default"].listeners
+            assert len(listeners) == 1
+            with monkeypatch.context() as patched:
+
+                async def interrupted(_: object) -> None:
+                    raise asyncio.CancelledError
+
+                patched.setattr(gateway.index, "unregister", interrupted)
+                with pytest.raises(asyncio.CancelledError):
+                    await gateway.members._leave(gateway.members.engines["e"])
+            await gateway.members.remove("e")
+            assert not listeners
+
+    with ScriptedEngine(plain) as engine:
+        asyncio.run(story(engine.url))

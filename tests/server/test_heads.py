@@ -1,0 +1,88 @@
+"""Clients that send half a head, read nothing, or ask for another protocol."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+
+from tests.server.gateway.scripted_engine import ScriptedEngine, chunked, connect, gated, plain
+from tests.server.gateway.support import eventually
+
+from kvyard.server import heads
+
+pytestmark = pytest.mark.zmq
+
+
+def closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_who_sends_no_head_and_who_sends_half_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 1.0)
+    with ScriptedEngine(plain) as engine, gated(engine) as gate:
+        gate.ready(1)
+        with connect(gate) as silent, connect(gate) as slow, connect(gate) as second:
+            slow.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\nx-slow: ")
+            second.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert second.recv(1000).startswith(b"HTTP/1.1 200")
+            second.sendall(b"GET /ping HT")
+            assert closed(silent) and closed(slow) and closed(second)
+        assert gate.complete("x").status_code == 200
+
+
+def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "STUCK_SECONDS", 0.3)
+    much = chunked(*[b"data: " + b"x" * 100_000 + b"\n\n"] * 400)
+    with (
+        ScriptedEngine(lambda head, body: much if b"much" in body else plain(head, body)) as engine,
+        gated(engine) as gate,
+    ):
+        gate.ready(1)
+        with connect(gate) as stuck:
+            body = b'{"prompt": "much"}'
+            stuck.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            eventually(lambda: gate.gateway.traffic.counters.cancelled == 1)
+            gate.idle()
+        monkeypatch.undo()
+        with gate.stream("much") as reply:  # who reads gets all of it
+            assert sum(map(len, reply.iter_raw())) > 40_000_000
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_who_asks_for_another_protocol_keeps_his_body(apart: bool) -> None:
+    """As Java's own client does, with its first request on every connection."""
+    with ScriptedEngine(plain) as engine, gated(engine) as gate, connect(gate) as connection:
+        gate.ready(1)
+        body = b'{"prompt": "\\r\\nconnection: upgrade"}'
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\ncontent-length: %d\r\nhost: x\r\n"
+            b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n\r\n" % len(body)
+        )
+        for piece in (head, body) if apart else (head + body,):
+            connection.sendall(piece)
+            gate.client.get("/ping")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        sent, got = engine.requests[-1]
+        assert got == body and "upgrade" not in sent.lower() and "http2" not in sent.lower()
+
+
+def test_as_many_files_as_there_may_be() -> None:
+    program = (
+        "import resource as r; from kvyard.server.running import allow_files; hard = r.getrlimit(r.RLIMIT_NOFILE)[1];"
+        "r.setrlimit(r.RLIMIT_NOFILE, (64, hard)); allow_files(); print(r.getrlimit(r.RLIMIT_NOFILE)[0] > 64)"
+    )
+    pytest.importorskip("resource", reason="there are no such limits here")
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "True"
