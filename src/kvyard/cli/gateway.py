@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from kvyard.cli.serving import TOKEN_VARIABLE, Verbose, log_to_stderr, read_token, warn_if_open
+from kvyard.cli.serving import Verbose, log_to_stderr, read_token, warn_if_open
+from kvyard.cli.settings import with_flags
 from kvyard.errors import KvyardError
-from kvyard.router import POLICIES
+from kvyard.server.gateway.config import ADMIN_VARIABLE, FLAGS, UPSTREAM_VARIABLE, GatewayConfig, convert
+from kvyard.settings import chosen
 
-ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
-UPSTREAM_VARIABLE = "KVYARD_UPSTREAM_TOKEN"
 KEEP_ALIVE = 75
 """Seconds that a client's connection is kept between requests: longer than balancers keep theirs, so that they go first."""
 NUMBERS = ("block_size", "dp_size", "port", "events_port", "replay_port", "interval_s", "alignment")
 
 
+@with_flags(FLAGS)
 def gateway(
+    settings: Mapping[str, object],
     engine: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,42 +42,14 @@ def gateway(
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")] = None,
-    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="0 for any. [default: 8080]")] = None,
-    router: Annotated[str | None, typer.Option(help=f"{', '.join(POLICIES.names())}; kv by default.")] = None,
     router_set: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A setting of the router, see docs/routing.md; may be repeated."),
-    ] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens per block of the index.")] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="engine (the default: engines are asked), bytes (for mocks), or a tokenizer.json for text."),
-    ] = None,
-    index: Annotated[
-        str | None, typer.Option(metavar="URL", help="Ask this kvyard index instead of listening to engines.")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the file; may be repeated."),
     ] = None,
-    journal: Annotated[Path | None, typer.Option(help="Write down all that the router is told and decides.")] = None,
-    record: Annotated[
-        Path | None, typer.Option(help="Record the traffic as a trace without text, for kvyard replay.")
-    ] = None,
-    share: Annotated[
-        str | None, typer.Option(metavar="URL", help="Share the load with other gateways through this Redis.")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with the token that clients show; or set {TOKEN_VARIABLE}.")
-    ] = None,
-    admin_token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with a token of its own for /admin; or set {ADMIN_VARIABLE}.")
-    ] = None,
-    upstream_token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with the token for engines; or set {UPSTREAM_VARIABLE}.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the router's ties.")] = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve an OpenAI-compatible gateway in front of engines, until interrupted.
@@ -86,7 +61,6 @@ def gateway(
         from kvyard.server.gateway.routes import build
     except ImportError as error:
         raise KvyardError(f"the gateway needs {error.name}: pip install 'kvyard[server]'") from None
-    from kvyard.server.gateway.config import GatewayConfig, convert
     from kvyard.server.indexer.config import load
     from kvyard.server.running import Running, allow_files, listen
 
@@ -96,27 +70,14 @@ def gateway(
     if config is not None:
         found = load(config)
         convert(found, where)  # by itself first: what flags are laid over has to have the right shape
-    given: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "block_size": block_size,
-        "tokenizer": tokenizer,
-        "index_url": index,
-        "journal": None if journal is None else str(journal),
-        "record": None if record is None else str(record),
-        "share": share,
-        "token_file": None if token_file is None else str(token_file),
-        "admin_token_file": None if admin_token_file is None else str(admin_token_file),
-        "upstream_token_file": None if upstream_token_file is None else str(upstream_token_file),
-        "seed": seed,
-    }
-    found.update({name: value for name, value in given.items() if value is not None})
+    given = FLAGS.parse(settings)
+    found.update(chosen(GatewayConfig, given))
     for text in set_ or ():
         name, value = _pair(text, "--set")
         found[name] = value
     policy = dict(found.get("router", {}))
-    if router is not None:
-        policy["policy"] = router
+    if "router" in given:
+        policy["policy"] = given["router"]
     policy.update(_pair(text, "--router-set") for text in router_set or ())
     if policy:
         found["router"] = policy
@@ -126,19 +87,19 @@ def gateway(
         found["fleets"] = [*found.get("fleets", ()), *fleet]
     if dns:
         found["names"] = [*found.get("names", ()), *(_name(text) for text in dns)]
-    settings: GatewayConfig = convert(found, where)
+    made: GatewayConfig = convert(found, where)
 
-    token = read_token(settings.token_file)
+    token = read_token(made.token_file)
     app, served = build(
-        settings,
+        made,
         token=token,
-        upstream_token=read_token(settings.upstream_token_file, UPSTREAM_VARIABLE),
-        index_token=read_token(settings.index_token_file, None),
-        admin_token=read_token(settings.admin_token_file, ADMIN_VARIABLE),
+        upstream_token=read_token(made.upstream_token_file, UPSTREAM_VARIABLE),
+        index_token=read_token(made.index_token_file, None),
+        admin_token=read_token(made.admin_token_file, ADMIN_VARIABLE),
     )
     allow_files()
-    bound = listen(settings.host, settings.port)
-    warn_if_open(settings.host, token)
+    bound = listen(made.host, made.port)
+    warn_if_open(made.host, token)
 
     def ready(url: str) -> None:
         # What is here now stays. Looking through all of it again and again, an index of a million blocks too, makes pauses.
@@ -147,8 +108,8 @@ def gateway(
         gc.set_threshold(20_000, 20, 20)
         count = len(served.members.engines)
         engines = "1 engine" if count == 1 else f"{count} engines"
-        typer.echo(f"gateway serving at {url}, {engines}, policy {settings.router.policy}", err=True)
-        if not count and not settings.names:
+        typer.echo(f"gateway serving at {url}, {engines}, policy {made.router.policy}", err=True)
+        if not count and not made.names:
             typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
 
     with bound:
@@ -158,7 +119,7 @@ def gateway(
             around=served,
             ready=ready,
             ending=served.drain,
-            drain_seconds=settings.drain_seconds,
+            drain_seconds=made.drain_seconds,
             keep_alive_seconds=KEEP_ALIVE,
         ).run()
     typer.echo("stopped", err=True)
@@ -176,7 +137,7 @@ def _pair(text: str, flag: str) -> tuple[str, Any]:
 
 
 def _described(text: str, flag: str, first: str) -> dict[str, Any]:
-    """``FIRST,NAME=VALUE,...`` as settings."""
+    """``FIRST,NAME=VALUE,...`` as made."""
     head, *rest = text.split(",")
     found: dict[str, Any] = {first: head}
     for part in rest:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +11,17 @@ import msgspec
 import typer
 
 from kvyard.cli.index_show import explanation_lines, table
+from kvyard.cli.serving import TOKEN_VARIABLE, Verbose, log_to_stderr, warn_if_open
+from kvyard.cli.serving import read_token as token_of
+from kvyard.cli.settings import assignment, with_flags
 from kvyard.errors import KvyardError
 from kvyard.server import prompt
-from kvyard.server.indexer.config import Config, check_token_text, convert, read, read_token
+from kvyard.server.indexer.config import Config, convert, read
+from kvyard.settings import settings_of
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Serve an index of KV-cache events, or ask one about a prompt."
 )
-
-TOKEN_VARIABLE = "KVYARD_TOKEN"
 
 TokenFile = Annotated[Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")]
 Tokens = Annotated[str | None, typer.Option(help="Token ids, with commas or spaces between.")]
@@ -41,12 +42,10 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 @app.command()
+@with_flags(settings_of(Config))
 def serve(
+    settings: Mapping[str, object],
     config: Annotated[Path | None, typer.Option(help="A TOML or JSON file.")] = None,
-    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="0 for any. [default: 8090]")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens per block of the index.")] = None,
-    backend: Annotated[str | None, typer.Option(help="memory or redis. [default: memory]")] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="For the redis backend, such as redis://localhost:6379.")
     ] = None,
@@ -54,8 +53,7 @@ def serve(
     tokenizer: Annotated[
         list[str] | None, typer.Option(help="MODEL=PATH of a tokenizer.json, for text; may be repeated.")
     ] = None,
-    token_file: TokenFile = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say more on stderr.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Serve the index over HTTP until interrupted.
 
@@ -63,30 +61,23 @@ def serve(
     listens on this machine only, unless told otherwise.
     """
     from kvyard.server.indexer.routes import build
-    from kvyard.server.running import Running, is_loopback, listen
+    from kvyard.server.running import Running, listen
 
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    settings = _settings(
+    log_to_stderr(verbose)
+    made = _over(
         read(config) if config is not None else Config(),
-        host=host,
-        port=port,
-        block_size=block_size,
-        backend=backend,
         peers=peer,
-        token_file=None if token_file is None else str(token_file),
-        tokenizers=None if tokenizer is None else dict(map(_pair, tokenizer)),
+        tokenizers=None
+        if tokenizer is None
+        else dict(assignment(text, "--tokenizer", "MODEL=PATH") for text in tokenizer),
         backend_options=None if redis_url is None else {"url": redis_url},
+        **settings_of(Config).parse(settings),
     )
-    token = read_token(settings.token_file) if settings.token_file is not None else _token(None)
-    bound = listen(settings.host, settings.port)
-    if token is None and not is_loopback(settings.host):
-        typer.echo(
-            f"warning: everybody who reaches {settings.host} can use this: set a token with --token-file", err=True
-        )
+    token = token_of(made.token_file)
+    bound = listen(made.host, made.port)
+    warn_if_open(made.host, token)
     try:
-        served, service = build(settings, token)
+        served, service = build(made, token)
         Running(served, bound, around=service, ready=lambda url: typer.echo(f"serving at {url}", err=True)).run()
     finally:
         bound.close()
@@ -142,7 +133,7 @@ def query(
     else:
         if replay:
             raise KvyardError("--replay belongs to --endpoint: give both, or neither to ask a service")
-        token = read_token(str(token_file)) if token_file is not None else _token(None)
+        token = token_of(token_file)
         found = {"score": _post(url, "/score", asked, token)}
         if explain:
             found["explain"] = _post(url, "/explain", asked, token)
@@ -165,25 +156,13 @@ def pairs(endpoints: list[str], replays: list[str] | None) -> list[tuple[str, st
     return list(zip(endpoints, replays, strict=True))
 
 
-def _settings(config: Config, **over: Any) -> Config:
+def _over(config: Config, **over: Any) -> Config:
     """The configuration with what the command line says put over it."""
     found = msgspec.to_builtins(config)
     for name, value in over.items():
         if value is not None:
             found[name] = {**found[name], **value} if isinstance(value, dict) else value
     return convert(found, "the command line")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    model, equals, path = text.partition("=")
-    if not equals or not model or not path:
-        raise KvyardError(f"--tokenizer {text!r}: write MODEL=PATH")
-    return model, path
-
-
-def _token(default: str | None) -> str | None:
-    found = os.environ.get(TOKEN_VARIABLE)
-    return default if found is None else check_token_text(found, TOKEN_VARIABLE)
 
 
 def _post(url: str, path: str, body: dict[str, Any], token: str | None) -> Any:

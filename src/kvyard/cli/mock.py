@@ -60,7 +60,7 @@ def mock(
         given,
         loras=tuple(
             Lora(name=name, path=path, number=number)
-            for number, (name, path) in enumerate((assignment(text, "--lora") for text in lora or ()), 1)
+            for number, (name, path) in enumerate((assignment(text, "--lora", "NAME=PATH") for text in lora or ()), 1)
         ),
         faults=changed(MockFaults(), dict(map(_fault, fault or ()))),
     )

@@ -116,9 +116,9 @@ def _assigned(texts: list[str], flagged: Mapping[str, object], known: Settings) 
     return found
 
 
-def assignment(text: str, flag: str) -> tuple[str, str]:
-    """The name and the value of ``NAME=VALUE``. Raises ``KvyardError`` where it isn't that."""
+def assignment(text: str, flag: str, form: str = "NAME=VALUE") -> tuple[str, str]:
+    """The name and the value of text in that ``form``. Raises ``KvyardError`` where it isn't that."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise KvyardError(f"{flag} {text}: write NAME=VALUE, with an equals sign between the two")
+        raise KvyardError(f"{flag} {text}: write {form}")
     return name.strip(), value.strip()

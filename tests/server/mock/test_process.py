@@ -81,7 +81,7 @@ def test_a_stream_that_takes_too_long_is_cut() -> None:
         (["--set", "block_size=4", "--block-size", "8"], "set twice"),
         (["--kv-events", "--kv-events-config", "{}"], "leave the other flags out"),
         (["--host-blocks", "100", "--set", "host_scope=shared"], "shared"),
-        (["--lora", "nameless"], "NAME=VALUE"),
+        (["--lora", "nameless"], "NAME=PATH"),
     ],
 )
 def test_refusals(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

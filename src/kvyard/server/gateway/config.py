@@ -15,11 +15,15 @@ from kvyard.server.http import Bounds
 from kvyard.server.indexer.config import Config as IndexConfig
 from kvyard.server.indexer.config import Names, Patience, Share, load, settings_as
 from kvyard.server.indexer.schemas import AttentionGroup, Dialect, Name, Register, Size
+from kvyard.settings import Setting, Settings, settings_of
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 
+TOKEN_VARIABLE = "KVYARD_TOKEN"
+ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
+UPSTREAM_VARIABLE = "KVYARD_UPSTREAM_TOKEN"
 BYTES = "bytes"
 """A tokenizer: every byte is a token, conversations are written as the mock writes them."""
 ENGINE = "engine"
@@ -126,14 +130,19 @@ class NameConfig(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a gateway. Raises ``KvyardError`` for what can't go together."""
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
-    token_file: str | None = None
-    """The bearer token that clients must show."""
-    admin_token_file: str | None = None
-    """The bearer token of /admin and /explain, where it isn't to be the clients'."""
-    upstream_token_file: str | None = None
-    """The bearer token that is shown to engines. Left out, the client's own is passed on, unless it was meant for us."""
+    host: Annotated[str, Setting("Where to listen.", flag=True)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), Setting("0 for any.", flag=True)] = 8080
+    token_file: Annotated[
+        str | None, Setting(f"A file with the token that clients show; or set {TOKEN_VARIABLE}.", flag=True)
+    ] = None
+    admin_token_file: Annotated[
+        str | None, Setting(f"A file with a token of its own for /admin; or set {ADMIN_VARIABLE}.", flag=True)
+    ] = None
+    """That of /explain too, where it isn't to be the clients'."""
+    upstream_token_file: Annotated[
+        str | None, Setting(f"A file with the token for engines; or set {UPSTREAM_VARIABLE}.", flag=True)
+    ] = None
+    """Left out, the client's own is passed on, unless it was meant for us."""
 
     engines: list[GatewayEngine] = []
     fleets: list[str] = []
@@ -142,23 +151,25 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names whose addresses are engines, looked up again and again."""
 
     router: RouterConfig = RouterConfig()
-    seed: int = 0
-    """Of the router's ties."""
-    block_size: Size | None = None
-    """The index's. Left out, that of a model's first engine that says one, else 16."""
+    seed: Annotated[int, Setting("Of the router's ties.", flag=True)] = 0
+    block_size: Annotated[Size | None, Setting("Tokens per block of the index.", flag=True)] = None
+    """Left out, that of a model's first engine that says one, else 16."""
     direct: Names | None = None
     catching_up: Share = 0.0
     streams: Patience = Patience()
     subscriptions: list[Register] = []
     """Further event streams: of offload connectors, and of pools that engines share."""
-    index_url: str | None = None
-    """A ``kvyard index`` to ask, instead of listening to the engines."""
+    index_url: Annotated[
+        str | None, Setting("Ask this kvyard index instead of listening to engines.", name="index", flag=True)
+    ] = None
     index_token_file: str | None = None
     index_seconds: Seconds = 0.5
     """How long it may take. Without its answer a request is routed by load."""
 
-    tokenizer: str = ENGINE
-    """``engine``, ``bytes``, or the path of a tokenizer.json, for text; conversations need the engine's template."""
+    tokenizer: Annotated[
+        str, Setting("engine (engines are asked), bytes (for mocks), or a tokenizer.json for text.", flag=True)
+    ] = ENGINE
+    """Conversations need the engine's template."""
     tokenizers: dict[str, str] = {}
     """The same for single models."""
     session_header: Name = "x-session-id"
@@ -189,18 +200,23 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long answers may still take after SIGTERM."""
     limits: Bounds = Bounds()
 
-    journal: str | None = None
-    """A file for all that the router was told and decided; further models get files of their own."""
-    record: str | None = None
-    """A file for the traffic as a trace, without any text."""
+    journal: Annotated[
+        str | None, Setting("Write down all that the router is told and decides, in this file.", flag=True)
+    ] = None
+    """Further models get files of their own."""
+    record: Annotated[
+        str | None, Setting("Record the traffic as a trace without text, for kvyard replay, in this file.", flag=True)
+    ] = None
     record_block_size: Size | None = None
     """Tokens per id of that trace: a multiple of the index's block size. Left out, that itself: with larger ones, short prompts
     seem to share nothing."""
     record_limit: Annotated[int, Meta(ge=1)] = 1 << 30
     """Bytes after which the recording ends, or with ``record_keep`` goes on in a new file."""
     record_keep: Count = 0
-    share: str | None = None
-    """A Redis or Valkey, such as redis://localhost:6379, through which gateways tell each other of their load."""
+    share: Annotated[
+        str | None, Setting("Share the load with other gateways through this Redis, a URL.", flag=True)
+    ] = None
+    """A Redis or Valkey, such as redis://localhost:6379."""
     share_namespace: Name = "default"
 
     def __post_init__(self) -> None:
@@ -254,3 +270,7 @@ def read(path: Path) -> GatewayConfig:
 def convert(found: Any, where: str) -> GatewayConfig:
     """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     return settings_as(found, GatewayConfig, where)
+
+
+FLAGS = Settings(settings_of(GatewayConfig), {"router": settings_of(RouterConfig)["router"]})
+"""What has a flag of its own."""

@@ -21,6 +21,7 @@ from kvyard.index import DEFAULT_WEIGHTS, Identity, Trust
 from kvyard.server.http import Bounds, explained
 from kvyard.server.indexer.names import LocalNames
 from kvyard.server.indexer.schemas import Register, Size, TierName
+from kvyard.settings import Setting
 
 TIERS: dict[TierName, Tier] = {"gpu": Tier.G1, "cpu": Tier.G2, "disk": Tier.G3, "remote": Tier.G4}
 """Dynamo's words for tiers, and one for what it has none for."""
@@ -67,13 +68,13 @@ class Names(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a service."""
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8090
-    token_file: str | None = None
-    block_size: Size | None = None
-    """The index's. Left out, a model's first stream that says one decides, else 16."""
+    host: Annotated[str, Setting("Where to listen.", flag=True)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), Setting("0 for any.", flag=True)] = 8090
+    token_file: Annotated[str | None, Setting("A file with the bearer token; or set KVYARD_TOKEN.", flag=True)] = None
+    block_size: Annotated[Size | None, Setting("Tokens per block of the index.", flag=True)] = None
+    """Left out, a model's first stream that says one decides, else 16."""
     direct: Names | None = None
-    backend: Literal["memory", "redis"] = "memory"
+    backend: Annotated[Literal["memory", "redis"], Setting("{choices}.", flag=True)] = "memory"
     backend_options: dict[str, Any] = {}
     """For a backend: ``budget`` bytes for memory; ``url`` and others for Redis."""
     tier_weights: dict[TierName, Weight] = msgspec.field(
