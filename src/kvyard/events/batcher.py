@@ -37,7 +37,7 @@ class Batcher:
     ) -> None:
         """``groups`` are the attention groups by index.
 
-        ``snapshot`` lists the map when all of it must be announced anew; without it a consumer that lost something is
+        ``snapshot`` lists the map when all of it must be announced again; without it a consumer that lost something is
         told to clear and learns again as blocks come in. ``max_runs`` bounds what one iteration may hold.
         """
         self.stream = stream
@@ -112,7 +112,7 @@ class Batcher:
         """Announce that ``tier``, or everything, was emptied; all waiting removals go first.
 
         The wire's clear always means everything. So where other tiers are announced too, the end of the iteration clears
-        and announces them anew; without a snapshot the event names the tier, which not every consumer reads.
+        and announces them again; without a snapshot the event names the tier, which not every consumer reads.
         """
         if tier is not None and self._snapshot is not None:
             self._resync = True
@@ -137,7 +137,7 @@ class Batcher:
         return self._announce_anew(now) if events is None else self._batch(events, now)
 
     def resync(self, now: int) -> EventBatch:
-        """Give up what waits, skip a sequence number, and announce the whole map anew: a clear, then the snapshot.
+        """Give up what waits, skip a sequence number, and announce the whole map again: a clear, then the snapshot.
 
         For when batches were lost on their way. Call it between iterations.
         """

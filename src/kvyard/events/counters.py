@@ -27,7 +27,7 @@ class BatcherCounters(msgspec.Struct):
     lost_runs: int = 0
     """Runs given up unannounced because an iteration outgrew its bound; a snapshot made up for them."""
     resyncs: int = 0
-    """Batches that cleared and announced the whole map anew."""
+    """Batches that cleared and announced the whole map again."""
 
 
 class OutboxCounters(msgspec.Struct):

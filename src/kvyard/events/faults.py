@@ -87,7 +87,7 @@ class Injector:
     def renumber(self, frame: Frame) -> tuple[Frame, bool]:
         """The frame as the publisher sends it, and whether it is the first of a new one.
 
-        For whoever stands in for the publisher, and so has to answer for what it sent. Call it once per frame, and then
+        For a relay, which stands in for the publisher and has to answer for what it sent. Call it once per frame, and then
         ``disturb``; ``feed`` does both.
         """
         restarted = self._happens(self.faults.restart)

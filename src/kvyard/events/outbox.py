@@ -1,7 +1,7 @@
-"""The outbox: a bounded queue of batches between the engine and whoever sends them.
+"""The outbox: a bounded queue of batches between the engine and the thread that sends them.
 
 The engine must never wait for a slow consumer, and a consumer must never go on believing in a block that is gone. A plain
-bounded queue breaks one or the other. This one, when full, throws away all it holds and asks for the whole map anew; the
+bounded queue breaks one or the other. This one, when full, throws away all it holds and asks for the whole map again; the
 sequence numbers of what it threw away stay missing, so the loss shows. A clear takes the place of every Removed that was
 thrown away, so none is ever missed: a consumer that drains the queue always ends at the map.
 """
@@ -74,7 +74,7 @@ class Outbox:
             return batch
 
     def close(self) -> None:
-        """Wake whoever waits in ``take``; what is queued can still be taken."""
+        """Wake a thread that waits in ``take``; what is queued can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

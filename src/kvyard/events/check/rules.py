@@ -17,7 +17,7 @@ from kvyard.events.wire import WIRES, StreamRules
 from kvyard.events.wire.format import UNKNOWN
 
 _PROBLEM, _NORMAL, _NOTE = Severity
-_NOBODYS = "an engine we can't tell", StreamRules(single_removals=True)
+_UNKNOWN_ENGINE = "an engine we can't tell", StreamRules(single_removals=True)
 
 
 class _Stream(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ def judge(
     guessed = engine == "auto"
     if guessed:
         engine = facts.guess.engine()
-    title, normal = _NOBODYS if engine == UNKNOWN else (WIRES.get(engine).title, WIRES.get(engine).rules)
+    title, normal = _UNKNOWN_ENGINE if engine == UNKNOWN else (WIRES.get(engine).title, WIRES.get(engine).rules)
     stream = _Stream(facts, title, normal, recovered, device_blocks)
     findings = [finding for rule in RULES for finding in rule(stream)]
     order = list(Severity)
@@ -115,7 +115,7 @@ def _sequence(stream: _Stream) -> Iterator[Finding]:
             severity=_NOTE,
             count=len(joined),
             seen=f"The recording begins at batch {joined[0].first}: parents and removals of what came before are unknown.",
-            means="All blocks from before. Fetch them by replay or snapshot.",
+            means="All blocks from before are unknown. Fetch them by replay or snapshot.",
         )
     if backwards := sum(one.backwards for one in streams):
         yield Finding(
@@ -135,21 +135,21 @@ def _sequence(stream: _Stream) -> Iterator[Finding]:
 # -- what can't be read ---------------------------------------------------------------------------------------------
 
 _KINDS = {
-    "payload": ("Payloads that can't be read at all.", "Everything in them."),
+    "payload": ("Payloads that can't be read at all.", "Everything in them is lost."),
     "malformed": (
         "Events whose fields can't be read.",
-        "Those events; a decoder that is strict loses the whole batch.",
+        "Those events are lost; a decoder that is strict loses the whole batch.",
     ),
-    "hash": ("Events with something that can't be a hash.", "Those events."),
-    "group": ("Events of a group that can't be.", "Those events."),
+    "hash": ("Events with something that can't be a hash.", "Those events are lost."),
+    "group": ("Events of a group that can't be.", "Those events are lost."),
     "medium": (
-        "Events with a word for the medium that nobody knows.",
-        "Those copies, or they are credited to the wrong tier.",
+        "Events with an unknown word for the medium.",
+        "Those copies are lost, or credited to the wrong tier.",
     ),
     "batch": ("Batches with a time stamp or rank that is none.", ""),
     "gap": (
         "Event ids are missing: the engine's buffer overflowed.",
-        "Whatever was announced in them, removals included.",
+        "Whatever was announced in them is lost, removals included.",
     ),
     "restart": (
         "Event ids start again: the engine was restarted.",
@@ -183,7 +183,7 @@ def _readability(stream: _Stream) -> Iterator[Finding]:
             severity=_PROBLEM,
             count=sum(facts.unknown_kinds.values()),
             seen=f"Events of unknown kinds: {names}.",
-            means="Whatever they announce. Some consumers throw away the whole batch with them.",
+            means="Whatever they announce is lost. Some consumers throw away the whole batch with them.",
         )
     written = [name for name, count in facts.guess.encodings.items() if count]
     if len(written) > 1:
@@ -200,7 +200,7 @@ def _readability(stream: _Stream) -> Iterator[Finding]:
             severity=_NOTE,
             count=facts.guess.encodings["array"],
             seen="Events are arrays, as in vLLM up to 0.23; from 0.24 on they are maps.",
-            means="Nothing now. After an update, a consumer of arrays only loses everything.",
+            means="No harm now. After an update, a consumer of arrays only loses everything.",
         )
 
 
@@ -247,7 +247,7 @@ def _announcements(stream: _Stream) -> Iterator[Finding]:
         "unknown-remove",
         facts.unknown_removes,
         "removals of blocks that were never announced",
-        "Nothing, if they are ignored. A consumer that counts without looking goes negative.",
+        "No harm if they are ignored. A consumer that counts without looking goes negative.",
         below=f"{stream.title}'s offloading forgets what it announced" if normal.offload_forgets else "",
         always="the announcement of a partial block is left out, its removal isn't" if facts.partial_blocks else "",
     )
@@ -255,7 +255,7 @@ def _announcements(stream: _Stream) -> Iterator[Finding]:
         "repeated-remove",
         facts.repeated_removes,
         "removals of blocks that were gone already",
-        "Nothing, if they are ignored. A consumer that counts without looking goes negative.",
+        "No harm if they are ignored. A consumer that counts without looking goes negative.",
         below=f"{stream.title}'s offloading forgets what it announced" if normal.offload_forgets else "",
     )
 
@@ -266,7 +266,7 @@ def _shapes(stream: _Stream) -> Iterator[Finding]:
         "empty-store",
         facts.empty_stores,
         "stores name no block, though some have tokens",
-        "Nothing. A consumer that pairs tokens with hashes must not invent blocks from them.",
+        "No harm. A consumer that pairs tokens with hashes must not invent blocks from them.",
         partial=bool(normal.empty_stores),
         always=normal.empty_stores,
     )
@@ -280,7 +280,7 @@ def _shapes(stream: _Stream) -> Iterator[Finding]:
         "misaligned",
         facts.misaligned,
         "stores whose tokens don't fill their blocks",
-        "Nobody can tell which tokens belong to which hash: a consumer that computes its own hashes can't use these.",
+        "There is no telling which tokens belong to which hash: a consumer that computes its own hashes can't use these.",
         partial=True,
     )
     hash_only = facts.hash_only
@@ -298,7 +298,7 @@ def _shapes(stream: _Stream) -> Iterator[Finding]:
             code="partial-blocks",
             severity=_NORMAL if normal.partial_blocks else _PROBLEM,
             count=facts.partial_blocks,
-            seen="Blocks that aren't full are announced; nobody else can use them, and they were left out.",
+            seen="Blocks that aren't full are announced; no other request can use them, and they were left out.",
         )
     for group, sizes in facts.block_sizes.items():
         if len(sizes) > 1:

@@ -2,7 +2,7 @@
 
 The rules are vLLM's, so that one configuration serves both: rank r of a data-parallel engine is r ports further, and an
 address with a wildcard is bound while any other is connected to. One case vLLM leaves open is decided here: an explicit
-port 0 is bound, since nobody can connect to it.
+port 0 is bound, since it can't be connected to.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from itertools import count
 
 from kvyard.events.transport.frames import Frame, Reply, ReplyKind, fingerprint
 from kvyard.events.transport.inquiry import Inquiry, ReplayRequest, RequestKind
-from kvyard.events.transport.position import Position
+from kvyard.events.transport.position import StreamPosition
 from kvyard.events.transport.recovery import Recovery, Signal
 from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
 from kvyard.events.transport.update_log import UpdateLog
@@ -43,7 +43,7 @@ class Follower:
         ``source`` says whether there is a replay socket to ask. ``numbers`` numbers requests, across followers.
         """
         limits = limits or Limits()
-        self.at = Position(limits.remembered)
+        self.at = StreamPosition(limits.remembered)
         self.updates: deque[Update] = deque() if updates is None else updates
         self._source = source
         self._prefix = prefix
@@ -81,7 +81,8 @@ class Follower:
     def start(self, now: int) -> None:
         """Begin: ask for what there is, if there is a replay socket."""
         self._recovery.heard = self._recovery.probed = now
-        self._recovery.handle(Signal.LOOK, now, why="nothing is known yet")
+        self._log.reason = "nothing is known yet"
+        self._recovery.handle(Signal.LOOK, now)
 
     def resume(self, topic: bytes, seq: int, digest: int, publisher_epoch: int | None, now: int) -> None:
         """Go on after batch ``seq``: another reader applied everything up to there, and its result was taken over."""
@@ -111,10 +112,7 @@ class Follower:
             counters.damaged += 1
             if seq <= at.applied or held is not None:
                 return
-        if seq <= at.applied:
-            recovery.handle(Signal.BACKWARD, now, batch, f"the sequence went back from {at.applied} to {seq}")
-            return
-        counters.late += seq < before
+        counters.late += at.applied < seq < before
         recovery.accept(batch, now)
 
     def reply(self, number: int, reply: Reply, now: int) -> None:

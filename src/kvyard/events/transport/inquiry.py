@@ -13,7 +13,7 @@ from enum import IntEnum
 import msgspec
 
 from kvyard.events.transport.frames import HEAD_WORD, SNAPSHOT_WORD, Reply, ReplyKind, StreamHead
-from kvyard.events.transport.position import Position
+from kvyard.events.transport.position import StreamPosition
 from kvyard.events.transport.state import Limits
 
 
@@ -69,7 +69,7 @@ class Inquiry:
         self._attempts = attempts
         self.failures = []
 
-    def send(self, at: Position, order: int, now: int) -> bool:
+    def send(self, at: StreamPosition, order: int, now: int) -> bool:
         """Make the plan's first request that makes sense. Returns whether there was one."""
         plan = self._plan
         while plan and plan[0] in (RequestKind.HEAD, RequestKind.SNAPSHOT) and self.knows_words is False:

@@ -35,7 +35,7 @@ class OutletCounters(msgspec.Struct):
     refused_requests: int = 0
     """Too many at once."""
     abandoned_answers: int = 0
-    """Nobody was there to read them to the end."""
+    """The asker left, or stopped reading."""
 
 
 class _Unsent:
@@ -107,7 +107,7 @@ class Outlet:
             raise
 
     def send(self, frame: Frame) -> None:
-        """Publish ``frame`` to whoever listens."""
+        """Publish ``frame`` to all subscribers."""
         self.send_parts(frame.parts())
 
     def send_parts(self, parts: list[bytes]) -> None:

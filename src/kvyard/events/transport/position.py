@@ -29,7 +29,7 @@ class ReceivedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it makes all before it irrelevant."""
 
 
-class Position:
+class StreamPosition:
     """The last applied batch and the ones around it."""
 
     def __init__(self, remembered: int) -> None:

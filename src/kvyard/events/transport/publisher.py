@@ -1,7 +1,7 @@
-"""The publisher: an engine's batches out to whoever subscribes, without the engine ever waiting for anybody.
+"""The publisher: an engine's batches out to subscribers, without the engine ever waiting for one.
 
 ``publish`` puts a batch into a bounded queue and returns. A thread of its own encodes and sends, answers replay and
-snapshot requests, and keeps what those need. When the queue is full it is emptied and the whole map is announced anew: the
+snapshot requests, and keeps what those need. When the queue is full it is emptied and the whole map is announced again: the
 sequence shows a gap, then comes a clear and the map, in ordinary batches that every reader of vLLM's stream understands.
 """
 
@@ -49,7 +49,7 @@ class Publisher:
     ) -> None:
         """Nothing is opened or started yet.
 
-        ``recover`` announces the whole map anew (``Batcher.resync``); it runs in the thread that publishes. ``rank`` moves
+        ``recover`` announces the whole map again (``Batcher.resync``); it runs in the thread that publishes. ``rank`` moves
         both endpoints and is written into batches that name none. ``epoch`` is the time, in nanoseconds, unless given.
         ``bind`` overrules what the endpoint says about who binds. ``buffer_steps`` batches are kept for replay, ``max_events``
         may wait to be sent. Raises ``KvyardError``.
@@ -61,7 +61,7 @@ class Publisher:
         self.error: Exception | None = None
         """The last thing that went wrong in the thread, for inspection."""
         self.failures = 0
-        """Batches that could not be sent; each was made up for by announcing everything anew."""
+        """Batches that could not be sent; each was made up for by announcing everything again."""
         self.withhold: Callable[[EventBatch], bool] | None = None
         """Asked of every batch, in the thread: one that is withheld is kept for replay and not sent. For tests of readers."""
         self._recover = recover
@@ -103,7 +103,7 @@ class Publisher:
         return self
 
     def publish(self, batch: EventBatch, now: int | None = None) -> bool:
-        """Queue ``batch``; never waits. Returns whether it fitted: where not, everything will be announced anew.
+        """Queue ``batch``; never waits. Returns whether it fitted: where not, everything will be announced again.
 
         ``now`` is what such an announcement is stamped with. Raises ``KvyardError`` where it isn't running.
         """

@@ -1,5 +1,5 @@
-"""Recovery: what a stream does about gaps, damage, restarts and silence, as a state machine. ``TABLE``, at the end of this
-file, says for every phase what each signal does and which phases may follow.
+"""Recovery: what a stream does about gaps, damage, restarts and silence, as a state machine. ``BATCHES`` and
+``SIGNALS``, at the end of this file, say for every phase what each batch and signal does and which phases may follow.
 
 - A gap: replay from the last batch that was applied. That batch comes along as a witness: where its bytes differ, another
   publisher answers, and nothing it says fits what came before.
@@ -13,16 +13,16 @@ It opens no socket and reads no clock. What comes in is told by ``follower``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from kvyard.events.mirror import restates
 from kvyard.events.transport.frames import Reply, StreamHead, fingerprint
 from kvyard.events.transport.inquiry import Inquiry, RequestKind
-from kvyard.events.transport.position import Position, ReceivedBatch
+from kvyard.events.transport.position import ReceivedBatch, StreamPosition
 from kvyard.events.transport.state import Limits, Origin, State
 from kvyard.events.transport.update_log import UpdateLog
 from kvyard.events.types import Cleared
@@ -35,7 +35,7 @@ class Phase(Enum):
     FOLLOWING = "following"
     """Everything up to the last batch was applied."""
     WAITING = "waiting"
-    """A batch is missing and nobody can be asked for it: it may be late."""
+    """A batch is missing and there is no replay socket to ask: it may be late."""
     PROBE = "probe"
     """Asking whether anything was missed."""
     SUSPECT = "suspect"
@@ -52,15 +52,19 @@ class Phase(Enum):
     """As LOST, but there is nothing to ask, or not yet again."""
 
 
-class Signal(Enum):
-    """What can happen to a stream."""
+class BatchKind(Enum):
+    """What a live batch is to the stream."""
 
-    # a batch came live and is
     NEXT = "the next one"
     RESTATES = "one that clears everything"
     FIRST = "the publisher's first, where nothing is known"
     EARLY = "beyond a gap, not to be trusted yet, or damaged"
     BACKWARD = "numbered like an old one, with other content"
+
+
+class Signal(Enum):
+    """What else can happen to a stream."""
+
     # batches were applied, and
     DOUBT = "what was applied isn't what was sent"
     HOLE = "one is missing"
@@ -78,20 +82,38 @@ class Signal(Enum):
     RECONNECTED = "the connection broke and is back"
 
 
-NOT_WHOLE = frozenset((Phase.LOST, Phase.STALE))
-ASKING = frozenset((Phase.PROBE, Phase.SUSPECT, Phase.VERIFY, Phase.GAP, Phase.LOST, Phase.REBUILD))
-UNIDENTIFIED = frozenset((Phase.SUSPECT, Phase.VERIFY))
+FOLLOWING, WAITING, PROBE, SUSPECT, VERIFY, GAP, LOST, REBUILD, STALE = Phase
+NOT_WHOLE = frozenset((LOST, STALE))
+ASKING = frozenset((PROBE, SUSPECT, VERIFY, GAP, LOST, REBUILD))
+UNIDENTIFIED = frozenset((SUSPECT, VERIFY))
 """Until these are over nothing that arrives can be trusted to belong to what came before."""
+GAPPED = frozenset((GAP, WAITING, LOST, STALE))
+"""Where a gap leads to: asking for it, or waiting without a replay socket; stale where requests are used up."""
+
+Cause = TypeVar("Cause", BatchKind, Signal)
+Action = TypeVar("Action", bound=Callable[..., None])
+
+
+class Transition(NamedTuple, Generic[Action]):
+    action: Action
+    leads_to: frozenset[Phase]
+    """The phases that may follow, by this action and the signals that it gives."""
+
+
+def _table(
+    *rows: tuple[Cause, Iterable[Phase], Action, Iterable[Phase]],
+) -> dict[tuple[Cause, Phase], Transition[Action]]:
+    return {(cause, phase): Transition(action, frozenset(to)) for cause, phases, action, to in rows for phase in phases}
 
 
 class Recovery:
     """One stream's phase and all that its actions need. ``handle`` and ``accept`` are the ways in."""
 
     def __init__(
-        self, at: Position, log: UpdateLog, inquiry: Inquiry, decoder: Decoder, limits: Limits, source: bool
+        self, at: StreamPosition, log: UpdateLog, inquiry: Inquiry, decoder: Decoder, limits: Limits, source: bool
     ) -> None:
         """``source`` says whether there is a replay socket to ask."""
-        self.phase = Phase.STALE
+        self.phase = STALE
         self.highest = -1
         """The highest sequence that came live."""
         self.order = 0
@@ -119,23 +141,30 @@ class Recovery:
         self._due = 0
         """When WAITING, STALE or the checkpoint is over."""
 
-    def handle(self, signal: Signal, now: int, batch: ReceivedBatch | None = None, why: str = "") -> None:
-        """Do what ``TABLE`` says; nothing where it has no entry."""
-        row = TABLE.get((signal, self.phase))
+    def handle(self, signal: Signal, now: int) -> None:
+        """Do what ``SIGNALS`` says; nothing where it has no entry."""
+        row = self.SIGNALS.get((signal, self.phase))
         if row is not None:
-            row.action(self, now, batch, why)
+            row.action(self, now)
 
     def accept(self, batch: ReceivedBatch, now: int) -> None:
-        """A live batch that is no repetition: apply it, or hold it until what is missing before it has come."""
-        at, signal = self._at, Signal.EARLY
+        """A live batch that is no repetition: do what ``BATCHES`` says; nothing where it has no entry."""
+        row = self.BATCHES.get((self._kind_of(batch), self.phase))
+        if row is not None:
+            row.action(self, now, batch)
+
+    def _kind_of(self, batch: ReceivedBatch) -> BatchKind:
+        at = self._at
+        if batch.seq <= at.applied:
+            return BatchKind.BACKWARD
         if not batch.decoded.lossy:
             if self.whole and self.phase not in UNIDENTIFIED and batch.seq == at.applied + 1:
-                signal = Signal.NEXT
-            elif batch.restates:
-                signal = Signal.RESTATES
-            elif batch.seq == 0 and at.applied < 0 and not self.whole and not (self._broken and self._source):
-                signal = Signal.FIRST
-        self.handle(signal, now, batch)
+                return BatchKind.NEXT
+            if batch.restates:
+                return BatchKind.RESTATES
+            if batch.seq == 0 and at.applied < 0 and not self.whole and not (self._broken and self._source):
+                return BatchKind.FIRST
+        return BatchKind.EARLY
 
     def read(self, seq: int, mark: int, payload: bytes, origin: Origin) -> ReceivedBatch:
         decoded = self._decoder.decode(payload)
@@ -151,7 +180,7 @@ class Recovery:
 
     def resume(self, now: int) -> None:
         """Everything up to the position was applied by another reader: go on from there."""
-        self._enter(Phase.FOLLOWING)
+        self._enter(FOLLOWING)
         self._log.set_state(State.FRESH)
         self.handle(Signal.LOOK, now)
 
@@ -165,11 +194,11 @@ class Recovery:
         """When ``tick`` should be called, ``None`` where nothing is to be waited for."""
         if self.phase in ASKING:
             return self._inquiry.due
-        if self.phase == Phase.WAITING:
+        if self.phase == WAITING:
             return self._due
         if not self._source:
             return None
-        if self.phase == Phase.STALE:
+        if self.phase == STALE:
             return self._due
         limits, dues = self._limits, []
         if limits.probe:
@@ -188,33 +217,31 @@ class Recovery:
             return
         if self.phase in ASKING:
             self.handle(Signal.TIMEOUT, now)
-        elif self.phase == Phase.WAITING:
+        elif self.phase == WAITING:
             self.handle(Signal.LATE, now)
-        elif self.phase == Phase.FOLLOWING and self._checkpoint is not None and now >= self._due:
+        elif self.phase == FOLLOWING and self._checkpoint is not None and now >= self._due:
             self.handle(Signal.BEHIND, now)
         else:
             self.handle(Signal.LOOK, now)
 
     # -- actions on batches -----------------------------------------------------------------------------------------
 
-    def _next(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
-        assert batch is not None
+    def _next(self, now: int, batch: ReceivedBatch) -> None:
         self._apply(batch)
         self._settle(now)
 
-    def _heal(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _heal(self, now: int, batch: ReceivedBatch) -> None:
         """It clears everything: what was missed before it no longer matters."""
         self._log.counters.healed += self._at.applied >= 0
-        self._go_on_from(now, batch, why)
+        self._go_on_from(now, batch)
 
-    def _go_on_from(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
-        assert batch is not None
+    def _go_on_from(self, now: int, batch: ReceivedBatch) -> None:
         at = self._at
-        if self.whole and self.phase not in (Phase.WAITING, Phase.GAP):
+        if self.whole and self.phase not in (WAITING, GAP):
             self._count_gap(batch.seq)
         at.digest = 0
         self._start_over(batch)
-        self._enter(Phase.FOLLOWING)
+        self._enter(FOLLOWING)
         if self._broken and self._source:
             # It may have been on its way since before the connection broke.
             at.anchor = batch.seq
@@ -223,8 +250,7 @@ class Recovery:
         else:
             self._settle(now)
 
-    def _hold(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
-        assert batch is not None
+    def _hold(self, now: int, batch: ReceivedBatch) -> None:
         room = self._has_room(batch.size)
         self._at.hold(batch)
         if room:
@@ -233,54 +259,56 @@ class Recovery:
             self._log.counters.overflows += 1
             self._give_up("too much arrived while something was missing", now)
 
-    def _pass_on_stale(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
-        assert batch is not None
+    def _pass_on_stale(self, now: int, batch: ReceivedBatch) -> None:
         reason = f"batches before {batch.seq} were missed" if self._at.applied < 0 else self._log.reason
         self._log.set_state(State.STALE, reason)
         self._apply(batch)
 
-    def _suspect(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _suspect(self, now: int, batch: ReceivedBatch) -> None:
         if not self._source:
-            self._assume_restart(now, batch, why)
+            self._assume_restart(now, batch)
             return
-        self._log.set_state(State.CATCHING_UP, why)
-        self._begin(Phase.SUSPECT, [RequestKind.HEAD, RequestKind.REPLAY], now)
+        self._log.set_state(State.CATCHING_UP, self._went_back(batch))
+        self._begin(SUSPECT, [RequestKind.HEAD, RequestKind.REPLAY], now)
 
-    def _assume_restart(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
-        assert batch is not None
+    def _assume_restart(self, now: int, batch: ReceivedBatch) -> None:
+        why = self._went_back(batch)
         self._restart(why)
         if self._source:
             self._lose(why, now)
         self.accept(batch, now)
 
-    def _note_break(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _went_back(self, batch: ReceivedBatch) -> str:
+        return f"the sequence went back from {self._at.applied} to {batch.seq}"
+
+    def _note_break(self, now: int, batch: ReceivedBatch) -> None:
         """Identify the publisher before anything more of it is believed, with the request that is under way."""
         self._broken = True
 
     # -- actions once batches were applied --------------------------------------------------------------------------
 
-    def _lose_to_doubt(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _lose_to_doubt(self, now: int) -> None:
         self._lose(self._doubt, now)
 
-    def _gap(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _gap(self, now: int) -> None:
         at = self._at
         self._count_gap(min(at.held, default=self._target + 1))
         self._log.set_state(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
         if not self._source:
-            self._enter(Phase.WAITING)
+            self._enter(WAITING)
             self._due = now + self._limits.patience
             return
         plan = [RequestKind.REPLAY, RequestKind.SNAPSHOT]
         if self._inquiry.knows_words and at.witness is None:
             # Right after a snapshot no batch is remembered that could identify the publisher.
             plan.reverse()
-        self._begin(Phase.GAP, plan, now)
+        self._begin(GAP, plan, now)
 
-    def _close_gap(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _close_gap(self, now: int) -> None:
         if self._at.applied >= self._target:
             self._finish()
 
-    def _complete(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _complete(self, now: int) -> None:
         self._finish()
 
     # -- actions on answers -----------------------------------------------------------------------------------------
@@ -303,7 +331,7 @@ class Recovery:
             if seq and not batch.restates:
                 return
             at.move(seq - 1, 0)
-            self.phase, self._broken = Phase.REBUILD, False
+            self.phase, self._broken = REBUILD, False
             self._log.add(Origin.REPLAY, [Cleared()])
         if seq == at.applied + 1:
             self._apply(batch)
@@ -317,7 +345,7 @@ class Recovery:
             self._log.set_state(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
             at.hold(msgspec.structs.replace(batch, order=self.order + 1))
 
-    def _head_ended(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _head_ended(self, now: int) -> None:
         inquiry, log, at = self._inquiry, self._log, self._at
         head = inquiry.head
         inquiry.knows_words = head is not None
@@ -341,13 +369,13 @@ class Recovery:
         self._finish()
         self._settle(now)
 
-    def _replay_ended(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _replay_ended(self, now: int) -> None:
         at, inquiry = self._at, self._inquiry
         nothing = not inquiry.batches
         if self.whole and self._unproven and not nothing:
             why = f"replay no longer has batch {at.applied if inquiry.witness is None else inquiry.witness}"
             why = f"the publisher may be another: {why}"
-            if self.phase == Phase.SUSPECT:
+            if self.phase == SUSPECT:
                 self._restart(why)
             self._lose(why, now)
             return
@@ -372,7 +400,7 @@ class Recovery:
                 self._failed("replay doesn't reach back far enough", now, final=True)
                 return
             at.move(-1, 0)  # nothing was published yet
-            self.phase = Phase.REBUILD
+            self.phase = REBUILD
         self._settle(now)
         if inquiry.request is None or not self.whole:
             return
@@ -388,7 +416,7 @@ class Recovery:
             self._no_rebuild |= inquiry.tries > 0
             self._failed("replay doesn't reach back far enough", now, final=inquiry.tries > 0)
 
-    def _snapshot_ended(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _snapshot_ended(self, now: int) -> None:
         at, inquiry, log = self._at, self._inquiry, self._log
         head = inquiry.head
         inquiry.knows_words = head is not None
@@ -403,7 +431,7 @@ class Recovery:
         known, log.publisher_epoch = log.publisher_epoch, head.epoch
         log.counters.impossible += at.drop_impossible(head.seq, inquiry.order)
         covered = self.whole and known == head.epoch and head.seq <= at.applied
-        self._enter(Phase.FOLLOWING)
+        self._enter(FOLLOWING)
         if covered:
             self._settle(now)  # what was missing came by itself meanwhile
             return
@@ -420,42 +448,42 @@ class Recovery:
 
     # -- actions on time and connections ----------------------------------------------------------------------------
 
-    def _timed_out(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _timed_out(self, now: int) -> None:
         self._log.counters.timeouts += 1
         self._failed("the publisher doesn't answer", now)
 
-    def _end_probe(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
-        self._enter(Phase.FOLLOWING)
+    def _end_probe(self, now: int) -> None:
+        self._enter(FOLLOWING)
 
-    def _end_suspicion(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _end_suspicion(self, now: int) -> None:
         self._replace(self._why_exhausted(), now)
 
-    def _end_inquiry(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _end_inquiry(self, now: int) -> None:
         self._give_up(self._why_exhausted(), now)
 
-    def _stop_waiting(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
-        self._give_up(f"batch {self._at.applied + 1} is missing and there is nobody to ask for it", now)
+    def _stop_waiting(self, now: int) -> None:
+        self._give_up(f"batch {self._at.applied + 1} is missing and there is no replay endpoint to ask for it", now)
 
-    def _fetch_to_checkpoint(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _fetch_to_checkpoint(self, now: int) -> None:
         assert self._checkpoint is not None
         self._target, self._checkpoint = self._checkpoint.seq, None
-        self._gap(now, batch, why)
+        self._gap(now)
 
-    def _probe(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _probe(self, now: int) -> None:
         if not self._source:
             return
         self._log.counters.probes += 1
         self.probed = now
         self.quiet += 1
         self._inquiry.knows_words = self._inquiry.knows_words or None  # a "no" may have been a lost "yes"
-        self._begin(Phase.PROBE, [RequestKind.HEAD, RequestKind.REPLAY], now)
+        self._begin(PROBE, [RequestKind.HEAD, RequestKind.REPLAY], now)
 
-    def _retry(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _retry(self, now: int) -> None:
         if self._source:
             self._inquiry.knows_words = self._inquiry.knows_words or None  # as above
-            self._lose(why or self._log.reason, now)
+            self._lose(self._log.reason, now)
 
-    def _reconnected(self, now: int, batch: ReceivedBatch | None, why: str) -> None:
+    def _reconnected(self, now: int) -> None:
         """The publisher that is there now may be another one."""
         at = self._at
         self._inquiry.knows_words = None
@@ -466,7 +494,7 @@ class Recovery:
         if not self._source:
             # It can't be asked who it is: numbers that were passed already are another publisher's from now on.
             self.highest = max(self.highest, at.applied)
-        elif at.anchor is not None and self.phase in (Phase.FOLLOWING, Phase.PROBE):
+        elif at.anchor is not None and self.phase in (FOLLOWING, PROBE):
             self._verify(now)
             return
         self.handle(Signal.LOOK, now)
@@ -529,7 +557,7 @@ class Recovery:
 
     def _verify(self, now: int) -> None:
         self._log.set_state(State.CATCHING_UP, "the connection broke")
-        self._begin(Phase.VERIFY, [RequestKind.HEAD, RequestKind.REPLAY], now)
+        self._begin(VERIFY, [RequestKind.HEAD, RequestKind.REPLAY], now)
 
     def _lose(self, why: str, now: int) -> None:
         """What was applied can't be built upon."""
@@ -540,7 +568,7 @@ class Recovery:
             self._give_up(why, now)
             return
         self._log.set_state(State.CATCHING_UP, why)
-        self._begin(Phase.LOST, plan, now)
+        self._begin(LOST, plan, now)
 
     def _ways_back(self) -> list[RequestKind]:
         """What is worth asking for when everything is lost."""
@@ -560,7 +588,7 @@ class Recovery:
         self._no_rebuild = self._broken = False
         self._at.drop_all()
         self._at.move(-1, 0)
-        self._enter(Phase.STALE)
+        self._enter(STALE)
         log.add(Origin.RESET, [Cleared()], reason=why)
 
     def _replace(self, why: str, now: int) -> None:
@@ -570,7 +598,7 @@ class Recovery:
     def _give_up(self, why: str, now: int) -> None:
         at = self._at
         self._log.counters.gave_up += 1
-        self._enter(Phase.STALE)
+        self._enter(STALE)
         self._due = now + self._limits.cooldown
         self._log.set_state(State.STALE, why)
         for seq in sorted(at.held):
@@ -579,13 +607,13 @@ class Recovery:
 
     def _finish(self) -> None:
         """Nothing is missing."""
-        self._enter(Phase.FOLLOWING)
+        self._enter(FOLLOWING)
         self._target = -1
         self._log.set_state(State.FRESH)
 
     def _begin(self, phase: Phase, plan: list[RequestKind], now: int) -> None:
         self._enter(phase)
-        self._inquiry.begin(plan, attempts=1 if phase == Phase.PROBE else self._limits.attempts)
+        self._inquiry.begin(plan, attempts=1 if phase == PROBE else self._limits.attempts)
         self._send(now)
 
     def _send(self, now: int) -> None:
@@ -604,60 +632,41 @@ class Recovery:
         failures = self._inquiry.failures
         return ": ".join([self._log.reason.partition(": ")[0], *([", ".join(failures)] if failures else [])])
 
+    # -- the tables ---------------------------------------------------------------------------------------------------
 
-Action: TypeAlias = Callable[[Recovery, int, ReceivedBatch | None, str], None]
-
-
-class Transition(NamedTuple):
-    action: Action
-    leads_to: frozenset[Phase]
-    """The phases that may follow, by this action and the signals that it gives."""
-
-
-def _table() -> dict[tuple[Signal, Phase], Transition]:
-    s, do = Signal, Recovery
-    following, waiting, probe, suspect, verify, gap, lost, rebuild, stale = Phase
-    whole = (following, waiting, probe, suspect, verify, gap, rebuild)
-    asking = (probe, suspect, verify, gap, lost, rebuild)
-    anything = tuple(Phase)
-    # Phases that a gap leads to: asking for it, or waiting without anybody to ask; stale where requests are used up.
-    gapped = (gap, waiting, lost, stale)
-    rows: list[tuple[Signal, tuple[Phase, ...], Action, tuple[Phase, ...]]] = [
-        # signal, in these phases, does this, and leads to one of these
-        (s.NEXT, (following, probe, gap), do._next, (following, probe, *gapped)),
-        (s.NEXT, (waiting,), do._next, (following, waiting, stale)),
-        (s.NEXT, (rebuild,), do._next, (rebuild,)),
-        (s.RESTATES, anything, do._heal, (following, verify, *gapped)),
-        (s.FIRST, (lost, stale), do._go_on_from, (following, verify, *gapped)),
-        (s.EARLY, (following, probe), do._hold, gapped),
-        (s.EARLY, (waiting, suspect, verify, gap, lost, rebuild), do._hold, anything),
-        (s.EARLY, (stale,), do._pass_on_stale, (stale,)),
-        (s.BACKWARD, (following, probe, verify), do._suspect, anything),
-        (s.BACKWARD, (waiting, stale), do._assume_restart, anything),
-        (s.BACKWARD, (suspect, gap, rebuild), do._note_break, (suspect, gap, rebuild)),
-        (s.DOUBT, (following, waiting, probe, suspect, verify, gap), do._lose_to_doubt, (lost, stale)),
-        (s.HOLE, (following, probe), do._gap, gapped),
-        (s.COMPLETE, (following, waiting), do._complete, (following,)),
-        (s.COMPLETE, (gap,), do._close_gap, (following, gap)),
-        (s.HEAD, asking, do._head_ended, anything),
-        (s.REPLAY, asking, do._replay_ended, anything),
-        (s.SNAPSHOT, asking, do._snapshot_ended, anything),
-        (s.TIMEOUT, (probe,), do._timed_out, (probe, following)),
-        (s.TIMEOUT, (suspect,), do._timed_out, (suspect, lost, stale)),
-        (s.TIMEOUT, (verify, gap, lost, rebuild), do._timed_out, (verify, gap, lost, rebuild, stale)),
-        (s.EXHAUSTED, (probe,), do._end_probe, (following,)),
-        (s.EXHAUSTED, (suspect,), do._end_suspicion, (lost, stale)),
-        (s.EXHAUSTED, (verify, gap, lost, rebuild), do._end_inquiry, (stale,)),
-        (s.LATE, (waiting,), do._stop_waiting, (stale,)),
-        (s.BEHIND, (following,), do._fetch_to_checkpoint, gapped),
-        (s.LOOK, (following,), do._probe, (probe, following)),
-        (s.LOOK, (stale,), do._retry, (lost, stale)),
-        (s.RECONNECTED, whole, do._reconnected, whole),
-        (s.RECONNECTED, (lost, stale), do._reconnected, (lost, stale)),
-    ]
-    return {
-        (signal, phase): Transition(action, frozenset(to)) for signal, phases, action, to in rows for phase in phases
-    }
-
-
-TABLE = _table()
+    BATCHES = _table(
+        # a batch that is, in these phases, does this, and leads to one of these
+        (BatchKind.NEXT, (FOLLOWING, PROBE, GAP), _next, (FOLLOWING, PROBE, *GAPPED)),
+        (BatchKind.NEXT, (WAITING,), _next, (FOLLOWING, WAITING, STALE)),
+        (BatchKind.NEXT, (REBUILD,), _next, (REBUILD,)),
+        (BatchKind.RESTATES, tuple(Phase), _heal, (FOLLOWING, VERIFY, *GAPPED)),
+        (BatchKind.FIRST, (LOST, STALE), _go_on_from, (FOLLOWING, VERIFY, *GAPPED)),
+        (BatchKind.EARLY, (FOLLOWING, PROBE), _hold, GAPPED),
+        (BatchKind.EARLY, (WAITING, *ASKING - {PROBE}), _hold, (WAITING, *ASKING - {PROBE}, STALE)),
+        (BatchKind.EARLY, (STALE,), _pass_on_stale, (STALE,)),
+        (BatchKind.BACKWARD, (FOLLOWING, PROBE, VERIFY), _suspect, (FOLLOWING, SUSPECT, LOST, STALE)),
+        (BatchKind.BACKWARD, (WAITING, STALE), _assume_restart, (FOLLOWING, LOST, STALE)),
+        (BatchKind.BACKWARD, (SUSPECT, GAP, REBUILD), _note_break, (SUSPECT, GAP, REBUILD)),
+    )
+    SIGNALS = _table(
+        # a signal, in these phases, does this, and leads to one of these
+        (Signal.DOUBT, (FOLLOWING, WAITING, PROBE, SUSPECT, VERIFY, GAP), _lose_to_doubt, (LOST, STALE)),
+        (Signal.HOLE, (FOLLOWING, PROBE), _gap, GAPPED),
+        (Signal.COMPLETE, (FOLLOWING, WAITING), _complete, (FOLLOWING,)),
+        (Signal.COMPLETE, (GAP,), _close_gap, (FOLLOWING, GAP)),
+        (Signal.HEAD, ASKING, _head_ended, tuple(Phase)),
+        (Signal.REPLAY, ASKING, _replay_ended, tuple(Phase)),
+        (Signal.SNAPSHOT, ASKING, _snapshot_ended, tuple(Phase)),
+        (Signal.TIMEOUT, (PROBE,), _timed_out, (PROBE, FOLLOWING)),
+        (Signal.TIMEOUT, (SUSPECT,), _timed_out, (SUSPECT, LOST, STALE)),
+        (Signal.TIMEOUT, (VERIFY, GAP, LOST, REBUILD), _timed_out, (VERIFY, GAP, LOST, REBUILD, STALE)),
+        (Signal.EXHAUSTED, (PROBE,), _end_probe, (FOLLOWING,)),
+        (Signal.EXHAUSTED, (SUSPECT,), _end_suspicion, (LOST, STALE)),
+        (Signal.EXHAUSTED, (VERIFY, GAP, LOST, REBUILD), _end_inquiry, (STALE,)),
+        (Signal.LATE, (WAITING,), _stop_waiting, (STALE,)),
+        (Signal.BEHIND, (FOLLOWING,), _fetch_to_checkpoint, GAPPED),
+        (Signal.LOOK, (FOLLOWING,), _probe, (PROBE, FOLLOWING)),
+        (Signal.LOOK, (STALE,), _retry, (LOST, STALE)),
+        (Signal.RECONNECTED, tuple(set(Phase) - NOT_WHOLE), _reconnected, tuple(set(Phase) - NOT_WHOLE)),
+        (Signal.RECONNECTED, NOT_WHOLE, _reconnected, (LOST, STALE)),
+    )

@@ -1,4 +1,4 @@
-"""Fetching, once: what a publisher still has to replay. For tools; whoever follows a stream uses a subscriber."""
+"""Fetching once what a publisher still has to replay. For tools; to follow a stream use a subscriber."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def fetch_replay(endpoint: str, start: int = 0, *, timeout: float = 2.0, context
                 return
             if reply.kind == ReplyKind.BATCH:
                 yield Frame(reply.topic or b"", reply.seq, reply.payload)
-        raise KvyardError(f"nobody answered at {endpoint} within {timeout:g} s: is that the replay endpoint?")
+        raise KvyardError(f"nothing answered at {endpoint} within {timeout:g} s: is that the replay endpoint?")
     finally:
         dealer.close(linger=0)

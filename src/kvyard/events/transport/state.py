@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Patience and room, in nanoseconds and counts."""
 
     patience: int = 100 * MS
-    """How long a missing batch may merely be late where nobody can be asked for it."""
+    """How long a missing batch may merely be late where it can't be asked for."""
     reply: int = 2 * SECOND
     """Silence after which a request has failed."""
     attempts: int = 3

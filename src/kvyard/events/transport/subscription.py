@@ -56,7 +56,7 @@ class Subscription:
         self._followers: dict[bytes | None, Follower] = {}
 
     def start(self, now: int) -> None:
-        """Begin to ask, before anything is heard, if somebody can be asked."""
+        """Begin to ask, before anything is heard, if there is a replay socket."""
         if self._source:
             self._follow(None, now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvyard.events.transport.position import Position, ReceivedBatch
+from kvyard.events.transport.position import ReceivedBatch, StreamPosition
 from kvyard.events.transport.state import FollowerCounters, Origin, State, StreamStatus, Update
 from kvyard.events.types import Event
 from kvyard.events.wire import Decoded
@@ -13,7 +13,7 @@ from kvyard.events.wire import Decoded
 class UpdateLog:
     """What one stream hands to its consumer."""
 
-    def __init__(self, stream: str, topic: bytes | None, at: Position, updates: deque[Update]) -> None:
+    def __init__(self, stream: str, topic: bytes | None, at: StreamPosition, updates: deque[Update]) -> None:
         self.stream = stream
         self.topic = topic
         self.state = State.STALE

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import is_ipv6
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def require() -> ModuleType:
@@ -34,8 +32,8 @@ def attach(socket: Any, endpoint: str, bind: bool) -> str:
             return endpoint
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        deed = "bind" if bind else "connect to"
-        raise KvyardError(f"can't {deed} {endpoint}: {error.strerror or error}") from None
+        action = "bind" if bind else "connect to"
+        raise KvyardError(f"can't {action} {endpoint}: {error.strerror or error}") from None
     if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
         port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         return f"{endpoint.removesuffix(':0')}:{port}"

@@ -98,7 +98,7 @@ class DecodeStats(msgspec.Struct):
     slow_payloads: int = 0
     """Payloads that weren't as their kind usually is, and were read event by event."""
     partial_blocks: int = 0
-    """Blocks that weren't full, which TensorRT-LLM announces and nobody can share; left out."""
+    """Blocks that weren't full, which TensorRT-LLM announces and no other request can share; left out."""
     ignored: int = 0
     """Events that change nothing we track, such as a new priority."""
     problems: dict[str, int] = msgspec.field(default_factory=dict)

@@ -165,7 +165,7 @@ class Case:
             self._carry(update)
 
     def _carry(self, update: Update) -> None:
-        """Hand an update to both indexes, numbered anew and beyond doubt."""
+        """Hand an update to both indexes, numbered afresh and taken for whole."""
         assert self._named is not None and self._blind is not None
         update = msgspec.structs.replace(update, seq=self._seqs, epoch=0, state=State.FRESH, topic="")
         self._seqs += 1

@@ -1,6 +1,6 @@
 """Diagnosis: what was seen of a case, as findings. Each says what was seen, what it means, and what to do about it.
 
-The links of the chain, in the order in which they break: somebody is there, something is sent, it can be read, it is whole,
+The links of the chain, in the order in which they break: a publisher is there, something is sent, it can be read, it is whole,
 its blocks have the size that is expected, the prompt fills one, its text is what the engine saw, so are its adapter and salt,
 and every attention group agrees. The first broken one usually explains those after it.
 """

@@ -41,7 +41,7 @@ def reached(seen: Visit) -> Iterator[Finding]:
             "http-unreachable",
             seen.url,
             f"It can't be talked to: {seen.problem[:200]}.",
-            "Nobody listens there, it takes too long, or something in between is closed.",
+            "No server listens there, it takes too long, or something in between is closed.",
             "Compare the address with the engine's --host and --port, and see whether it has finished loading.",
         )
     elif seen.unauthorised:
@@ -184,7 +184,7 @@ def caching(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
         yield note(
             "foreign-hit",
             seen.url,
-            f"{seen.cached[0]} tokens of a prompt that nobody ever sent were cached.",
+            f"{seen.cached[0]} tokens of a prompt that was never sent before were cached.",
             "Its count of cached tokens isn't one of prefixes.",
             "Don't compare it with other engines' counts.",
         )
@@ -193,7 +193,7 @@ def caching(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
         yield broken(
             "salt-ignored",
             seen.url,
-            f"{salted} tokens were found again under a cache_salt that nobody had used.",
+            f"{salted} tokens were found again under a cache_salt that was never used before.",
             "It takes no notice of salts: tenants that are meant to be apart share blocks, and can find out what others asked.",
             "Update the engine, or see what in between removes cache_salt from requests.",
         )

@@ -25,7 +25,7 @@ def hashes(case: Case, expected: Expected) -> Iterator[Finding]:
                 f"The engine's hashes are not those of {expected.algorithm} with "
                 f"{'its default seed' if expected.seed is None else f'seed {expected.seed!r}'}"
                 + (f", but of {found}." if found else "."),
-                "Whoever computes hashes by itself, as direct mode does, never meets this engine's.",
+                "Hashes that are computed elsewhere, as in direct mode, never equal this engine's.",
                 "Set the engine's --prefix-caching-hash-algo and PYTHONHASHSEED, the same for all"
                 + (
                     f": here {found}."

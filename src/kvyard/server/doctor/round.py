@@ -1,4 +1,4 @@
-"""A round of visits, one engine after the other, in a thread of its own: somebody else listens to their events meanwhile."""
+"""A round of visits, one engine after the other, in a thread of its own: the caller listens to their events meanwhile."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Round:
                 self.visits.append(visit(url, self._ask, self._token, self._wait_for_listeners))
             if self._listening is not None:
                 self._sleep(SETTLE)
-        except BaseException as error:  # whoever waits for us gets it
+        except BaseException as error:  # raised by ``wait``
             self._failure = error
 
     def _wait_for_listeners(self) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a stream, whatever the prompt: nobody there, nothing sent, not readable, not whole,
+"""What is wrong with a stream, whatever the prompt: no publisher, nothing sent, not readable, not whole,
 cleared too often. What a stream by itself shows is judged by ``kvyard.events.check``."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STORM = 6.0
 """Clears a minute that no operator makes by hand."""
 MORE = "`kvyard events check` says more about such streams."
 SHOWN = ("encoding", "gap", "ranks", "restart", "orphan-parent", "repeated-remove", "empty-remove", "over-capacity")
-"""Findings about the stream that matter to whoever asks for a prompt."""
+"""Findings about the stream that matter when a prompt doesn't match."""
 MEANT = {"message": "encoding", "unknown-kind": "encoding", "bad-gap": "gap", "bad-restart": "restart"}
 """Where there is no need to tell them apart."""
 HARMLESS = ("restart", "orphan-parent", "repeated-remove")
@@ -33,7 +33,7 @@ def silence(case: Case) -> Iterator[Finding]:
             "topic",
             case.name,
             f"{case.topics.total()} messages came, none with a topic that begins with {case.topic!r}, but with {names}.",
-            "Whoever subscribes with this topic hears nothing.",
+            "A subscriber with this topic hears nothing.",
             "Subscribe to one of those topics, or to all by an empty one.",
         )
     elif not case.live:
@@ -49,7 +49,7 @@ def silence(case: Case) -> Iterator[Finding]:
             "unreachable",
             case.name,
             f"No publisher could be connected to in {seconds:.1f} s.",
-            "Nobody publishes there, or something in between is closed.",
+            "No publisher is there, or something in between is closed.",
             "Compare the address with the engine's --kv-events-config (endpoint), and look at ports and firewalls. Rank "
             "r of a data-parallel engine is r ports further.",
         )
@@ -81,7 +81,7 @@ def stream(case: Case, expected: Expected) -> Iterator[Finding]:
                 found,
                 means=found.means or "They are lost." if report.facts.stored_blocks else means,
                 fix="See that the endpoint is the engine's KV event socket and no other, and that the engine's version is "
-                "known to whoever reads it. " + MORE,
+                "known to its readers. " + MORE,
             )
         elif code in HARMLESS:
             found = msgspec.structs.replace(found, severity=Severity.NOTE)
@@ -91,7 +91,7 @@ def stream(case: Case, expected: Expected) -> Iterator[Finding]:
             "refused",
             case.name,
             f"Some announced blocks can't be named: {reason}.",
-            "They belong to prompts with keys that the wire doesn't explain; they match nobody.",
+            "They belong to prompts with keys that the wire doesn't explain; they match no request.",
             "Update the engine, or leave such prompts out of routing by cache.",
         )
 
@@ -148,5 +148,5 @@ def clears(case: Case, expected: Expected) -> Iterator[Finding]:
             f"The cache was cleared {count} times in {minutes * 60:.0f} s, {case.cleared_blocks} blocks in all.",
             "What was cached is gone before it can be used again.",
             "Find who resets the prefix cache: weight updates, sleep mode, a health check that calls reset_prefix_cache, "
-            "or a publisher that announces everything anew because its queue overflows.",
+            "or a publisher that announces everything again because its queue overflows.",
         )

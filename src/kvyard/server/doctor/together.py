@@ -94,7 +94,7 @@ def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Findin
                 "crossed",
                 seen.url,
                 f"What it computed was announced at {by[0].name}, not at {cases[at].name}, its place in the list.",
-                "Whoever goes by this order credits one engine with what another has, which is worse than knowing nothing.",
+                "A router that goes by this order credits one engine with what another has: worse than knowing nothing.",
                 "Put engines and endpoints into the same order, here and in the router's configuration.",
             )
 

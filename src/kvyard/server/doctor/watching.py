@@ -14,19 +14,19 @@ from kvyard.events.transport.state import Limits
 from kvyard.server.doctor.case import Case
 
 LIMITS = Limits(reply=SECOND, attempts=2, cooldown=2 * SECOND, probe=SECOND, probe_most=4 * SECOND)
-"""Less patient than a service: whoever waits for the doctor sits in front of it."""
+"""Less patient than a service: a person waits for the doctor."""
 
 LINGER = 200 * MS
 """How long to listen at a time."""
 
 BEYOND = (1 << 62) - 1
-"""A sequence number that nobody has got to: the answer is that there is nothing, and that is an answer."""
+"""A sequence number that no stream has got to: the answer is that there is nothing, and that is an answer."""
 
 
 def watch(
     cases: Sequence[Case], until: int, clock: Clock | None = None, busy: Callable[[], bool] = lambda: False
 ) -> None:
-    """Listen to every case up to the time ``until``, and while somebody is ``busy`` sending requests. Ctrl-C passes
+    """Listen to every case up to the time ``until``, and while requests are being sent (``busy``). Ctrl-C passes
     through, with all that came in by then taken in.
 
     Raises ``KvyardError`` where an endpoint can't be had.

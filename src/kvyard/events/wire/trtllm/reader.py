@@ -50,7 +50,7 @@ STATE_GROUP = 1 << 30
 
 MAX_REMEMBERED = 1 << 20
 MAX_NAMES = 4096
-"""How many groups and ranks are told apart; nobody has as many, and a broken stream must not fill memory."""
+"""How many groups and ranks are told apart; no engine has as many, and a broken stream must not fill memory."""
 _TIERS = {level: tier for level, tier in enumerate(Tier)}
 
 
@@ -193,7 +193,7 @@ class TrtllmReader:
         return events
 
     def _full(self, blocks: list[Block], group: int | None, stats: DecodeStats) -> list[Block]:
-        """``blocks`` up to the first that isn't full; those without tokens pass, as nobody can tell."""
+        """``blocks`` up to the first that isn't full; those without tokens pass, since that can't be told."""
         sizes = [len(block.tokens or ()) for block in blocks]
         if not any(sizes):
             return blocks

@@ -1,7 +1,7 @@
 """The shapes of TensorRT-LLM's event dicts, read and written, as types for msgspec.
 
 Every event is an envelope (id, window, rank, group) around one of four payloads. Tokens are objects of their own, which
-makes this the most talkative wire of all. The inner objects carry a ``type`` that nobody needs to read. What the values
+makes this the most talkative wire of all. The inner objects carry a ``type`` that isn't needed to read them. What the values
 mean is in ``reader`` and ``writer``.
 """
 
