@@ -16,6 +16,7 @@ from kvyard.blocks.extent import Extent
 from kvyard.blocks.node import Marks, Node
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
+from kvyard.hashing.stretches import parting
 
 __all__ = ["CacheMap", "Node"]
 
@@ -52,15 +53,7 @@ class CacheMap:
             if node.keys[stop - 1] == keys[stop - 1]:
                 at = stop
                 continue
-            # They part inside this node; equal up to a position means equal before it.
-            low, high = at + 1, stop - 1
-            while low < high:
-                middle = (low + high + 1) // 2
-                if node.keys[middle - 1] == keys[middle - 1]:
-                    low = middle
-                else:
-                    high = middle - 1
-            return nodes, low
+            return nodes, parting(node.keys, keys, at, stop - 1)
         return nodes, at
 
     def enter(self, chain: Chain, extent: Extent, before: Extent | None = None) -> list[Extent]:

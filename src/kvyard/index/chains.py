@@ -14,6 +14,7 @@ from bisect import bisect_right
 
 from kvyard.hashing import Chain, Key, TokenChain
 from kvyard.hashing.keys import Keys
+from kvyard.hashing.stretches import paint, parting
 from kvyard.index.backend import Rows, Usage, joined
 
 
@@ -40,47 +41,6 @@ class _Stretch:
         # Rows by runs: where each ends, counted from the chain's start, and its places.
         self.stops = [stop]
         self.masks = [0]
-
-    def paint(self, low: int, high: int, bit: int, on: bool) -> list[tuple[int, int]] | None:
-        """Set or unset ``bit`` for blocks ``low`` to ``high``. Returns where it was set before, if it is to be and was."""
-        stops, masks = self.stops, self.masks
-        run = first = bisect_right(stops, low)
-        start = stops[run - 1] if run else self.start
-        new_stops: list[int] = []
-        new_masks: list[int] = []
-        if start < low:
-            new_stops.append(low)
-            new_masks.append(masks[run])
-        held: list[tuple[int, int]] | None = None
-        at = low
-        while at < high:
-            stop, old = stops[run], masks[run]
-            mask = old | bit if on else old & ~bit
-            begin, at = at, stop if stop < high else high
-            if on and mask == old:
-                if held is None:
-                    held = []
-                held.append((begin, at))
-            if new_masks and new_masks[-1] == mask:
-                new_stops[-1] = at
-            else:
-                new_stops.append(at)
-                new_masks.append(mask)
-            if at < stop:
-                if mask == old:
-                    new_stops[-1] = stop
-                else:
-                    new_stops.append(stop)
-                    new_masks.append(old)
-            run += 1
-        if first and masks[first - 1] == new_masks[0]:
-            first -= 1
-        if run < len(masks) and masks[run] == new_masks[-1]:
-            new_stops[-1] = stops[run]
-            run += 1
-        stops[first:run] = new_stops
-        masks[first:run] = new_masks
-        return held
 
     def lengthen(self, stop: int) -> None:
         """Go on to ``stop``; nobody holds what is added."""
@@ -119,13 +79,14 @@ class ChainIndex:
             end = found.stop if found.stop < stop else stop
             theirs = found.chain.keys
             if theirs is not keys and theirs[end - 1] != keys[end - 1]:
-                at = _parting(theirs, keys, at, end)
+                at = parting(theirs, keys, at, end - 1)
                 self._split(found, at)
                 end = at
             if end > start:
-                held = found.paint(start if start > found.start else found.start, end, bit, True)
-                if held is not None:
-                    repeated += held
+                low = start if start > found.start else found.start
+                for begin, stopped, before in paint(found.stops, found.masks, found.start, low, end, bit, 0):
+                    if before & bit:
+                        repeated.append((begin, stopped))
             at = end
             if at < found.stop:
                 break
@@ -133,10 +94,10 @@ class ChainIndex:
             return repeated
         if last is not None and last.stop == at and not last.children and last.chain is chain:
             last.lengthen(stop)
-            last.paint(at if at > start else start, stop, bit, True)
+            paint(last.stops, last.masks, last.start, at if at > start else start, stop, bit, 0)
             return repeated
         new = _Stretch(chain, at, stop, last)
-        new.paint(at if at > start else start, stop, bit, True)
+        paint(new.stops, new.masks, at, at if at > start else start, stop, bit, 0)
         if last is not None:
             last.children += 1
         self._stretches[keys[at]] = new
@@ -147,7 +108,7 @@ class ChainIndex:
         bit = 1 << place
         for found, low, high in self._along(chain.keys, stop):
             if high > start:
-                found.paint(low if low > start else start, high, bit, False)
+                paint(found.stops, found.masks, found.start, low if low > start else start, high, 0, bit)
                 if not found.masks[-1] and not found.children:
                     self._shorten(found)
 
@@ -155,7 +116,7 @@ class ChainIndex:
         """``place`` holds nothing any more. Looks at everything."""
         bit = 1 << place
         for found in self._stretches.values():
-            found.paint(found.start, found.stop, bit, False)
+            paint(found.stops, found.masks, found.start, found.start, found.stop, 0, bit)
         for key, found in list(self._stretches.items()):
             # Letting go of one may have let go of those before it.
             if key in self._stretches and not found.masks[-1] and not found.children:
@@ -221,7 +182,7 @@ class ChainIndex:
             end = found.stop if found.stop < stop else stop
             theirs = found.chain.keys
             if theirs is not keys and theirs[end - 1] != keys[end - 1]:
-                path.append((found, at, _parting(theirs, keys, at, end)))
+                path.append((found, at, parting(theirs, keys, at, end - 1)))
                 break
             path.append((found, at, end))
             at = end
@@ -256,15 +217,3 @@ class ChainIndex:
             node = node.parent
             if node is not None:
                 node.children -= 1
-
-
-def _parting(theirs: Keys, ours: Keys, at: int, end: int) -> int:
-    """Where two chains part that agree on block ``at`` and not on the block before ``end``."""
-    low, high = at + 1, end - 1
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if theirs[middle - 1] == ours[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from kvyard.hashing.stretches import paint, parting, repaint
+
 Painted: TypeAlias = tuple[int, int, int]
 """Offsets from and to, and the row that was there."""
 
@@ -66,14 +68,8 @@ class Segment:
                 return fork
             else:
                 same = fork
-        while other - same > 1:
-            middle = (same + other) >> 1
-            if mine[middle] == keys[middle + shift]:
-                same = middle
-            else:
-                other = middle
-        self.fork = other
-        return other
+        self.fork = parting(mine, keys, same, other, 0, -shift)
+        return self.fork
 
     def span(self, off: int, keys: Sequence[int], at: int) -> tuple[int, int]:
         """How many of ``keys`` from ``at`` on lie here from ``off`` on, in order, and the step: 1 forwards, -1 backwards.
@@ -108,7 +104,7 @@ class Segment:
         old = self.masks[run]
         if not old or old & bit or end > self.stops[run]:
             return False
-        self._repaint(run, off, end, old | bit)
+        repaint(self.stops, self.masks, 0, run, off, end, old | bit)
         return True
 
     def leave(self, low: int, high: int, bit: int) -> int:
@@ -120,88 +116,12 @@ class Segment:
         old = self.masks[run]
         if not old & bit or high > self.stops[run]:
             return 0
-        self._repaint(run, low, high, old ^ bit)
+        repaint(self.stops, self.masks, 0, run, low, high, old ^ bit)
         return old
 
     def paint(self, low: int, high: int, add: int, drop: int) -> list[Painted]:
         """Set the bits ``add`` and unset the bits ``drop`` from ``low`` to ``high``; returns what was there before."""
-        stops, masks = self.stops, self.masks
-        first = run = bisect_right(stops, low)
-        keep = ~drop
-        if high <= stops[run]:
-            old = masks[run]
-            new = (old | add) & keep
-            if new != old:
-                self._repaint(run, low, high, new)
-            return [(low, high, old)]
-        start = stops[run - 1] if run else 0
-        before: list[Painted] = []
-        new_stops: list[int] = []
-        new_masks: list[int] = []
-        if start < low:
-            new_stops.append(low)
-            new_masks.append(masks[run])
-        at = low
-        while at < high:
-            old, stop = masks[run], stops[run]
-            end = stop if stop < high else high
-            before.append((at, end, old))
-            new = (old | add) & keep
-            if new_masks and new_masks[-1] == new:
-                new_stops[-1] = end
-            else:
-                new_stops.append(end)
-                new_masks.append(new)
-            at = end
-            if end == stop:
-                run += 1
-            elif new_masks[-1] == old:
-                new_stops[-1] = stop
-                run += 1
-            else:
-                new_stops.append(stop)
-                new_masks.append(old)
-                run += 1
-        if first and masks[first - 1] == new_masks[0]:
-            first -= 1
-        if run < len(masks) and masks[run] == new_masks[-1]:
-            new_stops[-1] = stops[run]
-            run += 1
-        stops[first:run] = new_stops
-        masks[first:run] = new_masks
-        return before
-
-    def _repaint(self, run: int, low: int, high: int, new: int) -> None:
-        """Make ``new`` the row of a part of one run, which has another."""
-        stops, masks = self.stops, self.masks
-        stop = stops[run]
-        at_start = low == (stops[run - 1] if run else 0)
-        if at_start and run and masks[run - 1] == new:
-            # On where the neighbour ends: a replica that fills up.
-            if high < stop:
-                stops[run - 1] = high
-                return
-            del stops[run - 1], masks[run]
-            if run < len(masks) and masks[run] == new:
-                del stops[run - 1], masks[run]
-        elif high == stop and run + 1 < len(masks) and masks[run + 1] == new:
-            # Up to where the neighbour begins: an eviction from the tail.
-            if at_start:
-                del stops[run], masks[run]
-            else:
-                stops[run] = low
-        elif high == stop:
-            if at_start:
-                masks[run] = new
-            else:
-                stops.insert(run, low)
-                masks.insert(run + 1, new)
-        elif at_start:
-            stops.insert(run, high)
-            masks.insert(run, new)
-        else:
-            stops[run:run] = (low, high)
-            masks[run:run] = (masks[run], new)
+        return paint(self.stops, self.masks, 0, low, high, add, drop)
 
     def trim(self) -> None:
         """Let go of a dead end."""

@@ -5,6 +5,7 @@ One record per request; gaps between tokens as durations with weights, since a p
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -58,14 +59,7 @@ class Seen:
     def _upto(self, ids: Sequence[int], start: int, bits: int) -> int:
         """Where the part of ``ids`` ends that any of these workers has computed. Who has computed one has all before it."""
         known = self._by_id
-        stop = len(ids)
-        while start < stop:
-            middle = (start + stop) // 2
-            if known.get(ids[middle], 0) & bits:
-                start = middle + 1
-            else:
-                stop = middle
-        return start
+        return bisect_left(ids, True, start, key=lambda name: not known.get(name, 0) & bits)
 
 
 class Recorder(Watcher):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from kvyard.hashing.stretches import parting
 from kvyard.index.roster import positions
 
 
@@ -60,7 +61,7 @@ class PrefixTree:
             path.append(node)
             stop = node.stop if node.stop < count else count
             if node.keys[stop - 1 - node.base] != keys[stop - 1]:
-                return path, _parting(node, keys, at, stop)
+                return path, parting(node.keys, keys, at, stop - 1, node.base)
             at = stop
             if stop < node.stop:
                 break
@@ -170,18 +171,6 @@ class PrefixTree:
         node.parent = head
         node.start = at
         return head
-
-
-def _parting(node: PromptStretch, keys: Sequence[int], low: int, high: int) -> int:
-    """The first block where ``keys`` differ from a stretch. They agree before ``low`` + 1 and differ at ``high`` - 1."""
-    mine, base = node.keys, node.base
-    while high - low > 1:
-        middle = (low + high) // 2
-        if mine[middle - base] == keys[middle]:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _stretch(node: PromptStretch, start: int, stop: int) -> Sequence[int]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kvyard.blocks.spans import Spans, clip
 from kvyard.hashing import Chain, Key, Keys
+from kvyard.hashing.stretches import parting
 
 
 class PageRange(NamedTuple):
@@ -75,13 +76,4 @@ class PendingPages:
 
 def _agree(left: Keys, right: Keys, start: int, stop: int) -> int:
     """Up to where two chains that agree at ``start`` do so, at most ``stop``."""
-    if left[stop - 1] == right[stop - 1]:
-        return stop
-    low, high = start + 1, stop - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[middle - 1] == right[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return stop if left[stop - 1] == right[stop - 1] else parting(left, right, start, stop - 1)

@@ -7,6 +7,7 @@ the config; activations are estimated, and both can be said instead.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -158,23 +159,17 @@ def _blocks_per_request(spec: GroupSpec, longest: int, batched: int) -> int:
     """Blocks that a request of ``longest`` tokens holds in a group at most, while a chunk of ``batched`` is computed."""
     if spec.is_state:
         return 2 if spec.mode == "align" else 1
-    if spec.window is not None:
-        return -(-min(spec.window - 1 + batched, longest) // spec.block_size) + 1
-    if spec.chunk is not None:
-        return -(-min(spec.chunk + batched, longest) // spec.block_size)
-    return -(-longest // spec.block_size)
+    cap = spec.rule().cap(batched, longest)
+    return -(-longest // spec.block_size) if cap is None else cap
 
 
 def _longest(groups: Sequence[LayerGroup], most: int, batched: int, blocks: int) -> int:
-    """The longest request that ``blocks`` hold, by halving: what it needs never shrinks as it grows."""
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        if sum(_blocks_per_request(group.spec, middle, batched) for group in groups) <= blocks:
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    """The longest request that ``blocks`` hold: what it needs never shrinks as it grows."""
+
+    def needed(length: int) -> int:
+        return sum(_blocks_per_request(group.spec, length, batched) for group in groups)
+
+    return bisect_right(range(1, most + 1), blocks, key=needed)
 
 
 def _reserve(fields: Fields, ranks: int, batched: int, sequences: int) -> int:

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from kvyard.hashing.stretches import parting
+
 
 class _IdRange:
     """Names in a row, after those of its parent."""
@@ -156,11 +158,4 @@ def _alike(names: array[int], wanted: array[int], at: int) -> int:
     most = min(len(names), len(wanted) - at)
     if names[:most] == wanted[at : at + most]:
         return most
-    low, high = 1, most  # the first ``low`` are alike, the first ``high`` aren't
-    while high - low > 1:
-        middle = (low + high) // 2
-        if names[low:middle] == wanted[at + low : at + middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    return parting(names, wanted, 0, most - 1, 0, -at)

@@ -1,0 +1,41 @@
+"""What trees of stretches share, against the same thing done block by block."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvyard.hashing.stretches import paint, parting
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5), st.integers(0, 5))
+def test_chains_part_at_the_first_position_where_they_differ(same: int, more: int, left: int, right: int) -> None:
+    """Of position ``p`` each chain has only keys from its base on."""
+    first = list(range(same)) + [1000 + at for at in range(more + 1)]
+    second = list(range(same)) + [2000 + at for at in range(more + 1)]
+    low = min(max(left, right), same - 1)
+    left, right = min(left, low), min(right, low)
+    assert parting(first[left:], second[right:], low, same + more, left, right) == same
+
+
+changes = st.lists(
+    st.tuples(st.integers(0, 39), st.integers(1, 40), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=30
+)
+
+
+@given(st.integers(0, 5), changes)
+def test_painting_runs_is_painting_blocks(start: int, changes: list[tuple[int, int, int, int]]) -> None:
+    stop = start + 40
+    stops, masks = [stop], [0]
+    blocks = [0] * 40
+    for at, count, add, drop in changes:
+        low, high = start + at, min(start + at + count, stop)
+        before = paint(stops, masks, start, low, high, add, drop)
+        assert [mask for a, b, mask in before for _ in range(a, b)] == blocks[low - start : high - start]
+        for index in range(low - start, high - start):
+            blocks[index] = (blocks[index] | add) & ~drop
+        begins = [start, *stops[:-1]]
+        assert [mask for a, b, mask in zip(begins, stops, masks, strict=True) for _ in range(a, b)] == blocks
+        assert all(one != two for one, two in pairwise(masks)), "equal neighbours are joined"
