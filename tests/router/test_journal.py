@@ -27,8 +27,7 @@ from kvyard.router.entries import (
     NotRouted,
     Routed,
 )
-from kvyard.router.journal import BUFFER, JournalFile, read_journal
-from kvyard.router.journaled import JournaledIndexer, JournaledRouter
+from kvyard.router.journal import BUFFER, JournaledIndexer, JournalFile, read_journal
 
 PROMPT = list(range(100, 110))
 W0, W1 = Holder("w0"), Holder("w1")
@@ -78,7 +77,7 @@ def test_a_router_that_writes_decides_as_before() -> None:
     wordy = JournaledIndexer(identity(), journal=journal)
     config = RouterConfig(track_output=True)
     before = lives(plain, Router(config, [], plain, seed=3))
-    after = lives(wordy, JournaledRouter(config, [], wordy, seed=3, journal=journal))
+    after = lives(wordy, Router(config, [], wordy, seed=3, journal=journal))
     assert before == after
     routed = [entry for entry in entries if isinstance(entry, Routed)]
     del after[1]  # the preview: asked, not decided
@@ -140,7 +139,7 @@ def test_is_read_as_it_was_written(tmp_path: Path) -> None:
             file.write(entry)
 
         indexer = JournaledIndexer(identity(), journal=write)
-        lives(indexer, JournaledRouter(RouterConfig(), [], indexer, journal=write, whole=True))
+        lives(indexer, Router(RouterConfig(), [], indexer, journal=write, whole=True))
         update = Update(
             stream="w1", topic="t", epoch=2, seq=7, origin=Origin.STATE, state=State.STALE, reason="late", rank=1
         )

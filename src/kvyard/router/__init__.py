@@ -5,10 +5,9 @@
 
 from kvyard.router.config import RouterConfig, parse_router_config
 from kvyard.router.inputs import Choice, Overlaps, Reach, RoutingInput
-from kvyard.router.load import Load
 from kvyard.router.overlaps import PrefixIndex
 from kvyard.router.policies import POLICIES, Policy
-from kvyard.router.request import Candidate, Decision, RouteRequest
+from kvyard.router.request import Candidate, Decision, Load, RouteRequest
 from kvyard.router.router import Router
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvyard.router.load import Load
+from kvyard.router.request import Load
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 

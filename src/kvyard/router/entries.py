@@ -5,6 +5,7 @@ The tags are what files say, and stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -173,6 +174,11 @@ class Ended(Entry, frozen=True, kw_only=True, tag="ended"):
     id: str
 
 
+def number(key: int | bytes) -> int:
+    """A key as a whole number; trace keys are numbers already, hashes of bytes are read as one."""
+    return key if isinstance(key, int) else int.from_bytes(key, "big")
+
+
 AnyEntry: TypeAlias = (
     Began
     | Listening
@@ -191,3 +197,5 @@ AnyEntry: TypeAlias = (
     | Progressed
     | Ended
 )
+Journal: TypeAlias = Callable[[AnyEntry], None]
+"""Where entries go: a list's ``append``, or a ``JournalFile``'s ``write``."""

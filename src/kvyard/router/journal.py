@@ -5,20 +5,23 @@ there, what was under way. Written down in the order in which they happened, the
 (``kvyard.server.rehearsal`` does), and to see afterwards what a decision was based on.
 
 It knows nothing of HTTP and of no text: a prompt is the number of its blocks and the key of the last one, which names all
-before it too. ``kvyard.router.entries`` says what a line is, ``JournaledRouter`` and ``JournaledIndexer``
-(``kvyard.router.journaled``) make them, and here they are written to a file and read back.
+before it too. ``kvyard.router.entries`` says what a line is. A router is given a journal when it is made, and so is a
+``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``read_journal`` reads it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.router.entries import AnyEntry
+from kvyard.events.transport import Update
+from kvyard.index import Holder, Indexer, Source
+from kvyard.router.entries import AnyEntry, Applied, Journal, Listening, Lost, Shared, Unheard
 
 BUFFER = 1 << 16
 """Bytes that a file keeps back at most."""
@@ -102,3 +105,39 @@ def read_journal(path: str | Path) -> Iterator[AnyEntry]:
                     ) from None
     except OSError as error:
         raise KvyardError(f"can't read the journal {path}: {error.strerror}") from None
+
+
+class JournaledIndexer(Indexer):
+    """An ``Indexer`` whose inputs go into a journal. What it refuses is not written."""
+
+    def __init__(self, *given: Any, journal: Journal, **named: Any) -> None:
+        """As ``Indexer``."""
+        super().__init__(*given, **named)
+        self._write = journal
+
+    def register(self, source: Source) -> None:
+        known = source.stream in self._sources
+        super().register(source)
+        if not known:
+            self._write(Listening(source=source))
+
+    def unregister(self, stream: str) -> None:
+        known = stream in self._sources
+        super().unregister(stream)
+        if known:
+            self._write(Unheard(stream=stream))
+
+    def share(self, pool: str, members: Iterable[Holder]) -> None:
+        members = list(members)
+        super().share(pool, members)
+        self._write(Shared(pool=pool, members=tuple(sorted(members))))
+
+    def apply(self, update: Update, now: int = 0) -> None:
+        known = update.stream in self._sources
+        super().apply(update, now)
+        if known:
+            self._write(Applied.of(update, now))
+
+    def lose(self, stream: str, reason: str) -> None:
+        super().lose(stream, reason)
+        self._write(Lost(stream=stream, reason=reason))

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from random import Random
+from typing import Any
 
-from mypy_extensions import mypyc_attr
+from msgspec.structs import replace
 
 from kvyard.clock import from_seconds
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
+from kvyard.router import entries as did
 from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
+from kvyard.router.entries import Journal
 from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
-from kvyard.router.load import Load
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.policies import load_of, make_policy
 from kvyard.router.record import decision
-from kvyard.router.request import Decision, RouteRequest
+from kvyard.router.request import Decision, Load, RouteRequest
 from kvyard.router.tree import Path
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # a journaled one is not compiled
 class Router:
     """One policy over one set of workers. Not for several threads at once."""
 
@@ -39,10 +40,16 @@ class Router:
         workers: Iterable[Holder | str],
         index: PrefixIndex | Identity | None = None,
         seed: int = 0,
+        *,
+        journal: Journal | None = None,
+        whole: bool = False,
     ) -> None:
         """A worker is a rank; a bare name is its rank 0. With an ``index``, decisions of every policy say what the workers
         had of the prompt; of an index elsewhere give the ``Identity``, and to ``route`` what it says. Raises ``KvyardError``
         for a policy that needs an index and has none, and for block sizes that differ.
+
+        ``journal`` is told every call that counts, and what was decided; with ``whole`` all keys of every prompt, so that the
+        journal alone is enough to decide again.
         """
         self.config = config
         self.policy = make_policy(config)
@@ -73,6 +80,10 @@ class Router:
         self._draining: set[int] = set()
         self._open: list[int] = []
         """Slots that may be chosen, in order."""
+        self._journal = journal
+        self._whole = whole
+        if journal is not None:
+            journal(did.Began(config=config, seed=seed, block_size=self.block_size))
         for worker in workers:
             self.add_worker(worker)
 
@@ -104,11 +115,15 @@ class Router:
         self._roles[slot] = role
         self._draining.discard(slot)
         self._changed()
+        if self._journal is not None:
+            self._journal(did.Joined(worker=holder, role=role))
 
     def drain(self, worker: Holder | str) -> None:
         """Choose it no more; what it has under way goes on. A bare name means all its ranks; unknown ones raise."""
         for holder in self._named(worker):
             self._draining.add(self._slots[holder])
+            if self._journal is not None:
+                self._journal(did.Drained(worker=holder))
         self._changed()
 
     def remove_worker(self, worker: Holder | str) -> list[object]:
@@ -124,6 +139,8 @@ class Router:
             self.policy.gone(slot)
             self._draining.discard(slot)
             self._workers[slot] = None
+            if self._journal is not None:
+                self._journal(did.Left(worker=holder, under_way=tuple(map(str, ids))))
         self._changed()
         return lost
 
@@ -142,49 +159,43 @@ class Router:
         decision has everyone's figures; ``known`` is what an index elsewhere says of the prompt. Raises ``KvyardError`` where
         nobody may be chosen, or the id is under way already; nothing is changed then.
         """
-        loads = self.loads
-        self._refuse_twice(request)
-        slots = self._open
-        if exclude:
-            shut = {self._slots.get(holder) for holder in exclude}
-            slots = [slot for slot in slots if slot not in shut]
-        if not slots:
-            raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
+        try:
+            self._refuse_twice(request)
+            slots = self._eligible(exclude)
+        except KvyardError as error:
+            if self._journal is not None:
+                self._journal(did.NotRouted(**self._asked(request, now, exclude), why=str(error)))
+            raise
         self._forget_stale(now)
-        keys = request.keys
-        blocks = len(keys)
-        found = loads.tree.find(keys)
-        shared = loads.tree.depths(found, len(self._workers))
-        overlaps = self.overlaps.look(request, now, known)
-        at = RoutingInput(request, blocks, now, slots, loads, shared, overlaps, self._rng, self._roles)
+        found = self.loads.tree.find(request.keys)
+        at = self._look(request, now, slots, found, self._rng, known)
         choice = self._guard(at) or self.policy.choose(at)
-        prefill = self._new_tokens(request, choice.slot, overlaps)
+        prefill = self._new_tokens(request, choice.slot, at.overlaps)
         record = decision(at, choice, prefill, self._workers, self.config, detail)
         self._begin(request, choice.slot, found, prefill, now)
-        self.overlaps.sent(choice.slot, keys, now)
+        self.overlaps.sent(choice.slot, request.keys, now)
         self.policy.routed(at, choice)
+        if self._journal is not None:
+            brief = replace(record, candidates=()) if detail else record  # their figures follow from what came before
+            self._journal(did.Routed(**self._asked(request, now, exclude), decision=brief))
         return record
 
     def preview(
         self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
     ) -> Decision:
         """What ``route`` would decide, with everyone's figures, without booking anything or using up any chance."""
-        shut = {self._slots.get(holder) for holder in exclude}
-        slots = [slot for slot in self._open if slot not in shut]
-        if not slots:
-            raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
-        loads, keys = self.loads, request.keys
-        shared = loads.tree.depths(loads.tree.find(keys), len(self._workers))
-        overlaps = self.overlaps.look(request, now, known)
+        if self._journal is not None:
+            self._journal(did.Previewed(**self._asked(request, now, exclude)))
+        slots = self._eligible(exclude)
         rng = Random()
         rng.setstate(self._rng.getstate())
-        at = RoutingInput(request, len(keys), now, slots, loads, shared, overlaps, rng, self._roles)
+        at = self._look(request, now, slots, self.loads.tree.find(request.keys), rng, known)
         choice = self._guard(at) or self.policy.choose(at)
-        prefill = self._new_tokens(request, choice.slot, overlaps)
+        prefill = self._new_tokens(request, choice.slot, at.overlaps)
         return decision(at, choice, prefill, self._workers, self.config, True)
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
-        """Take in a request that somebody else routed, another gateway say: its load counts here too, and so does what it
+        """Take in a request that another router, in another gateway, has routed: its load counts here too, and so does what it
         says of the prefix. ``new_tokens`` is the other decision's. Raises ``KvyardError`` as ``route`` does.
         """
         self._refuse_twice(request)
@@ -193,6 +204,8 @@ class Router:
         prefill = request.num_tokens if new_tokens is None else new_tokens
         self._begin(request, slot, found, prefill, now)
         self.overlaps.heard(slot, request.keys, now)
+        if self._journal is not None:
+            self._journal(did.Booked(**self._asked(request, now), worker=worker, new_tokens=new_tokens))
 
     def prefill_done(self, id_: object, now: int) -> bool:
         """A request's prompt is computed: its first token is there. Returns whether the request is known."""
@@ -200,6 +213,8 @@ class Router:
         if entry is None:
             return False
         self.loads.prefill_done(entry)
+        if self._journal is not None:
+            self._journal(did.FirstToken(at=now, id=str(id_)))
         return True
 
     def progressed(self, id_: object, output_tokens: int, now: int) -> bool:
@@ -209,11 +224,16 @@ class Router:
             return False
         if self.config.track_output:
             self.loads.grown(entry, output_tokens)
+            if self._journal is not None:
+                self._journal(did.Progressed(at=now, id=str(id_), output_tokens=output_tokens))
         return True
 
     def finished(self, id_: object, now: int) -> bool:
         """A request is over, whichever way. Returns whether it was known."""
-        return self.loads.end(id_) is not None
+        known = self.loads.end(id_) is not None
+        if known and self._journal is not None:
+            self._journal(did.Ended(at=now, id=str(id_)))
+        return known
 
     def explain(self, record: Decision) -> str:
         """A decision in words, and with its details as a table."""
@@ -231,6 +251,38 @@ class Router:
         assert self._open == sorted(set(self._slots.values()) - self._draining), "who may be chosen is out of date"
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _eligible(self, exclude: Collection[Holder]) -> list[int]:
+        """The slots that may be chosen this time. Raises ``KvyardError`` where there is none."""
+        slots = self._open
+        if exclude:
+            shut = {self._slots.get(holder) for holder in exclude}
+            slots = [slot for slot in slots if slot not in shut]
+        if not slots:
+            raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
+        return slots
+
+    def _look(
+        self, request: RouteRequest, now: int, slots: list[int], found: Path, rng: Random, known: Known | None
+    ) -> RoutingInput:
+        shared = self.loads.tree.depths(found, len(self._workers))
+        overlaps = self.overlaps.look(request, now, known)
+        return RoutingInput(request, len(request.keys), now, slots, self.loads, shared, overlaps, rng, self._roles)
+
+    def _asked(self, request: RouteRequest, now: int, exclude: Collection[Holder] | None = None) -> dict[str, Any]:
+        """What a journal says of a request."""
+        keys = request.keys
+        said: dict[str, Any] = {
+            "at": now,
+            "id": str(request.id),
+            "tokens": request.num_tokens,
+            "blocks": len(keys),
+            "tail": did.number(keys[-1]) if keys else 0,
+            "keys": tuple(map(did.number, keys)) if self._whole else (),
+            "session": request.session,
+            "expected_output": request.expected_output,
+        }
+        return said if exclude is None else said | {"excluded": tuple(sorted(exclude))}
 
     def _guard(self, at: RoutingInput) -> Choice | None:
         """The least loaded, where loads are too far apart for the policy to be followed."""

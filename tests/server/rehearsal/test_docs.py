@@ -17,9 +17,8 @@ from tests.replay.traces.support import ROOT, SAMPLES
 from tests.server.mock.support import Served
 
 from kvyard.cli.app import main
-from kvyard.router import RouterConfig, RouteRequest
+from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.router.journal import JournalFile
-from kvyard.router.journaled import JournaledRouter
 
 PAGE = (ROOT / "docs" / "live.md").read_text()
 ROOMY: dict[str, Any] = {"num_gpu_blocks": 20_000, "max_model_len": 200_000}
@@ -48,7 +47,7 @@ def test_live_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
             exec(compile(example.replace("limit=200", "limit=5"), "live.md", "exec"), names)
         assert names["measure"](served.url) > 0
     with JournalFile(tmp_path / "journal") as file:
-        router = JournaledRouter(RouterConfig(policy="round-robin"), ["a", "b"], journal=file.write)
+        router = Router(RouterConfig(policy="round-robin"), ["a", "b"], journal=file.write)
         for name in "xyz":
             router.route(RouteRequest(name, (), 10), 1)
     assert names["chosen"](tmp_path / "journal") == {"turn": 3}

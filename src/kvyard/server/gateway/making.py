@@ -8,8 +8,8 @@ from typing import Any
 from kvyard.clock import WallClock
 from kvyard.index import Identity, Indexer
 from kvyard.router import Router
-from kvyard.router.journal import JournalFile
-from kvyard.router.journaled import Journal, JournaledIndexer, JournaledRouter
+from kvyard.router.entries import Journal
+from kvyard.router.journal import JournaledIndexer, JournalFile
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import BYTES, ENGINE, GatewayConfig
 from kvyard.server.gateway.pool import EnginePool
@@ -83,11 +83,7 @@ class PoolMaker:
             self._journal = journal
             index = self.index.keep(model, LOCAL, block_size).indexer
             identity = index.identity
-        router = (
-            Router(config.router, (), index, config.seed)
-            if journal is None
-            else JournaledRouter(config.router, (), index, config.seed, journal=journal)
-        )
+        router = Router(config.router, (), index, config.seed, journal=journal)
 
         async def tokenize(body: dict[str, Any]) -> list[int] | None:
             engine = pool.least_busy()

@@ -17,7 +17,7 @@ from kvyard.events.types import Cleared, Event, EventBatch
 from kvyard.events.wire import Decoder, Encoder
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Source, backend
-from kvyard.router import RouteRequest
+from kvyard.router import Router, RouteRequest
 from kvyard.router.entries import (
     AnyEntry,
     Applied,
@@ -37,7 +37,7 @@ from kvyard.router.entries import (
     Shared,
     Unheard,
 )
-from kvyard.router.journaled import JournaledIndexer, JournaledRouter
+from kvyard.router.journal import JournaledIndexer
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
 from kvyard.server.rehearsal.recording import Deed, LiveRecording, RecordedPrompt
@@ -156,7 +156,7 @@ class Offline:
             trust=index.trust,
             journal=self._journal,
         )
-        self.router: JournaledRouter | None = None
+        self.router: Router | None = None
 
     @property
     def log(self) -> Log:
@@ -191,7 +191,7 @@ class Offline:
 
     def _tell(self, entry: AnyEntry) -> None:
         if isinstance(entry, Began):
-            self.router = JournaledRouter(entry.config, (), self.indexer, entry.seed, journal=self._journal)
+            self.router = Router(entry.config, (), self.indexer, entry.seed, journal=self._journal)
             return
         if isinstance(entry, Listening):
             self._sources[entry.source.stream] = entry.source
@@ -229,7 +229,7 @@ class Offline:
         elif isinstance(entry, Booked):
             raise KvyardError("requests of other gateways are in this journal: prove a gateway that is alone")
 
-    def _route(self, router: JournaledRouter, entry: Routed | NotRouted | Previewed) -> None:
+    def _route(self, router: Router, entry: Routed | NotRouted | Previewed) -> None:
         prompt = self._prompts(entry.id)
         keys = self.indexer.identity.keys(prompt.tokens, Namespace(salt=prompt.salt))
         request = RouteRequest(entry.id, keys, len(prompt.tokens), prompt.session, entry.expected_output)
