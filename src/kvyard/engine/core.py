@@ -1,7 +1,7 @@
 """The core: one engine under any clock. Nothing in here sleeps, spawns, or reads a clock.
 
 ``next_decision`` names the instant at which the engine next has something to decide; ``advance`` carries everything out that
-happened by an instant; ``begin`` lets the pass start that is due then. Whoever drives several engines calls them in this
+happened by an instant; ``begin`` lets the pass start that is due then. A driver of several engines calls them in this
 order at each instant: ``advance`` on all, then hand over arrivals, then ``begin`` on all.
 
 A decode batch that stays the same is a *plan*: the durations of many passes at once. It is carried out up to the instant asked
@@ -108,7 +108,7 @@ class EngineCore:
         was_waiting = len(scheduler.waiting) > 0
         scheduler.add(job, now)
         if not (was_waiting and scheduler.waiting.strict):
-            # Behind somebody who couldn't be let in it changes nothing.
+            # Behind a job that couldn't be let in it changes nothing.
             self.cut(now)
 
     def cancel(self, job: Job, now: int) -> None:

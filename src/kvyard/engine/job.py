@@ -1,7 +1,7 @@
 """A job: one request as the engine runs it, from arrival to its last token.
 
 It is the block manager's ``Request`` plus what scheduling needs. While it decodes, its counts are not kept up token by token:
-``DecodeBatch`` knows how many passes ago it joined, and ``catch_up`` writes the counts down when somebody needs them.
+``DecodeBatch`` knows how many passes ago it joined, and ``catch_up`` writes the counts down when they are needed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Job(Request):
         self.output = 0
         """Tokens produced, as of the last ``catch_up``."""
         self.serial = 0
-        """Its place among the running, in order of admission; anew after a preemption."""
+        """Its place among the running, in order of admission; another after a preemption."""
         self.cached_tokens = -1
         """Prompt tokens found on the device at its first admission; -1 before that."""
         self.external_tokens = 0
@@ -99,8 +99,8 @@ class Job(Request):
         """Tokens that came, or are coming, from lower tiers for its next admission."""
         self.loaded_by_tier: tuple[int, ...] = ()
         self.defers = False
-        """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, and
-        nobody can tell, since their names are its own."""
+        """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, which
+        makes no difference, since their names are its own."""
         self.ahead: list[int] = []
         """Blocks taken for it that its table doesn't have yet (``DecodeBlocks``)."""
         # Kept by the decode batch.

@@ -27,10 +27,10 @@ class Queue(Protocol):
         """A job comes back and goes before its equals."""
 
     def peek(self) -> Job:
-        """The next one. Raises ``IndexError`` when nobody waits."""
+        """The next one. Raises ``IndexError`` when none waits."""
 
     def pop(self) -> Job:
-        """Take the next one out. Raises ``IndexError`` when nobody waits."""
+        """Take the next one out. Raises ``IndexError`` when none waits."""
 
     def remove(self, job: Job) -> None:
         """Take ``job`` out wherever it stands. Raises ``ValueError`` if it doesn't."""

@@ -72,7 +72,7 @@ class Ranks:
         return True
 
     def trim(self, now: int, begun: bool = False) -> None:
-        """Somebody used a shared tier; see ``EngineCore.trim``. What is uncertain for one rank ends the plans of all."""
+        """A shared tier was used; see ``EngineCore.trim``. What is uncertain for one rank ends the plans of all."""
         times = [when for core in self.cores if (when := core.uncertain_from(now)) is not None]
         for core in self.cores:
             core.plan_until(min(times, default=None), now, begun)

@@ -1,4 +1,4 @@
-"""What an engine tells whoever watches it: the one way results leave the core.
+"""What an engine tells its watcher: the one way results leave the core.
 
 A watcher is told what happened, at which instant, in the middle of it; it must neither raise nor call back. Decode passes
 are told as stretches: many passes of one unchanged batch at once, since that is how they are computed.
@@ -7,13 +7,10 @@ are told as stretches: many passes of one unchanged batch at once, since that is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kvyard.engine.job import Job
+from kvyard.engine.timing.model import Durations
 from kvyard.events.types import EventBatch
-
-if TYPE_CHECKING:
-    from kvyard.engine.timing import Durations
 
 
 class Watcher:

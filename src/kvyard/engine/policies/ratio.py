@@ -39,7 +39,7 @@ class NewTokenRatio:
         return np.where(passes <= 0, self._base, falling)
 
     def estimate(self, tick: int, produced: int, wanted: int, requests: int) -> None:
-        """Somebody was retracted in the decode pass ``tick``: start again from what the rest have produced so far, out of the
+        """A request was retracted in the decode pass ``tick``: start again from what the rest have produced so far, out of the
         ``wanted`` tokens they may produce in all.
         """
         self._base = min(1.0, (produced + LOOK_AHEAD * requests) / (wanted + 1))

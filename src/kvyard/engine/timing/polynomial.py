@@ -1,86 +1,13 @@
-"""``polynomial``: the default timing of NVIDIA Dynamo's mocker, exact to the nanosecond.
-
-Its quirks are kept, because results are compared with it: prefill is charged for the batch size times the difference of
-two means that are whole numbers; decoding depends on nothing but the share of the cache that the batch's contexts fill;
-both parts are rounded to nanoseconds, then divided by the speed-up and rounded again, and only then added.
-"""
+"""``polynomial``: the default timing of NVIDIA Dynamo's mocker, exact to the nanosecond."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from kvyard.engine.timing.config import TimingConfig
-from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
-from kvyard.errors import KvyardError
-
-# Milliseconds by new tokens, and by the share of the cache in use. The constants are the mocker's, a fit to one H200.
-PREFILL = (4.209989e-7, 1.518344e-2, 16.50142)
-DECODE = (-25.74, 54.01, 5.74)
+from kvyard.engine.timing.polynomial_model import PolynomialModel
 
 
 class PolynomialTiming(TimingConfig, frozen=True, kw_only=True, tag="polynomial"):
-    """The formula of NVIDIA Dynamo's mocker: prefill by new tokens, decode by how full the cache is. Has no options."""
+    """Prefill by new tokens, decode by how full the cache is. Has no options."""
 
     def model(self, capacity_tokens: int) -> PolynomialModel:
-        return PolynomialModel(self, capacity_tokens)
-
-
-class PolynomialModel:
-    """Needs the capacity of the engine's cache in tokens: decoding slows down as it fills."""
-
-    __slots__ = ("_capacity", "_decode_ratio", "_prefill_ratio")
-
-    def __init__(self, config: PolynomialTiming, capacity_tokens: int) -> None:
-        if capacity_tokens < 1:
-            raise KvyardError(f"timing: polynomial needs the cache's capacity in tokens, got {capacity_tokens}")
-        self._capacity = float(capacity_tokens)
-        self._prefill_ratio = config.speedup_ratio
-        self._decode_ratio = config.speedup_ratio * config.decode_speedup_ratio
-
-    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int) -> int:
-        ns = 0
-        if prefills:
-            n = charged_tokens(prefills)
-            if n:
-                a, b, c = PREFILL
-                ns = scaled(round((a * n * n + b * n + c) * NS_PER_MS), self._prefill_ratio)
-        if decode_batch:
-            ns += self._step(decode_context)
-        return ns
-
-    def decode_ns(self, batch: int, context: int, passes: int) -> Durations:
-        if not batch:
-            return np.zeros(passes, dtype=np.int64)
-        a, b, c = DECODE
-        capacity, ratio = self._capacity, self._decode_ratio
-        if passes <= SHORT:
-            shares = [at / capacity for at in range(context, context + batch * passes, batch)]
-            if shares and shares[-1] > 1.0:
-                shares = [min(used, 1.0) for used in shares]
-            steps = [round((a * used * used + b * used + c) * NS_PER_MS) for used in shares]
-            return np.array(steps if ratio == 1.0 else [scaled(ns, ratio) for ns in steps], dtype=np.int64)
-        used = np.minimum(contexts(batch, context, passes) / capacity, 1.0)
-        return scaled_many(np.rint((a * used * used + b * used + c) * NS_PER_MS), ratio)
-
-    def _step(self, context: int) -> int:
-        # The mocker's floor of 1 ms is left out: the parabola never gets there for shares from 0 to 1.
-        a, b, c = DECODE
-        used = context / self._capacity
-        if used > 1.0:
-            used = 1.0
-        return scaled(round((a * used * used + b * used + c) * NS_PER_MS), self._decode_ratio)
-
-
-def charged_tokens(prefills: Sequence[tuple[int, int]]) -> int:
-    """The tokens that a batch of (new, past) prefills is charged for: batch * (mean length - mean past), means cut to ints."""
-    if len(prefills) == 1:
-        return prefills[0][0]
-    new = past = batch = 0
-    for fresh, cached in prefills:
-        if fresh:
-            new += fresh
-            past += cached
-            batch += 1
-    return batch * ((new + past) // batch - past // batch) if batch else 0
+        return PolynomialModel(capacity_tokens, self.speedup_ratio, self.speedup_ratio * self.decode_speedup_ratio)

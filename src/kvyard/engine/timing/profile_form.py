@@ -1,7 +1,7 @@
 """The form of a profile: what limits a pass on a GPU, as a formula with eleven numbers.
 
-A pass multiplies all its tokens with the weights once, whoever they belong to. Few tokens wait for the weights to be read,
-many for the arithmetic, and in between the two blend. Attention comes on top: of a prompt by pairs of tokens, of what was
+A pass multiplies all its tokens with the weights once, whichever requests they are of. Few tokens wait for the weights to be
+read, many for the arithmetic, and in between the two blend. Attention comes on top: of a prompt by pairs of tokens, of what was
 cached by reading it, of decoding by reading the context. A pass with prompt tokens is launched kernel by kernel, which
 takes its own time; if that is longer than the work, it is what counts. Because the parts are physical, a pass that mixes
 prompts and decoding needs no measurements of its own, and points far from any measurement stay sensible.
