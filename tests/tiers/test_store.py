@@ -90,7 +90,7 @@ def test_room_for_all_or_for_nothing() -> None:
     store = store_of(10)
     one = chain(1)
     assert put(store, one, 0, 6)
-    kept = store.hold(0, one.keys, 0, 6)
+    kept = store.hold(PageRange(0, one, 0, 6))
     before = here(store, one), store.pool.free
     assert store.reserve([PageRange(0, chain(2), 0, 5)]) is None
     assert (here(store, one), store.pool.free) == before and not store.on_the_way(0, chain(2).keys, 10)
@@ -114,7 +114,7 @@ def test_what_is_held_can_be_split_by_others_and_is_let_go_in_whole() -> None:
     store = store_of(20)
     one = chain(1, common=6)
     assert put(store, one, 0, 10)
-    held = store.hold(0, one.keys, 2, 9)
+    held = store.hold(PageRange(0, one, 2, 9))
     assert put(store, chain(2, common=6), 6, 10)  # splits the stretch at six
     assert [len(extent.ids) for extent in held] == [4, 3]
     store.check_integrity()
@@ -129,7 +129,7 @@ def test_only_what_is_here_can_be_held() -> None:
     assert put(store, one, 0, 3) and put(store, one, 5, 8)
     for low, high in ((0, 4), (4, 6), (6, 9)):
         with pytest.raises(LookupError, match="G2 has"):
-            store.hold(0, one.keys, low, high)
+            store.hold(PageRange(0, one, low, high))
     store.check_integrity()
 
 

@@ -19,26 +19,6 @@ from kvyard.tiers.pages import PageRange
 class Copy:
     """One transfer's worth of pages on their way."""
 
-    __slots__ = (
-        "arrive",
-        "blocks",
-        "direction",
-        "ended",
-        "far",
-        "first_block",
-        "inbox",
-        "level",
-        "nbytes",
-        "near",
-        "pieces",
-        "queued",
-        "request",
-        "rest",
-        "returns",
-        "tokens",
-        "worker",
-    )
-
     def __init__(
         self,
         level: int,

@@ -24,7 +24,7 @@ from kvyard.tiers.counters import OffloadCounters
 from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.linked_tier import make_tier
 from kvyard.tiers.links import Direction
-from kvyard.tiers.loader import Loader
+from kvyard.tiers.loader import Loader, Terms
 from kvyard.tiers.policy import POLICIES
 from kvyard.tiers.state import OffloadState
 from kvyard.tiers.storer import Storer
@@ -195,7 +195,7 @@ class Offload:
         these terms; the request must then be left alone until ``tick`` returns it, or be forgotten. In all other cases it
         holds nothing on the device.
         """
-        outcome = self._loader.onboard(request, hit, now, must_fit, reserved, has_running)
+        outcome = self._loader.onboard(request, hit, now, Terms(must_fit, reserved, has_running))
         if outcome.step is LoadStep.STARTED or outcome.step is LoadStep.WAITING:
             return msgspec.structs.replace(outcome, deadline=self.earliest_deadline())
         return outcome

@@ -93,10 +93,11 @@ class TierStore:
                     free += len(extent.ids)
         return free
 
-    def hold(self, group: int, keys: Keys, start: int, stop: int) -> Table:
-        """Keep resident pages ``start`` to ``stop`` for a transfer that reads them, until ``let_go``."""
+    def hold(self, piece: PageRange) -> Table:
+        """Keep ``piece``, all of it resident, for a transfer that reads it, until ``let_go``."""
+        group, chain, start, stop = piece
         cache_map = self.pool.maps[group]
-        nodes, at = cache_map.walk(keys, stop)
+        nodes, at = cache_map.walk(chain.keys, stop)
         if at < stop:
             raise LookupError(f"{self.tier.name} has {at} pages of this chain, not {stop}")
         extents = []

@@ -35,15 +35,15 @@ class Storer:
 
     def offer(self, request: Request, now: int) -> None:
         """Store what the request has computed since it was last asked, as far as the policy wants it."""
-        track = self.state.of(request)
+        record = self.state.of(request)
         tokens = self.policy.reach(request)
-        if tokens >= track.due and request.tables:
-            self._offer(request, track, tokens, now)
+        if tokens >= record.due and request.tables:
+            self._offer(request, record, tokens, now)
 
     def quiet_until(self, request: Request) -> int:
         """``offer`` does nothing while fewer tokens than this are computed."""
-        track = self.state.requests.get(request)
-        due = track.due if track is not None else min(self.state.layout.page_tokens)
+        record = self.state.requests.get(request)
+        due = record.due if record is not None else min(self.state.layout.page_tokens)
         limit = self.policy.limit(request)
         return ENDLESS if limit is not None and due > limit else due
 
@@ -56,22 +56,22 @@ class Storer:
             self.state.requests[request].due = 0
             self.offer(request, now)
 
-    def _offer(self, request: Request, track: RequestState, tokens: int, now: int) -> None:
+    def _offer(self, request: Request, record: RequestState, tokens: int, now: int) -> None:
         layout, store = self.state.layout, self.state.first
         pieces: list[PageRange] = []
         sources: dict[int, list[Extent]] = {}
         done: list[int] = []
         due = ENDLESS
         for group, size in enumerate(layout.page_tokens):
-            first, last = track.stored[group], tokens // size
+            first, last = record.stored[group], tokens // size
             due = min(due, (last + 1) * size)
             done.append(max(first, last))
             if first >= last:
                 continue
             chain = layout.chain(request, group)
-            if track.used[group] < last:
-                self.policy.used(group, chain, track.used[group], last)
-                track.used[group] = last
+            if record.used[group] < last:
+                self.policy.used(group, chain, record.used[group], last)
+                record.used[group] = last
             missing = store.missing(group, chain.keys, first, last)
             if missing:
                 missing = self.policy.choose(group, chain, missing)
@@ -79,12 +79,12 @@ class Storer:
                 extents = sources[group] = layout.named(request, group, missing[0][0])
                 missing = intersect(missing, layout.pages_of(extents))
             pieces += [PageRange(group, chain, low, high) for low, high in missing]
-        track.due = due
+        record.due = due
         if pieces and not self._store(sources, pieces, now):
             # It is offered again, all of it, when something has landed.
             self.waiting[request] = None
             return
-        track.stored = done
+        record.stored = done
 
     def _store(self, sources: dict[int, list[Extent]], pieces: list[PageRange], now: int) -> bool:
         """Send a cohort; returns whether it needs no second try."""

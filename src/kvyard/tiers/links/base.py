@@ -23,25 +23,6 @@ class LinkError(KvyardError, ValueError):
     """A link was asked for something that can't be, such as a negative number of bytes."""
 
 
-class Account:
-    """The running totals of one direction. A discipline adds the time during which it was busy."""
-
-    __slots__ = ("bytes", "cancelled", "landed", "queued", "submitted")
-
-    def __init__(self) -> None:
-        self.submitted = self.landed = self.cancelled = self.bytes = self.queued = 0
-
-    def snapshot(self, busy: int) -> LaneStats:
-        return LaneStats(
-            submitted=self.submitted,
-            landed=self.landed,
-            cancelled=self.cancelled,
-            bytes=self.bytes,
-            busy_ns=busy,
-            queued_ns=self.queued,
-        )
-
-
 class LinkBase(Generic[T]):
     """The base of a discipline, whose kind of transfer is ``make``."""
 
@@ -52,7 +33,7 @@ class LinkBase(Generic[T]):
         self._number = 0
         self._live: dict[int, T] = {}
         self._landed: list[Transfer] = []
-        self._accounts = (Account(), Account())
+        self._accounts = (LaneStats(), LaneStats())
         self._latency = tuple(lane.first_byte_ns for lane in config.lanes)
         self._overhead = tuple(lane.piece_overhead for lane in config.lanes)
         # The speed of a transfer that has the link to itself.
@@ -123,7 +104,7 @@ class LinkBase(Generic[T]):
         account = self._accounts[transfer.direction]
         account.landed += 1
         account.bytes += transfer.nbytes
-        account.queued += queued
+        account.queued_ns += queued
         self._landed.append(transfer)
 
     def _give_up(self, transfer: T) -> None:

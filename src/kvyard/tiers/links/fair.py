@@ -12,6 +12,8 @@ from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from math import gcd
 
+from msgspec.structs import replace
+
 from kvyard.clock import SECOND
 from kvyard.tiers.links.base import LinkBase
 from kvyard.tiers.links.config import LinkConfig
@@ -103,7 +105,7 @@ class FairLink(LinkBase[FairTransfer]):
         busy = self._busy[direction]
         if self._groups[direction]:
             busy += self._now - self._at
-        return self._accounts[direction].snapshot(busy)
+        return replace(self._accounts[direction], busy_ns=busy)
 
     # The course of events.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec.structs import replace
+
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import SECOND
 from kvyard.tiers.links.base import LinkBase
@@ -104,7 +106,7 @@ class FifoLink(LinkBase[FifoTransfer]):
             if (sofar := self._now * lane.speed) <= ticket.begin:
                 break
             work += min(ticket.end, sofar) - ticket.begin
-        return self._accounts[direction].snapshot(work // lane.speed)
+        return replace(self._accounts[direction], busy_ns=work // lane.speed)
 
     def _run(self, now: int) -> None:
         now = self._told(now)

@@ -32,35 +32,24 @@ class Transfer:
         "submitted",
     )
 
-    number: int
-    """Counts up from 0 on each link, in order of submission."""
-    direction: Direction
-    client: str
-    nbytes: int
-    pieces: int
-    """Separate copies that it is made of; each costs the link its overhead."""
-    submitted: int
-    started: int | None
-    """When its first byte can move. Known from submission, hence it may lie ahead; ``None`` if cancelled before."""
-    ended: int | None
-    """When its last byte had moved, or it was cancelled. ``None`` until then."""
-    cancelled: bool
-    queued: int
-    """Nanoseconds that other transfers cost it: how much later it landed than it would have on an idle link."""
-
     def __init__(
         self, number: int, direction: Direction, client: str, nbytes: int, pieces: int, submitted: int
     ) -> None:
         self.number = number
+        """Counts up from 0 on each link, in order of submission."""
         self.direction = direction
         self.client = client
         self.nbytes = nbytes
         self.pieces = pieces
+        """Separate copies that it is made of; each costs the link its overhead."""
         self.submitted = submitted
-        self.started = None
-        self.ended = None
+        self.started: int | None = None
+        """When its first byte can move. Known from submission, hence it may lie ahead; ``None`` if cancelled before."""
+        self.ended: int | None = None
+        """When its last byte had moved, or it was cancelled. ``None`` until then."""
         self.cancelled = False
         self.queued = 0
+        """Nanoseconds that other transfers cost it: how much later it landed than it would have on an idle link."""
 
     def __repr__(self) -> str:
         state = "under way" if self.ended is None else f"{'cancelled' if self.cancelled else 'landed'} at {self.ended}"
@@ -69,15 +58,15 @@ class Transfer:
         )
 
 
-class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
+class LaneStats(msgspec.Struct, kw_only=True):
     """The account of one direction of a link since it was made."""
 
-    submitted: int
-    landed: int
-    cancelled: int
-    bytes: int
+    submitted: int = 0
+    landed: int = 0
+    cancelled: int = 0
+    bytes: int = 0
     """Payload of all that landed, and of what had moved of the cancelled; never the overhead of pieces."""
-    busy_ns: int
+    busy_ns: int = 0
     """Time during which anything moved."""
-    queued_ns: int
+    queued_ns: int = 0
     """Sum of ``Transfer.queued`` over all that landed."""
