@@ -34,6 +34,7 @@ class TextSpan:
         "beyond",
         "first",
         "hashes",
+        "is_start",
         "keys",
         "last",
         "number",
@@ -64,22 +65,20 @@ class TextSpan:
         are made of this span."""
         self.alive = 0
         """How many hashes lead here."""
+        self.is_start = False
+        """Whether this is only the start of the span with its ``number``, as the parent of what branches off there."""
 
     @property
     def end(self) -> int:
         return self.begin + self.size * len(self.hashes)
 
-
-class _SpanStart(TextSpan):
-    """The first blocks of a span, as the parent of what branches off there."""
-
-    __slots__ = ()
-
-    def __init__(self, whole: TextSpan, count: int) -> None:
-        super().__init__(whole.begin, whole.size, whole.hashes[:count], whole.parent)
-        self.number = whole.number
-        self.first = whole.first
-        self.beyond = whole.beyond
+    def start(self, count: int, block_size: int) -> TextSpan:
+        """The first ``count`` blocks, without the tail; ``block_size`` is ours."""
+        start = TextSpan(self.begin, self.size, self.hashes[:count], self.parent)
+        start.is_start = True
+        start.number, start.first, start.beyond = self.number, self.first, self.beyond
+        start.keys = self.keys[: start.end // block_size - self.first]
+        return start
 
 
 class SpanSnapshot(msgspec.Struct, array_like=True):
@@ -173,9 +172,7 @@ class Bridge:
     def _start_of(self, whole: TextSpan, count: int) -> TextSpan:
         """The first ``count`` blocks of ``whole`` as a parent."""
         size = self.identity.block_size
-        front = _SpanStart(whole, count)
-        ours = front.end // size - whole.first
-        front.keys = whole.keys[:ours]
+        front = whole.start(count, size)
         front.last = front.keys[-1] if front.keys else (whole.parent.last if whole.parent is not None else None)
         rest = front.end % size
         if rest:
@@ -295,7 +292,7 @@ class Bridge:
             stack = [begin]
             while stack:
                 span = stack[-1]
-                whole = self._spans.get(span.number) if isinstance(span, _SpanStart) else None
+                whole = self._spans.get(span.number) if span.is_start else None
                 first = [other for other in (span.parent, whole) if other is not None and id(other) not in order]
                 if first and id(span) not in order:
                     stack += first
@@ -335,10 +332,7 @@ class Bridge:
         for one in spans:
             parent = made[one.parent] if one.parent >= 0 else None
             if one.whole >= 0:
-                whole = made[one.whole]
-                span: TextSpan = _SpanStart(whole, one.count)
-                span.parent = parent
-                span.keys = whole.keys[: span.end // self.identity.block_size - whole.first]
+                span = made[one.whole].start(one.count, self.identity.block_size)
             else:
                 span = TextSpan(one.begin, one.size, list(one.hashes), parent)
                 span.first = one.first

@@ -113,7 +113,7 @@ def workers(model: IndexedModel) -> list[WorkerInfo]:
             )
         rank = str(told.dp_rank or 0)
         about = listener.info()
-        info.endpoints.setdefault(rank, listener.endpoint)
+        info.endpoints.setdefault(rank, told.endpoint)
         info.listeners[rank if rank not in info.listeners else f"{rank}/{about.name}"] = about
         info.block_size = info.block_size or told.block_size
         info.status = max(info.status, about.status, key=("active", "pending", "failed").index)

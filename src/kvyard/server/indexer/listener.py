@@ -15,10 +15,11 @@ from typing import Any, Literal
 import msgspec
 
 from kvyard.clock import MS, Clock, pause
-from kvyard.events.transport import Limits, Origin, State, Subscriber, Update
-from kvyard.events.types import Cleared, Stored, Tier
+from kvyard.events.transport import Origin, State, Subscriber, Update
+from kvyard.events.types import Cleared, Stored
 from kvyard.index import Holder, Indexer, Source
 from kvyard.index.stream import SEVERITY, FollowedStream
+from kvyard.server.indexer.config import TIERS, Patience
 from kvyard.server.indexer.registration import holder_name
 from kvyard.server.indexer.schemas import InstanceId, ListenerInfo, Register
 
@@ -31,40 +32,25 @@ TURN = 5 * MS
 class Listener:
     """Follows one stream for one index."""
 
-    def __init__(
-        self,
-        source: Source,
-        told: Register,
-        indexer: Indexer,
-        *,
-        endpoint: str,
-        replay: str | None,
-        tier: Tier | None,
-        limits: Limits,
-        queue: int,
-        clock: Clock,
-    ) -> None:
-        """Nothing is opened yet. Raises ``KvyardError`` for what isn't an endpoint."""
+    def __init__(self, source: Source, told: Register, indexer: Indexer, patience: Patience, clock: Clock) -> None:
+        """Opens nothing yet. ``told`` is the registration of one rank. Raises ``KvyardError`` for what is no endpoint."""
         self.source = source
         self.told = told
-        """The registration as it was given, for one rank."""
-        self.endpoint = endpoint
-        self.replay = replay
         self.applied = 0
         self.error = ""
         self.block_sizes: set[int] = set()
         """As events say."""
         self._indexer = indexer
-        self._tier = tier
+        self._tier = None if told.tier is None else TIERS[told.tier]
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self.subscriber = Subscriber(
-            endpoint,
-            replay=replay,
+            told.endpoint,
+            replay=told.replay_endpoint,
             topic=told.topic,
             dialect=told.dialect,
-            limits=limits,
-            hwm=queue,
+            limits=patience.limits(),
+            hwm=patience.queue,
             stream=source.stream,
             clock=clock,
         )
@@ -163,8 +149,8 @@ class Listener:
         told = self.told.block_size
         return ListenerInfo(
             name=self.told.stream,
-            endpoint=self.endpoint,
-            replay_endpoint=self.replay,
+            endpoint=self.told.endpoint,
+            replay_endpoint=self.told.replay_endpoint,
             status=self.status,
             state=state.value,
             reason=self.error or reason,

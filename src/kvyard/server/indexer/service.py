@@ -17,7 +17,7 @@ from kvyard.errors import KvyardError
 from kvyard.index import Holder, Indexer, Source, backend
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.bootstrap import bootstrap
-from kvyard.server.indexer.config import TIERS, Config
+from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.registration import called, check_registration, for_rank, holder_name, matches, stream_name
 from kvyard.server.indexer.schemas import Member, ModelRequest, Register, Unregister
@@ -216,7 +216,7 @@ class Service:
         if known is not None:
             raise Refusal(
                 409,
-                f"{called(told)} rank {rank} is registered already, at {known.endpoint}",
+                f"{called(told)} rank {rank} is registered already, at {known.told.endpoint}",
                 field="instance_id",
                 fix="unregister it first, or give this stream another name by stream",
             )
@@ -233,17 +233,7 @@ class Service:
             alignment=told.alignment,
             clear_scope=told.clear_scope,
         )
-        return Listener(
-            source,
-            single,
-            model.indexer,
-            endpoint=single.endpoint,
-            replay=single.replay_endpoint,
-            tier=None if told.tier is None else TIERS[told.tier],
-            limits=self.config.streams.limits(),
-            queue=self.config.streams.queue,
-            clock=self.clock,
-        )
+        return Listener(source, single, model.indexer, self.config.streams, self.clock)
 
     def _share(self, model: IndexedModel, pool: str, members: Sequence[Member]) -> None:
         holders = [Holder(holder_name(one.instance_id), one.dp_rank) for one in members]
