@@ -8,7 +8,7 @@ from kvyard.index.backend import Rows, Usage, joined
 
 
 class NaiveIndex:
-    """A ``Backend`` that is obviously right."""
+    """A ``IndexBackend`` that is obviously right."""
 
     def __init__(self) -> None:
         self.sets: dict[int, dict[int, None]] = {}

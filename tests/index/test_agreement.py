@@ -19,13 +19,13 @@ from tests.index.support import hashes_of, nameless, removed, stored
 from kvyard.blocks import GroupSpec
 from kvyard.events.transport import Origin, State, Update
 from kvyard.events.types import Cleared, Event, Stored, Tier
-from kvyard.index import Backend, Holder, Identity, Indexer, MemoryIndex, Scores, Source
+from kvyard.index import Holder, Identity, IndexBackend, Indexer, MemoryIndex, Scores, Source
 
-BACKENDS_UNDER_TEST: dict[str, Callable[[], Backend]] = {"memory": MemoryIndex}
+BACKENDS_UNDER_TEST: dict[str, Callable[[], IndexBackend]] = {"memory": MemoryIndex}
 HYBRID = (GroupSpec(block_size=4), GroupSpec(kind="sliding_window", window=9, block_size=4))
 
 
-def indexer_on(backend: Backend, size: int) -> Indexer:
+def indexer_on(backend: IndexBackend, size: int) -> Indexer:
     return furnished(Indexer(Identity(size), backend, waiting=200, remembered=20))
 
 
@@ -62,7 +62,7 @@ def event_of(rng: random.Random, stream: str, prompts: list[list[int]]) -> Event
     return Cleared(tier=rng.choice((None, Tier.G1, Tier.G2)))
 
 
-def agree(make: Callable[[], Backend], seed: int, size: int, steps: int) -> None:
+def agree(make: Callable[[], IndexBackend], seed: int, size: int, steps: int) -> None:
     walk(indexer_on(make(), size), indexer_on(NaiveIndex(), size), seed, steps)
 
 
@@ -103,7 +103,7 @@ def walk(ours: Indexer, model: Indexer, seed: int, steps: int, seen: Callable[[S
 @pytest.mark.parametrize("make", BACKENDS_UNDER_TEST.values(), ids=BACKENDS_UNDER_TEST)
 @given(seed=st.integers(0, 1 << 32), size=st.sampled_from([1, 2, 3, 4, 8, 12]))
 @settings(max_examples=25)
-def test_backends_agree(make: Callable[[], Backend], seed: int, size: int) -> None:
+def test_backends_agree(make: Callable[[], IndexBackend], seed: int, size: int) -> None:
     agree(make, seed, size, 40)
 
 
@@ -111,5 +111,5 @@ def test_backends_agree(make: Callable[[], Backend], seed: int, size: int) -> No
 @pytest.mark.parametrize("make", BACKENDS_UNDER_TEST.values(), ids=BACKENDS_UNDER_TEST)
 @given(seed=st.integers(0, 1 << 32), size=st.sampled_from([1, 2, 3, 4, 8, 12]))
 @settings(max_examples=40)
-def test_backends_agree_for_long(make: Callable[[], Backend], seed: int, size: int) -> None:
+def test_backends_agree_for_long(make: Callable[[], IndexBackend], seed: int, size: int) -> None:
     agree(make, seed, size, 500)

@@ -12,11 +12,11 @@ from tests.index.naive import NaiveIndex
 
 from kvyard.errors import KvyardError
 from kvyard.hashing import TokenChain, algorithm
-from kvyard.index.backend import BACKENDS, Backend, backend
+from kvyard.index.backend import BACKENDS, IndexBackend, backend
 from kvyard.index.memory import MemoryIndex
 
 XXH3 = algorithm("xxh3", "index tests")
-Make = Callable[[], Backend]
+Make = Callable[[], IndexBackend]
 CONTRACT: dict[str, Make] = {"memory": MemoryIndex, "naive": NaiveIndex}
 
 
@@ -30,7 +30,7 @@ def chains(rng: random.Random, count: int = 12, depth: int = 24) -> list[list[in
     return [TokenChain(text, 1, XXH3).hashes(0, depth) for text in texts]  # type: ignore[misc]
 
 
-def walk(index: Backend, model: Backend, seed: int, steps: int, check: int = 1) -> None:
+def walk(index: IndexBackend, model: IndexBackend, seed: int, steps: int, check: int = 1) -> None:
     rng = random.Random(seed)
     texts = chains(rng)
     for step in range(steps):

@@ -3,7 +3,7 @@
 ``Indexer`` joins the parts; ``docs/indexing.md`` says why they are what they are.
 """
 
-from kvyard.index.backend import BACKENDS, Backend, Rows, Usage, backend
+from kvyard.index.backend import BACKENDS, IndexBackend, Rows, Usage, backend
 from kvyard.index.catalog import Catalog, GroupLayout
 from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity, IdentityError
@@ -18,7 +18,6 @@ from kvyard.index.stream import FollowedStream, Source
 __all__ = [
     "BACKENDS",
     "DEFAULT_WEIGHTS",
-    "Backend",
     "BatchSequencer",
     "Catalog",
     "DedupFilter",
@@ -27,6 +26,7 @@ __all__ = [
     "Holder",
     "Identity",
     "IdentityError",
+    "IndexBackend",
     "Indexer",
     "MemoryIndex",
     "Place",

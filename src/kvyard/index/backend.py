@@ -57,7 +57,7 @@ class RowSource(Protocol):
         ...
 
 
-class Backend(RowSource, Protocol):
+class IndexBackend(RowSource, Protocol):
     """Rows by request key. Not for several threads at once, unless an implementation says otherwise."""
 
     def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
@@ -85,18 +85,18 @@ class Backend(RowSource, Protocol):
         ...
 
 
-def _redis(**options: Any) -> Backend:
+def _redis(**options: Any) -> IndexBackend:
     from kvyard.index.redis import RedisIndex
 
     return RedisIndex(**options)
 
 
-Factory: TypeAlias = Callable[..., Backend]
+Factory: TypeAlias = Callable[..., IndexBackend]
 BACKENDS: dict[str, Factory] = {"redis": _redis}
 """Every backend by name. A module registers its own on import; one that needs more than Python is imported when asked for."""
 
 
-def backend(name: str, **options: Any) -> Backend:
+def backend(name: str, **options: Any) -> IndexBackend:
     """The backend called ``name``. Raises ``KvyardError`` for a name that isn't in ``BACKENDS``."""
     make = BACKENDS.get(name)
     if make is None:

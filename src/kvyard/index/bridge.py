@@ -154,7 +154,8 @@ class Bridge:
         parent: TextSpan | None = None
         begin = 0
         if before is not None:
-            whole, at = self.find(before)  # type: ignore[misc]
+            loc = known[before]
+            whole, at = self._spans[loc >> _BITS], loc & _OFFSET
             parent = whole if at + 1 == len(whole.hashes) else self._start_of(whole, at + 1)
             begin = parent.end
         span = TextSpan(begin, size, hashes[skip:] if skip else hashes, parent)

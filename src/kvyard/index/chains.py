@@ -4,7 +4,7 @@
 own keys do the remembering: a stretch of it is one node, found by its first key and told apart by its last, and rows are kept
 by runs. Cost goes by the number of stretches and rows, not by blocks, and the block size hardly matters.
 
-It answers ``lookup`` as every backend does, and so is a ``RowSource``. It is no ``Backend``: that is told keys, which mean
+It answers ``lookup`` as every backend does, and so is a ``RowSource``. It is no ``IndexBackend``: that is told keys, which mean
 nothing here without their chain.
 """
 
@@ -125,7 +125,7 @@ class ChainIndex:
     # -- questions --------------------------------------------------------------------------------------------------
 
     def lookup(self, keys: Keys, through_holes: bool = False) -> Rows:
-        """The rows of a prompt; see ``Backend.lookup``."""
+        """The rows of a prompt; see ``IndexBackend.lookup``."""
         rows: list[tuple[int, int]] = []
         for found, _, high in self._along(keys, len(keys)):
             for stop, mask in zip(found.stops, found.masks):

@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from kvyard.hashing import Chain, Key
 
 log = logging.getLogger(__name__)
+
+KeyT = TypeVar("KeyT", bound=Key)
 
 SUPPRESSED = "kvcache_kvevents_dedup_removed_hashes_suppressed_total"
 FORWARDED = "kvcache_kvevents_dedup_removed_hashes_forwarded_total"
@@ -87,13 +90,13 @@ class DedupFilter:
         if not counts:
             del self._beyond[place]
 
-    def removed(self, place: int, keys: Sequence[Key]) -> Sequence[Key]:
+    def removed(self, place: int, keys: Sequence[KeyT]) -> Sequence[KeyT]:
         """A removal came: the keys to pass on, in order, each as often as it is to be. Unknown ones always are."""
         counts = self._beyond.get(place)
         if counts is None or counts.keys().isdisjoint(keys):
             self.counters.forwarded += len(keys)
             return keys
-        forward: list[Key] = []
+        forward: list[KeyT] = []
         for key in keys:
             known = counts.get(key)
             if known is None:

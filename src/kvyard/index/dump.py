@@ -69,14 +69,16 @@ def dump(indexer: Indexer) -> IndexDump:
     rows: dict[int, RowsDump] = {}
     holders: set[Holder] = set()
     for (name, topic), stream in indexer.streams.items():
-        feeds = indexer.feeds_of(name, topic)
-        for feed in feeds:
+        for feed in stream.feeds.values():
             holders.add(feed.holder)
             for (tier, group), number in feed.places.items():
                 if number not in rows:
                     runs = [array("Q", run).tobytes() for run in indexer.backend.held(number)]
                     rows[number] = RowsDump(feed.holder, tier, group, runs, indexer.dedup.snapshot(number))
-        parts = [feed.snapshot([rank for rank, known in stream.feeds.items() if known is feed]) for feed in feeds]
+        parts = [
+            feed.snapshot([rank for rank, known in stream.by_rank.items() if known is feed])
+            for feed in stream.feeds.values()
+        ]
         streams.append(StreamDump(name, topic, stream.seq, stream.state, stream.reason, False, [], stream.ts, parts))
     return IndexDump(
         format=FORMAT,
@@ -106,11 +108,12 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
     numbers: dict[tuple[Holder, int, int | None], int] = {}
     chosen = _complete(told, {name for name in wanted if not any(name == heard for heard, _ in indexer.streams)})
     for one in chosen:
-        indexer.adopt(one.stream, one.topic).resume(one.seq, one.state, one.reason, one.ts, now)
+        stream = indexer.adopt(one.stream, one.topic)
+        stream.resume(one.seq, one.state, one.reason, one.ts, now)
         for part in one.feeds:
             if groups.get(part.holder) and not indexer.catalog.learned(part.holder):
                 indexer.catalog.adopt(part.holder, dict(groups[part.holder]))
-            feed = indexer.feed_for(one.stream, one.topic, part.holder, part.ranks)
+            feed = indexer.feed_for(stream, part.holder, part.ranks)
             feed.restore(part)
             numbers.update({(part.holder, tier, group): number for (tier, group), number in feed.places.items()})
     for row in told.rows:

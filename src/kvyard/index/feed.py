@@ -14,7 +14,7 @@ import msgspec
 
 from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
 from kvyard.hashing import HashingError, Key, wire_hash
-from kvyard.index.backend import Backend
+from kvyard.index.backend import IndexBackend
 from kvyard.index.bridge import Bridge, SpanSnapshot, TextSpan
 from kvyard.index.catalog import Catalog
 from kvyard.index.dedup import DedupFilter
@@ -68,7 +68,7 @@ class Feed:
         self,
         holder: Holder,
         places: Places,
-        backend: Backend,
+        backend: IndexBackend,
         dedup: DedupFilter,
         catalog: Catalog,
         identity: Identity,
@@ -223,7 +223,7 @@ class Feed:
         if identity.direct:
             keys = identity.direct_keys(event.hashes)
             self.counters.removed += len(keys)
-            self._backend.remove(place, self._dedup.removed(place, keys))  # type: ignore[arg-type]
+            self._backend.remove(place, self._dedup.removed(place, keys))
             return
         hashes: Sequence[Key] = event.hashes
         if self.waiting:
@@ -233,7 +233,7 @@ class Feed:
         gone: list[int] = []
         for run, _ in self._runs(place, known, storing=False):
             gone += run
-        self._backend.remove(place, self._dedup.removed(place, gone))  # type: ignore[arg-type]
+        self._backend.remove(place, self._dedup.removed(place, gone))
         for key in known:
             if not self._held(key):
                 self.bridge.rest(key)

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.events.transport import State, Update
+from kvyard.events.transport import Update
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import PLAIN, Namespace
-from kvyard.index.backend import Backend
+from kvyard.index.backend import IndexBackend
 from kvyard.index.catalog import Catalog
 from kvyard.index.dedup import DedupFilter
 from kvyard.index.explain import Explanation, explain
@@ -34,7 +34,7 @@ class Indexer:
     def __init__(
         self,
         identity: Identity | None = None,
-        backend: Backend | None = None,
+        backend: IndexBackend | None = None,
         *,
         dedup: DedupFilter | None = None,
         weights: Mapping[Tier, float] | None = None,
@@ -45,7 +45,7 @@ class Indexer:
     ) -> None:
         """``waiting`` and ``remembered`` bound each feed, in blocks; see ``Feed``. ``places`` where the backend names them."""
         self.identity = identity or Identity()
-        self.backend: Backend = MemoryIndex() if backend is None else backend
+        self.backend: IndexBackend = MemoryIndex() if backend is None else backend
         self.dedup = dedup or DedupFilter()
         self.places = Places() if places is None else places
         self.catalog = Catalog()
@@ -57,7 +57,6 @@ class Indexer:
         self._sources: dict[str, Source] = {}
         self._sequencer = BatchSequencer()
         self._streams: dict[tuple[str, str], FollowedStream] = {}
-        self._feeds: dict[tuple[str, str], dict[Holder, Feed]] = {}
         self._dirty = False
         """Whether trust must be updated before the next answer."""
 
@@ -82,10 +81,9 @@ class Indexer:
             return
         self._sequencer.forget(stream)
         for key in [key for key in self._streams if key[0] == stream]:
-            del self._streams[key]
-            for holder, feed in self._feeds.pop(key, {}).items():
+            for holder, feed in self._streams.pop(key).feeds.items():
                 feed.clear()
-                if not any(holder in feeds for feeds in self._feeds.values()):
+                if not any(holder in other.feeds for other in self._streams.values()):
                     self.catalog.forget(holder)
                     self.places.retire(holder)
         self._dirty = True
@@ -116,14 +114,15 @@ class Indexer:
                 self.unknown_streams += 1
                 return
             stream = self._streams[key] = FollowedStream(source)
-            self._feeds[key] = {}
         state = stream.state
         stream.follow(update, now)
         if update.replaces:
-            for feed in self._feeds[key].values():
+            for feed in stream.feeds.values():
                 feed.clear()
         if update.events:
-            feed = stream.feeds.get(update.rank) or self._feed(key, stream, update.rank)
+            feed = stream.by_rank.get(update.rank) or self.feed_for(
+                stream, stream.source.holder(update.rank), [update.rank]
+            )
             before = feed.mask
             feed.apply(update.events, stream.source.clear_scope == "all")
             if feed.mask != before:
@@ -199,33 +198,32 @@ class Indexer:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""
         self.backend.check_integrity()
         self.dedup.check_integrity()
-        for feeds in self._feeds.values():
-            for feed in feeds.values():
-                feed.check_integrity()
+        for _, feed in self.feeds():
+            feed.check_integrity()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def feeds(self) -> Iterable[tuple[str, Feed]]:
         """Every feed with the name of its stream."""
-        return [(key[0], feed) for key, feeds in self._feeds.items() for feed in feeds.values()]
-
-    def feeds_of(self, stream: str, topic: str) -> list[Feed]:
-        """The feeds of one (stream, topic)."""
-        return list(self._feeds.get((stream, topic), {}).values())
+        return [(name, feed) for (name, _), stream in self._streams.items() for feed in stream.feeds.values()]
 
     def adopt(self, stream: str, topic: str) -> FollowedStream:
         """The (stream, topic) of a registered stream, begun now: for what another index heard of it."""
-        key = (stream, topic)
-        known = self._streams[key] = FollowedStream(self._sources[stream])
-        self._feeds[key] = {}
+        known = self._streams[stream, topic] = FollowedStream(self._sources[stream])
         self._dirty = True
         return known
 
-    def feed_for(self, stream: str, topic: str, holder: Holder, ranks: Iterable[int | None]) -> Feed:
+    def feed_for(self, stream: FollowedStream, holder: Holder, ranks: Iterable[int | None]) -> Feed:
         """The feed of one holder, which updates of ``ranks`` go to from now on."""
-        key = (stream, topic)
-        feed = self._feeds[key].get(holder) or self._open(key, holder)
-        self._streams[key].feeds.update(dict.fromkeys(ranks, feed))
+        feed = stream.feeds.get(holder)
+        if feed is None:
+            feed = Feed(holder, self.places, self.backend, self.dedup, self.catalog, self.identity, **self._bounds)
+            source = stream.source
+            if source.groups is not None and source.by_rank:
+                self.catalog.configure(holder, source.groups, source.alignment)
+            stream.feeds[holder] = feed
+            self._dirty = True
+        stream.by_rank.update(dict.fromkeys(ranks, feed))
         return feed
 
     def refresh(self, force: bool = False) -> None:
@@ -233,65 +231,35 @@ class Indexer:
         if force or self._dirty:
             self._update_trust()
 
-    def _feed(self, key: tuple[str, str], stream: FollowedStream, rank: int | None) -> Feed:
-        holder = stream.source.holder(rank)
-        feed = stream.feeds[rank] = self._feeds[key].get(holder) or self._open(key, holder)
-        return feed
-
-    def _open(self, key: tuple[str, str], holder: Holder) -> Feed:
-        feed = Feed(holder, self.places, self.backend, self.dedup, self.catalog, self.identity, **self._bounds)
-        source = self._sources[key[0]]
-        if source.groups is not None and source.by_rank:
-            self.catalog.configure(holder, source.groups, source.alignment)
-        self._feeds[key][holder] = feed
-        self._dirty = True
-        return feed
-
     def _update_trust(self) -> None:
         """Find out how far each holder can be trusted."""
         self._dirty = False
         untrusted = 0
-        standings: dict[Holder, Standing] = {}
-        by_name: dict[str, list[tuple[tuple[str, str], FollowedStream]]] = {}
-        for key, stream in self._streams.items():
-            by_name.setdefault(key[0], []).append((key, stream))
+        speaking: dict[Holder, list[FollowedStream]] = {}
+        heard: dict[str, list[FollowedStream]] = {}
+        for (name, _), stream in self._streams.items():
+            heard.setdefault(name, []).append(stream)
         for name, source in self._sources.items():
-            known = by_name.get(name, [])
-            holders: dict[Holder, list[FollowedStream]] = {}
-            for key, stream in known:
-                for holder, feed in self._feeds[key].items():
-                    holders.setdefault(holder, []).append(stream)
+            streams = heard.get(name) or [FollowedStream(source)]
+            if not any(stream.feeds for stream in streams):
+                speaking.setdefault(source.holder(), []).extend(streams)
+            for stream in streams:
+                for holder, feed in stream.feeds.items():
+                    speaking.setdefault(holder, []).append(stream)
                     if not self._trust.of(stream.state):
                         untrusted |= feed.mask
-            if not holders:
-                holders[source.holder()] = [stream for _, stream in known]
-            for holder, streams in holders.items():
-                standings[holder] = self._joined(standings.get(holder), streams)
-        self.scorer.trust(standings, untrusted)
+        self.scorer.trust({holder: self._standing(streams) for holder, streams in speaking.items()}, untrusted)
 
-    def _joined(self, before: Standing | None, streams: Sequence[FollowedStream]) -> Standing:
-        """The standing of a holder that ``streams`` speak for as well."""
-        worst = before
-        for stream in streams or (None,):
-            state = State.STALE if stream is None else stream.state
-            reason = "nothing heard yet" if stream is None else stream.reason
-            confidence = self._trust.of(state)
-            if worst is None:
-                worst = Standing(
-                    state=state, confidence=confidence, heard=stream.updated if stream else 0, reason=reason
-                )
-                continue
-            grave = max(worst.state, state, key=SEVERITY.__getitem__)
-            # What a stale stream fed isn't counted, so it doesn't lessen the word of the others.
-            confident = [value for value in (worst.confidence, confidence) if value]
-            worst = Standing(
-                state=grave,
-                confidence=min(confident, default=0.0),
-                heard=min(worst.heard, stream.updated if stream else 0),
-                reason="; ".join(filter(None, (worst.reason, reason))),
-            )
-        assert worst is not None
-        return worst
+    def _standing(self, streams: Sequence[FollowedStream]) -> Standing:
+        """How far a holder can be trusted that ``streams`` speak for."""
+        # What a stale stream fed isn't counted, so it doesn't lessen the word of the others.
+        confident = [value for stream in streams if (value := self._trust.of(stream.state))]
+        return Standing(
+            state=max((stream.state for stream in streams), key=SEVERITY.__getitem__),
+            confidence=min(confident, default=0.0),
+            heard=min(stream.updated for stream in streams),
+            reason="; ".join(stream.reason for stream in streams if stream.reason),
+        )
 
     def _look_at_ages(self) -> None:
         """Ages change with every update, trust seldom: only bring the former up to date."""
@@ -299,10 +267,9 @@ class Indexer:
             self._update_trust()
         standings = self.scorer.standings
         heard: dict[Holder, int] = {}
-        for key, feeds in self._feeds.items():
-            updated = self._streams[key].updated
-            for holder in feeds:
-                heard[holder] = min(updated, heard.get(holder, updated))
+        for stream in self._streams.values():
+            for holder in stream.feeds:
+                heard[holder] = min(stream.updated, heard.get(holder, stream.updated))
         for holder, at in heard.items():
             standing = standings.get(holder)
             if standing is not None and standing.heard != at:

@@ -31,7 +31,7 @@ _SEGMENT_BYTES = 1024
 
 
 class MemoryIndex:
-    """A ``Backend``. ``budget`` bytes at most are kept, by an estimate; the least recently useful segments go first."""
+    """A ``IndexBackend``. ``budget`` bytes at most are kept, by an estimate; the least recently useful segments go first."""
 
     def __init__(
         self, *, budget: int | None = None, forgotten: Callable[[int, Sequence[int]], None] | None = None
@@ -57,7 +57,7 @@ class MemoryIndex:
     # -- changes ----------------------------------------------------------------------------------------------------
 
     def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         if not isinstance(keys, list):
             keys = list(keys)
         if not keys:
@@ -83,7 +83,7 @@ class MemoryIndex:
         return repeated
 
     def remove(self, place: int, keys: Sequence[int]) -> int:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         bit = 1 << place
         where, segments = self._where, self._segments
         if not isinstance(keys, list):
@@ -124,7 +124,7 @@ class MemoryIndex:
         return removed
 
     def clear(self, place: int) -> int:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         bit = 1 << place
         where, removed = self._where, 0
         for number in list(self._held_by(place)):
@@ -140,7 +140,7 @@ class MemoryIndex:
     # -- questions --------------------------------------------------------------------------------------------------
 
     def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         find, segments = self._where.get, self._segments
         rows: Rows = []
         at, count, last = 0, len(keys), 0
@@ -185,12 +185,12 @@ class MemoryIndex:
         return rows
 
     def holds(self, place: int, key: int) -> bool:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         loc = self._where.get(key)
         return loc is not None and self._segments[loc >> _BITS].live(loc & _OFFSET)[1] >> place & 1 == 1
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         for number in sorted(self._held_by(place)):
             segment = self._segments[number]
             start = low = 0
@@ -206,7 +206,7 @@ class MemoryIndex:
         return [place for place, numbers in enumerate(self._held) if numbers]
 
     def usage(self) -> Usage:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         return Usage(
             blocks=len(self._where),
             rows=sum(sum(1 for mask in segment.masks if mask) for segment in self._segments.values()),
@@ -215,7 +215,7 @@ class MemoryIndex:
         )
 
     def check_integrity(self) -> None:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         living = 0
         for number, segment in self._segments.items():
             assert segment.base == number << _BITS and 0 < len(segment.keys) <= _MOST, (

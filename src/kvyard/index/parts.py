@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from kvyard.hashing import Key
-from kvyard.index.backend import Backend
+from kvyard.index.backend import IndexBackend
 from kvyard.index.bridge import Bridge, TextSpan
 from kvyard.index.dedup import DedupFilter
 
@@ -23,7 +23,7 @@ CoveredBlocks: TypeAlias = tuple[int, list[tuple[int, list[tuple[Key, int, int]]
 class Parts:
     """Which engine blocks each place holds, and how many tokens of each of our blocks they cover."""
 
-    def __init__(self, bridge: Bridge, backend: Backend, dedup: DedupFilter) -> None:
+    def __init__(self, bridge: Bridge, backend: IndexBackend, dedup: DedupFilter) -> None:
         self._bridge = bridge
         self._backend = backend
         self._dedup = dedup
@@ -116,7 +116,7 @@ class Parts:
             before = self._bridge.keys_between(span, block - 1, block) if block else []
             self._dedup.repeated(place, self._backend.store(place, [ours], before[0] if before else None))
         elif was and not now:
-            self._backend.remove(place, self._dedup.removed(place, [ours]))  # type: ignore[arg-type]
+            self._backend.remove(place, self._dedup.removed(place, [ours]))
 
     def _whole(self, parts: dict[Key, tuple[int, int]]) -> bool:
         # Engine blocks of one width never overlap but where they are at the same place.

@@ -11,7 +11,7 @@ from kvyard.events.transport import Origin, State, Update
 from kvyard.events.types import EventBatch
 
 
-class _Position:
+class _BatchPosition:
     __slots__ = ("epoch", "ranks", "seq", "whole")
 
     def __init__(self) -> None:
@@ -25,13 +25,13 @@ class BatchSequencer:
     """The position of each stream."""
 
     def __init__(self) -> None:
-        self._positions: dict[str, _Position] = {}
+        self._positions: dict[str, _BatchPosition] = {}
 
     def update(self, batch: EventBatch) -> Update | None:
         """What to apply for ``batch``; ``None`` where it came before."""
         at = self._positions.get(batch.stream)
         if at is None:
-            at = self._positions[batch.stream] = _Position()
+            at = self._positions[batch.stream] = _BatchPosition()
         known = at.epoch >= 0
         if batch.epoch < at.epoch:
             return None

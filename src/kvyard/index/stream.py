@@ -69,8 +69,9 @@ class FollowedStream:
         """The last batch's own stamp, in seconds."""
         self.resets = 0
         """Restarts, snapshots and other updates that replaced all before them."""
-        self.feeds: dict[int | None, Feed] = {}
-        """By the rank that updates name."""
+        self.feeds: dict[Holder, Feed] = {}
+        self.by_rank: dict[int | None, Feed] = {}
+        """The same, by the rank that updates name."""
         self._lost = False
 
     def follow(self, update: Update, now: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -10,7 +9,6 @@ import msgspec
 from kvyard.blocks.spec import GroupSpec
 from kvyard.events.transport import State
 from kvyard.index.catalog import Catalog
-from kvyard.index.feed import Feed
 from kvyard.index.places import Holder, Place, Places
 from kvyard.index.redis.directory import owner_of
 from kvyard.index.redis.rows import RedisIndex
@@ -65,7 +63,6 @@ class StreamRecords:
         self,
         key: StreamKey,
         stream: FollowedStream,
-        feeds: Mapping[Holder, Feed],
         *,
         again: bool = False,
         steps: bool = False,
@@ -74,6 +71,7 @@ class StreamRecords:
         owner = owner_of(stream.source.holder())
         if owner not in self._backend.session.tokens:
             return
+        feeds = stream.feeds
         learned = {holder: tuple(self._catalog.learned(holder).items()) for holder in feeds}
         worth = (stream.state, tuple((holder, feed.mask, learned[holder]) for holder, feed in feeds.items()))
         known = not again and self._written.get(key) == worth

@@ -53,7 +53,7 @@ class RedisCounters(msgspec.Struct):
 
 
 class RedisIndex:
-    """A ``Backend``. Not for several threads at once.
+    """A ``IndexBackend``. Not for several threads at once.
 
     By itself it is the only writer of its namespace and knows places by their numbers. With ``places``, which have names, any
     number of processes share the index, each writing for the owners it has leases of: see ``SharedIndexer``.
@@ -123,7 +123,7 @@ class RedisIndex:
     # -- changes ----------------------------------------------------------------------------------------------------
 
     def store(self, place: int, keys: Sequence[int], parent: int | None = None) -> Sequence[int]:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         repeated = self.mirror.store(place, keys, parent)
         if len(repeated) < len(keys):
             fresh = keys
@@ -141,7 +141,7 @@ class RedisIndex:
         return repeated
 
     def remove(self, place: int, keys: Sequence[int]) -> int:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         removed = self.mirror.remove(place, keys)
         if removed:
             self._write(place, b"d", list(dict.fromkeys(keys)))
@@ -149,7 +149,7 @@ class RedisIndex:
         return removed
 
     def clear(self, place: int) -> int:
-        """See ``Backend``. On the server it takes effect at once; what its keys take is given back bit by bit."""
+        """See ``IndexBackend``. On the server it takes effect at once; what its keys take is given back bit by bit."""
         removed = self.mirror.clear(place)
         if removed:
             self._write(place, b"c", ())
@@ -199,7 +199,7 @@ class RedisIndex:
     # -- questions --------------------------------------------------------------------------------------------------
 
     def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
-        """See ``Backend``. Finds nothing while the server can't be asked, and nothing of ours while it hasn't been told all."""
+        """See ``IndexBackend``. Finds nothing while the server is away, and nothing of ours while it hasn't been told all."""
         if not keys:
             return []
         self.counters.lookups += 1
@@ -213,13 +213,13 @@ class RedisIndex:
             return []
 
     def holds(self, place: int, key: int) -> bool:
-        """See ``Backend``."""
+        """See ``IndexBackend``."""
         if self.directory.name(place)[0] in self.session.wanted:
             return self.mirror.holds(place, key)
         return any(mask >> place & 1 for _, mask in self.lookup([key]))
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
-        """See ``Backend``. What others write comes key by key, in no order. Raises ``Unavailable``."""
+        """See ``IndexBackend``. What others write comes key by key, in no order. Raises ``Unavailable``."""
         if self.directory.name(place)[0] in self.session.wanted:
             yield from self.mirror.held(place)
             return
@@ -238,7 +238,7 @@ class RedisIndex:
                 return
 
     def usage(self) -> Usage:
-        """See ``Backend``. Blocks are those of all writers, the rest this process's own. Tidies up first."""
+        """See ``IndexBackend``. Blocks are those of all writers, the rest this process's own. Tidies up first."""
         mine = self.mirror.usage()
         blocks = 0
         try:
@@ -277,7 +277,7 @@ class RedisIndex:
         }
 
     def check_integrity(self) -> None:
-        """See ``Backend``. Compares every row with every slot's set, and both with the mirror: reads all there is.
+        """See ``IndexBackend``. Compares every row with every slot's set, and both with the mirror: reads all there is.
 
         A server that is away agrees.
         """

@@ -181,7 +181,7 @@ class SharedIndexer(Indexer):
     def refresh(self, force: bool = False) -> None:
         """See ``Indexer``. Asks the server, where that is due."""
         self.backend.look()
-        if self._standing() != self._judged:
+        if self._view() != self._judged:
             self._dirty = True
         super().refresh(force)
 
@@ -209,17 +209,17 @@ class SharedIndexer(Indexer):
 
     def _say(self, keys: Iterable[StreamKey], *, again: bool = False, steps: bool = False) -> None:
         for key in keys:
-            self._written.write(key, self._streams[key], self._feeds[key], again=again, steps=steps)
+            self._written.write(key, self._streams[key], again=again, steps=steps)
 
     def _steadily(self, ask: Callable[[], T]) -> T:
         """The answer to ``ask``, with nothing it depends on having changed meanwhile."""
         self.backend.look()
         for _ in range(STEADY):
-            standing = self._standing()
-            if standing != self._judged:
+            view = self._view()
+            if view != self._judged:
                 self._dirty = True
             answer = ask()
-            if self._standing() == standing == self._judged:
+            if self._view() == view == self._judged:
                 return answer
         self.scorer.trust(self.scorer.standings, -1)
         self._dirty = False
@@ -227,32 +227,34 @@ class SharedIndexer(Indexer):
         self._dirty = True
         return answer
 
-    def _standing(self) -> tuple[int, bool]:
+    def _view(self) -> tuple[int, bool]:
+        """What answers depend on beside the rows, as a number that changes with it."""
         return self.backend.directory.looks, self.backend.server.connected
 
     def _update_trust(self) -> None:
         """Find out how far each holder can be trusted, from what the writers say."""
         self._dirty = False
-        standings: dict[Holder, Standing] = {}
+        speaking: dict[Holder, list[FollowedStream]] = {}
         mentioned = untrusted = 0
         connected = self.backend.server.connected
         known = self._said_by_all() if connected else {}
         for name in [*self._sources, *sorted(known.keys() - self._sources.keys())]:
-            holders: dict[Holder, list[FollowedStream]] = {}
-            for record, stream in known.get(name, ()):
+            told = known.get(name, [])
+            for record, stream in told:
                 for feed in record.feeds:
                     mask = mask_of(self.places.number(place) for place in feed.places)
                     mentioned |= mask
                     if not self._trust.of(stream.state):
                         untrusted |= mask
                     self._adopt(record.source, feed)
-                    holders.setdefault(feed.holder, []).append(stream)
-            if not holders:
-                source = self._sources.get(name) or known[name][0][0].source
+                    speaking.setdefault(feed.holder, []).append(stream)
+            if not any(record.feeds for record, _ in told):
+                source = self._sources.get(name) or told[0][0].source
                 self._adopt(source, FeedRecord(source.holder(), (), ()))
-                holders[source.holder()] = [stream for _, stream in known.get(name, ())]
-            for holder, streams in holders.items():
-                standings[holder] = self._joined(standings.get(holder), streams)
+                speaking.setdefault(source.holder(), []).extend(
+                    [stream for _, stream in told] or [FollowedStream(source)]
+                )
+        standings = {holder: self._standing(streams) for holder, streams in speaking.items()}
         if connected:
             self._retire(standings)
             for place in self.backend.directory.places:
@@ -261,9 +263,9 @@ class SharedIndexer(Indexer):
                     untrusted |= 1 << number
         else:
             away = Standing(state=State.STALE, confidence=0.0, reason=self.backend.reason)
-            standings = dict.fromkeys([*standings, *(h for feeds in self._feeds.values() for h in feeds)], away)
+            standings = dict.fromkeys([*standings, *self._fed()], away)
         self.scorer.trust(standings, untrusted if connected else -1)
-        self._judged = self._standing()
+        self._judged = self._view()
 
     def _said_by_all(self) -> dict[str, list[tuple[StreamRecord, FollowedStream]]]:
         """Every stream of which its writer says something, as what that is worth now."""
@@ -292,7 +294,7 @@ class SharedIndexer(Indexer):
 
     def _adopt(self, source: Source, feed: FeedRecord) -> None:
         """Learn of a holder's groups what its writer knows, unless we know it ourselves."""
-        if any(feed.holder in feeds for feeds in self._feeds.values()) or source.stream in self._sources:
+        if feed.holder in self._fed() or source.stream in self._sources:
             if source.stream in self._sources and source.groups is None:
                 self.catalog.adopt(feed.holder, {**dict(feed.groups), **self.catalog.learned(feed.holder)})
             return
@@ -302,11 +304,15 @@ class SharedIndexer(Indexer):
         elif source.groups is None and feed.groups:
             self.catalog.adopt(feed.holder, dict(feed.groups))
 
+    def _fed(self) -> list[Holder]:
+        """The holders that streams of this replica feed."""
+        return [holder for stream in self._streams.values() for holder in stream.feeds]
+
     def _retire(self, mentioned: Iterable[Holder]) -> None:
         """Forget holders that neither we nor any writer knows of, or ``mentioned``."""
         known = set(mentioned)
         known.update(place.holder for place in self.backend.directory.places)
-        known.update(holder for feeds in self._feeds.values() for holder in feeds)
+        known.update(self._fed())
         registered = {source.holder() for source in self._sources.values()}
         for holder in [holder for holder in self.places.holders() if holder not in known]:
             self.places.retire(holder)
