@@ -16,7 +16,6 @@ from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
 from kvyard.hashing import Namespace, algorithm
-from kvyard.server import prompt
 from kvyard.server.doctor.case import Case
 from kvyard.server.doctor.diagnosis import Diagnosis, diagnose
 from kvyard.server.doctor.engines import Local
@@ -26,6 +25,7 @@ from kvyard.server.doctor.template import rendered
 from kvyard.server.doctor.visit import TEXT, Questions, Visit, questions
 from kvyard.server.doctor.watching import LIMITS, ask_for_replay, play, watch
 from kvyard.server.indexer.config import check_token_text, read_token
+from kvyard.server.tokens import encode_text, gather_prompt
 
 HTTP = ("http://", "https://")
 TOKEN_VARIABLE = "KVYARD_TOKEN"
@@ -83,7 +83,7 @@ def doctor(
         raise KvyardError("--seed belongs to --algorithm: give both")
     asked = None
     if any(way is not None for way in (tokens, tokens_file, text, text_file)):
-        asked = prompt.gather(
+        asked = gather_prompt(
             tokens=tokens,
             tokens_file=tokens_file,
             text=text,
@@ -163,8 +163,8 @@ def _questions(
     if tokenizer is None or not urls:
         return Local(), ask
     file = str(tokenizer)
-    chat = None if template is None else prompt.encode(file, rendered(template, ask.messages), False)
-    text_ids, bare_ids = prompt.encode(file, TEXT, special), prompt.encode(file, TEXT, False)
+    chat = None if template is None else encode_text(file, rendered(template, ask.messages), False)
+    text_ids, bare_ids = encode_text(file, TEXT, special), encode_text(file, TEXT, False)
     return Local(text_ids=text_ids, bare_ids=bare_ids, chat_ids=chat), ask
 
 

@@ -15,8 +15,8 @@ from kvyard.cli.serving import TOKEN_VARIABLE, Verbose, log_to_stderr, warn_if_o
 from kvyard.cli.serving import read_token as token_of
 from kvyard.cli.settings import assignment, with_flags
 from kvyard.errors import KvyardError
-from kvyard.server import prompt
 from kvyard.server.indexer.config import Config, convert, read
+from kvyard.server.tokens import gather_prompt
 from kvyard.settings import settings_of
 
 app = typer.Typer(
@@ -118,7 +118,7 @@ def query(
     if text is not None and tokenizer is None and not endpoint and tokens is None and tokens_file is None:
         asked["text"] = text  # the service may have a tokenizer
     else:
-        asked["token_ids"] = prompt.gather(
+        asked["token_ids"] = gather_prompt(
             tokens=tokens,
             tokens_file=tokens_file,
             text=text,

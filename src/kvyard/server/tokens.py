@@ -1,16 +1,23 @@
-"""Tokenizers of mock and gateway: a given ``tokenizer.json``, or bytes. And text that grows token by token.
+"""Tokens of prompts: tokenizers (a ``tokenizer.json``, or bytes), text that grows token by token, ids as people write them.
 
-Neither applies a model's own chat template: ``render`` is one for all, in the way of ChatML.
+No model's own chat template is applied: ``render`` is one for all, in the way of ChatML. Text needs ``kvyard[tokenizers]``.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
-from kvyard.server import prompt as prompts
+import msgspec
+
+from kvyard.errors import KvyardError
 from kvyard.server.http import Refusal
+
+MAX_TOKEN = (1 << 32) - 1
 
 
 class Tokenizer(Protocol):
@@ -62,7 +69,7 @@ class FileTokenizer:
 
     def __init__(self, path: str) -> None:
         """Raises ``KvyardError`` where it can't be had."""
-        self._inner = prompts.tokenizer(path)
+        self._inner = load_tokenizer(path)
         self.size = int(self._inner.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -98,15 +105,11 @@ def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = 
     """A conversation as one text; ``ask``: with the beginning of the answer. Raises ``Refusal`` for what isn't text."""
     parts: list[str] = []
     if tools:
-        import msgspec
-
         parts.append(f"<|im_start|>tools\n{msgspec.json.encode(tools).decode()}<|im_end|>\n")
     for at, message in enumerate(messages):
         text = _text(message.get("content"), at)
         calls = message.get("tool_calls")
         if calls:
-            import msgspec
-
             text += msgspec.json.encode(calls).decode()
         parts.append(f"<|im_start|>{message['role']}\n{text}<|im_end|>\n")
     if ask:
@@ -127,3 +130,68 @@ def _text(content: object, at: int) -> str:
             raise Refusal(400, f"{field}: this model takes parts of type text only", field=field, fix="leave it out")
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+@lru_cache(maxsize=16)
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer in the file ``path``. Raises ``KvyardError`` where it can't be had."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise KvyardError("text needs a tokenizer: pip install 'kvyard[tokenizers]', or give token ids") from None
+    if not Path(path).is_file():
+        raise KvyardError(f"there is no tokenizer at {path}: give the path of a tokenizer.json")
+    try:
+        return tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises plain Exception
+        raise KvyardError(f"{path} is no tokenizer.json: {str(error)[:200]}") from None
+
+
+def encode_text(path: str, text: str, special: bool = True) -> list[int]:
+    """``text`` as token ids; ``special``: with what the tokenizer adds by itself, such as a first token."""
+    ids: list[int] = load_tokenizer(path).encode(text, add_special_tokens=special).ids
+    return ids
+
+
+def parse_tokens(text: str, where: str) -> list[int]:
+    """Token ids written as a JSON list, or with commas or spaces between. Raises ``KvyardError``, naming ``where``."""
+    try:
+        if text.lstrip().startswith("["):
+            found = json.loads(text)
+        else:
+            found = [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise KvyardError(f"{where} has no token ids: write numbers with commas or spaces, or a JSON list") from None
+    if not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in found):
+        raise KvyardError(f"{where} has something that is no token id: they are whole numbers from 0 to {MAX_TOKEN}")
+    return list(found)
+
+
+def gather_prompt(
+    *,
+    tokens: str | None = None,
+    tokens_file: Path | None = None,
+    text: str | None = None,
+    text_file: Path | None = None,
+    tokenizer_file: Path | None = None,
+    special: bool = True,
+) -> list[int]:
+    """The prompt that was given in one of four ways. Raises ``KvyardError`` for none, several, or one that can't be read."""
+    given = [way for way in (tokens, tokens_file, text, text_file) if way is not None]
+    if len(given) != 1:
+        raise KvyardError("give the prompt in one way: --tokens, --tokens-file, --text or --text-file")
+    if tokens is not None:
+        return parse_tokens(tokens, "--tokens")
+    if tokens_file is not None:
+        return parse_tokens(_read(tokens_file), str(tokens_file))
+    if tokenizer_file is None:
+        raise KvyardError("text needs --tokenizer, the path of the model's tokenizer.json; or give token ids")
+    return encode_text(str(tokenizer_file), text if text is not None else _read(text_file), special)
+
+
+def _read(path: Path | None) -> str:
+    assert path is not None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise KvyardError(f"can't read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None

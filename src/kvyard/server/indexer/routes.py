@@ -13,7 +13,6 @@ import msgspec
 from kvyard import __version__
 from kvyard.clock import pause
 from kvyard.index import Holder
-from kvyard.server import prompt
 from kvyard.server.http import JSON, Handler, Operation, Raw, Refusal, application
 from kvyard.server.indexer import answers, schemas
 from kvyard.server.indexer.bootstrap import MSGPACK, dump_all
@@ -23,6 +22,7 @@ from kvyard.server.indexer.measures import IndexerMetrics
 from kvyard.server.indexer.names import keys_of_hashes
 from kvyard.server.indexer.registration import holder_name
 from kvyard.server.indexer.service import Service
+from kvyard.server.tokens import encode_text
 
 PROMETHEUS = "text/plain"
 
@@ -175,7 +175,7 @@ class IndexerRoutes:
                     fix="send token_ids, or start the service with --tokenizer",
                 )
             assert text is not None
-            token_ids = await asyncio.to_thread(prompt.encode, path, text)
+            token_ids = await asyncio.to_thread(encode_text, path, text)
         self._check_length(token_ids, f"{where}token_ids")
         return token_ids
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from kvyard.server.asgi import until_disconnect
 from kvyard.server.http import JSON, Refusal, openai_error
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.faults import Fate
@@ -46,7 +47,7 @@ class MockReply(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer; the request's choices are over when this returns."""
-        watching = asyncio.create_task(_hung_up(receive))
+        watching = asyncio.create_task(until_disconnect(receive))
         answering = asyncio.create_task(self._answer(scope, send))
         try:
             await asyncio.wait((watching, answering), return_when=asyncio.FIRST_COMPLETED)
@@ -121,11 +122,6 @@ class MockReply(Response):
         after = self._fate.stall_after
         if after is not None and self._produced >= after:
             await asyncio.Event().wait()  # until the client hangs up
-
-
-async def _hung_up(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _refused(flow: RequestFlow) -> Refusal | None:

@@ -1,0 +1,40 @@
+"""Sockets and limits of a server."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from kvyard.errors import KvyardError
+from kvyard.server.running import is_loopback, listen, url_of
+
+
+def test_small_answers_leave_at_once() -> None:
+    """asyncio turns Nagle's algorithm off only for sockets that say they are TCP; it would cost 40 ms an answer."""
+    with listen("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
+        assert url_of(bound) == f"http://127.0.0.1:{bound.getsockname()[1]}"
+        bound.listen()
+        with pytest.raises(KvyardError, match=r"can't listen at 127\.0\.0\.1"):
+            listen("127.0.0.1", bound.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.com", False)],
+)
+def test_loopback(host: str, only_here: bool) -> None:
+    assert is_loopback(host) is only_here
+
+
+def test_as_many_files_as_there_may_be() -> None:
+    program = (
+        "import resource as r; from kvyard.server.running import allow_files; hard = r.getrlimit(r.RLIMIT_NOFILE)[1];"
+        "r.setrlimit(r.RLIMIT_NOFILE, (64, hard)); allow_files(); print(r.getrlimit(r.RLIMIT_NOFILE)[0] > 64)"
+    )
+    pytest.importorskip("resource", reason="there are no such limits here")
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "True"
