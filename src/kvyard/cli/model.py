@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvyard.cli.tables import print_table
 from kvyard.engine.models import ModelPlan, plan, preset, presets, read_config
 from kvyard.errors import KvyardError
 from kvyard.units import parse_bytes, show_bytes
@@ -84,7 +85,7 @@ def _list() -> None:
         config = preset(name)
         made = plan(config, 2**50, tensor_parallel_size=1)
         rows.append((name, f"{made.parameters / 1e9:.1f} B", made.architecture, str(config["source"])))
-    _table(rows, left=(0, 2, 3))
+    print_table(rows, left=(0, 2, 3))
 
 
 def _show(of: ModelPlan, config: str, ranks: int) -> None:
@@ -107,7 +108,7 @@ def _show(of: ModelPlan, config: str, ranks: int) -> None:
                 f"{1 - group.used_bytes / of.bytes_per_block:.1%}",
             )
         )
-    _table(rows, left=(0, 1))
+    print_table(rows, left=(0, 1))
     typer.echo("")
     facts = [
         ("memory", show_bytes(of.memory)),
@@ -122,7 +123,7 @@ def _show(of: ModelPlan, config: str, ranks: int) -> None:
         facts.append(("windows and states of a request", f"up to {show_bytes(of.bytes_per_request)}"))
     facts.append(("tokens that fit", f"{of.max_tokens:,}"))
     facts.append((f"requests of {of.max_model_len:,} tokens that fit", f"{of.max_concurrency:.2f}"))
-    _table(facts, left=(0,))
+    print_table(facts)
     if of.longest < of.max_model_len:
         typer.echo(
             f"\nA request of {of.max_model_len} tokens does not fit: say --max-model-len {of.longest} or less.",
@@ -139,10 +140,3 @@ def _alike(of: ModelPlan) -> Sequence[tuple[int, int, Any]]:
         else:
             runs.append((number, 1, group))
     return runs
-
-
-def _table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))]
-        typer.echo("  ".join(cells).rstrip())

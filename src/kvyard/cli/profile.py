@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from kvyard.cli.tables import print_table
 from kvyard.engine.timing.fitting import errors_by_kind
 from kvyard.engine.timing.fitting import fit as fit_rows
 from kvyard.engine.timing.measurements import Measurement, Measurements, read_measurements
@@ -56,7 +57,7 @@ def fit(
     for kind, of in seen.items():
         shares = (of.mean, of.median, of.largest, unseen[kind].mean)
         rows.append((kind, str(of.points), *(f"{share:.1%}" for share in shares)))
-    _table(rows)
+    print_table(rows)
     _worst(data.rows, found.unseen_errors)
     if output is not None:
         try:
@@ -101,7 +102,7 @@ def list_profiles() -> None:
         of = load_profile(name=name)
         whole = of.errors["all"]
         rows.append((name, of.device, of.source, f"{whole.fitted:.1%}", f"{whole.unseen:.1%}"))
-    _table(rows)
+    print_table(rows)
 
 
 def _find(profile: str) -> Profile:
@@ -117,11 +118,11 @@ def _estimates(profile: Profile) -> None:
     typer.echo("\nprefill, ms: new tokens across, past tokens down")
     rows = [("", *map(str, NEW))]
     rows += [(str(past), *(f"{pass_ms(of, [(new, past)], 0, 0):.2f}" for new in NEW)) for past in PAST]
-    _table(rows)
+    print_table(rows)
     typer.echo("\ndecode, ms a step: batch across, context of each down")
     rows = [("", *map(str, BATCH))]
     rows += [(str(ctx), *(f"{pass_ms(of, (), batch, batch * ctx):.2f}" for batch in BATCH)) for ctx in CONTEXT]
-    _table(rows)
+    print_table(rows)
 
 
 def _compare(profile: Profile, data: Measurements) -> None:
@@ -130,19 +131,11 @@ def _compare(profile: Profile, data: Measurements) -> None:
     rows: list[tuple[str, ...]] = [("", "points", "mean error", "median", "largest")]
     for kind, of in errors_by_kind(data.rows, errors).items():
         rows.append((kind, str(of.points), *(f"{share:.1%}" for share in (of.mean, of.median, of.largest))))
-    _table(rows)
+    print_table(rows)
     _worst(data.rows, errors)
 
 
 def _worst(rows: Sequence[Measurement], errors: Sequence[float]) -> None:
     typer.echo("\nworst points")
     worst = sorted(zip(rows, errors), key=lambda pair: -abs(pair[1]))[:WORST]
-    _table([(str(row), f"{row.ms:.2f} ms", f"{error:+.1%}") for row, error in worst])
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    """First column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
-        typer.echo("  ".join(cells).rstrip())
+    print_table([(str(row), f"{row.ms:.2f} ms", f"{error:+.1%}") for row, error in worst])

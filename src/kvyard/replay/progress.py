@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import lzma
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from kvyard.clock.units import SECOND
+from kvyard.errors import KvyardError
 from kvyard.replay.traces import Trace, TraceRequest
+from kvyard.replay.traces.files import open_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,19 +84,8 @@ def count_requests(source: object) -> int | None:
     try:
         if not path.is_file() or path.stat().st_size > COUNTED:
             return None
-        with path.open("rb") as raw:
-            head = raw.read(6)
-        opened: IO[bytes]
-        if head[:2] == b"\x1f\x8b":
-            opened = gzip.open(path)  # type: ignore[assignment]  # noqa: SIM115
-        elif head == b"\xfd7zXZ\x00":
-            opened = lzma.open(path)  # noqa: SIM115
-        else:
-            opened = path.open("rb")
-        with opened as file:
-            lines = 0
-            while chunk := file.read(1 << 20):
-                lines += chunk.count(b"\n")
-    except (OSError, EOFError, lzma.LZMAError):
+        with open_bytes(path) as file:
+            lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    except (KvyardError, OSError, EOFError, zlib.error, lzma.LZMAError):
         return None
     return lines or None

@@ -13,7 +13,7 @@ from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.record import Record
 from kvyard.replay.report import Report, make_report
-from kvyard.replay.report.prompts import sources
+from kvyard.replay.report.series import sources
 from kvyard.replay.traces import TraceRequest
 
 RUNS = [

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvyard.errors import KvyardError
+from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.compare import ComparedLine, Comparison
-from kvyard.replay.report.files import whole_file
 from kvyard.replay.report.html import Page, card, grid, head, row, table
 from kvyard.replay.report.numbers import Histogram
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
@@ -114,9 +114,7 @@ def _shortened(text: str) -> str:
 
 def write_comparison(found: Comparison, reports: Sequence[Report], path: str | Path) -> None:
     """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done, and for too many runs."""
-    text = comparison_page(found, reports)
-    with whole_file(path) as file:
-        file.write(text.encode())
+    write_whole(path, comparison_page(found, reports))
 
 
 def comparison_page(found: Comparison, reports: Sequence[Report]) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from kvyard.clock.units import MS
 from kvyard.errors import KvyardError
+from kvyard.files import whole_file, write_whole
 from kvyard.replay.record import Record
 from kvyard.replay.report.report import VERSION, Report
 
@@ -93,8 +92,7 @@ def read_report(path: str | Path) -> Report:
 
 def write_report(report: Report, path: str | Path) -> None:
     """Write the canonical form, in place of what was there. Raises ``KvyardError`` where that can't be done."""
-    with whole_file(path) as file:
-        file.write(to_json(report))
+    write_whole(path, to_json(report))
 
 
 def write_requests(records: Iterable[Record], path: str | Path) -> None:
@@ -148,21 +146,6 @@ def row(record: Record) -> RequestRow:
         preemptions=_known(record.preemptions),
         retries=_known(record.retries),
     )
-
-
-@contextmanager
-def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name, in place of what was there, once it is whole. Raises ``KvyardError``."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        os.replace(part, path)
-    except OSError as error:
-        raise KvyardError(f"can't write {path}: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _write_parquet(rows: Iterator[RequestRow], path: Path) -> None:

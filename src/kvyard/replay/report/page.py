@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvyard import __version__
+from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.bounds import BOUNDS
-from kvyard.replay.report.files import whole_file
 from kvyard.replay.report.html import Page, card, esc, grid, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, Report, RouterReport, Share
 from kvyard.replay.report.words import (
@@ -28,8 +28,7 @@ from kvyard.replay.report.words import (
 
 def write_html(report: Report, path: str | Path) -> None:
     """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
-    with whole_file(path) as file:
-        file.write(page(report).encode())
+    write_whole(path, page(report))
 
 
 def page(report: Report) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from kvyard.clock.units import MS, SECOND
 from kvyard.replay.record import MISSES, Record
 from kvyard.replay.report.numbers import spread
-from kvyard.replay.report.prompts import sources
 from kvyard.replay.report.report import TIERS, Samples, Series
 
 if TYPE_CHECKING:
@@ -22,6 +21,26 @@ CELLS = 40_000
 """Values at most per quantity of all workers together; with very many workers there are fewer points in time."""
 FEWEST = 40
 """But not fewer than this."""
+_WHOLE = frozenset({"none", "partial_block", "unknown"})
+"""Reasons that hold for all that is left of a prompt."""
+
+
+def sources(record: Record) -> dict[str, int]:
+    """Prompt tokens of an admitted request by tier (``TIERS``) or by a name of ``MISSES``; together they are the prompt.
+
+    A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
+    """
+    found = dict(zip(TIERS, (record.cached, *record.loaded)))
+    rest = record.input - sum(found.values())
+    if record.miss in _WHOLE:
+        return {**found, record.miss: rest}
+    lost, elsewhere = record.lost, record.elsewhere
+    return {
+        **found,
+        "evicted": lost,
+        "other_worker": elsewhere,
+        "never_seen": rest - lost - elsewhere,
+    }
 
 
 def points(wanted: int, workers: int) -> int:

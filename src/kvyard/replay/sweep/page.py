@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from kvyard import __version__
 from kvyard.errors import KvyardError
 from kvyard.events.types import LOWER_TIERS
+from kvyard.files import write_whole
 from kvyard.replay.report.figures import RUN_COLORS
 from kvyard.replay.report.figures import Figure as Drawn
-from kvyard.replay.report.files import whole_file
 from kvyard.replay.report.html import Page, esc, grid, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
 from kvyard.replay.settings import SETTINGS
@@ -51,8 +51,7 @@ MOST_TILES = 4
 
 def write_page(sweep: Sweep, path: str | Path) -> None:
     """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
-    with whole_file(path) as file:
-        file.write(page(sweep).encode())
+    write_whole(path, page(sweep))
 
 
 def page(sweep: Sweep) -> str:

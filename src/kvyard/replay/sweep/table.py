@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from kvyard.events.types import LOWER_TIERS
+from kvyard.files import write_whole
 from kvyard.replay.report import Report
-from kvyard.replay.report.files import whole_file
-from kvyard.replay.report.report import TIERS
 from kvyard.replay.report.words import measured, percent
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvyard.replay.sweep.run import Sweep
 
 
-class Figure(msgspec.Struct, frozen=True):
+class Figure(NamedTuple):
     """One column."""
 
     name: str
@@ -28,53 +29,64 @@ class Figure(msgspec.Struct, frozen=True):
     """For a table, short."""
     title: str
     """For an axis, with its unit."""
+    best: Literal["low", "high", ""]
+    """Where one is better than the other."""
+    of: Callable[[Report], float | int | None]
     share: bool = False
-    best: str = ""
-    """``low`` or ``high``, where one is better than the other."""
+
+
+def _spread(name: str, field: str) -> Callable[[Report], float]:
+    return lambda report: float(getattr(report.latency[name], field))
+
+
+def _counted(status: str) -> Callable[[Report], int]:
+    return lambda report: report.requests.get(status, 0)
+
+
+def _rate(name: str) -> Callable[[Report], float]:
+    return lambda report: report.throughput[name]
+
+
+def _reused(tier: str) -> Callable[[Report], float]:
+    return lambda report: report.reuse[tier].value
 
 
 FIGURES = (
-    Figure("ttft_mean_ms", "TTFT", "Mean time to first token, ms", best="low"),
-    Figure("ttft_p50_ms", "p50", "Median time to first token, ms", best="low"),
-    Figure("ttft_p99_ms", "p99", "p99 of time to first token, ms", best="low"),
-    Figure("itl_mean_ms", "ITL", "Mean inter-token latency, ms", best="low"),
-    Figure("e2e_mean_ms", "E2E", "Mean end-to-end latency, ms", best="low"),
-    Figure("reuse", "reused", "Prompt tokens not computed / prompt tokens admitted", share=True, best="high"),
-    Figure("reuse_device", "device", "Prompt tokens found on the device / admitted", share=True),
-    Figure("reuse_host", "host", "Prompt tokens loaded from host memory / admitted", share=True),
-    Figure("reuse_storage", "storage", "Prompt tokens loaded from storage / admitted", share=True),
-    Figure("reuse_remote", "remote", "Prompt tokens loaded from remote storage / admitted", share=True),
-    Figure("output_tokens_per_s", "out tok/s", "Output tokens per second", best="high"),
-    Figure("requests_per_s", "req/s", "Requests finished per second", best="high"),
-    Figure("goodput_requests_per_s", "good/s", "Requests per second within the SLO", best="high"),
-    Figure("finished", "finished", "Requests finished", best="high"),
-    Figure("rejected", "rejected", "Requests rejected", best="low"),
-    Figure("preemptions", "preempted", "Preemptions", best="low"),
+    Figure("ttft_mean_ms", "TTFT", "Mean time to first token, ms", "low", _spread("ttft", "mean")),
+    Figure("ttft_p50_ms", "p50", "Median time to first token, ms", "low", _spread("ttft", "p50")),
+    Figure("ttft_p99_ms", "p99", "p99 of time to first token, ms", "low", _spread("ttft", "p99")),
+    Figure("itl_mean_ms", "ITL", "Mean inter-token latency, ms", "low", _spread("itl", "mean")),
+    Figure("e2e_mean_ms", "E2E", "Mean end-to-end latency, ms", "low", _spread("e2e", "mean")),
+    Figure("reuse", "reused", "Prompt tokens not computed / prompt tokens admitted", "high", _reused("all"), True),
+    Figure("reuse_device", "device", "Prompt tokens found on the device / admitted", "", _reused("device"), True),
+    *(
+        Figure(
+            f"reuse_{tier.label}",
+            tier.label,
+            f"Prompt tokens loaded from {tier.place} / admitted",
+            "",
+            _reused(tier.label),
+            True,
+        )
+        for tier in LOWER_TIERS
+    ),
+    Figure("output_tokens_per_s", "out tok/s", "Output tokens per second", "high", _rate("output_tokens_per_s")),
+    Figure("requests_per_s", "req/s", "Requests finished per second", "high", _rate("requests_per_s")),
+    Figure(
+        "goodput_requests_per_s",
+        "good/s",
+        "Requests per second within the SLO",
+        "high",
+        lambda report: None if report.goodput is None else report.goodput.requests_per_s,
+    ),
+    Figure("finished", "finished", "Requests finished", "high", _counted("finished")),
+    Figure("rejected", "rejected", "Requests rejected", "low", _counted("rejected")),
+    Figure("preemptions", "preempted", "Preemptions", "low", lambda report: report.preemptions),
 )
 SHOWN = ("ttft_mean_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_mean_ms", "reuse", "reuse_host", "output_tokens_per_s")
 """In the terminal, where there is only so much room; others if they say anything."""
 DULL = ("goodput_requests_per_s", "rejected", "preemptions", "reuse_storage", "reuse_remote")
 """Left out where there is none of it."""
-
-
-def figures_of(report: Report) -> dict[str, float | int | None]:
-    """The figures of one point, by name."""
-    latency = report.latency
-    return {
-        "ttft_mean_ms": latency["ttft"].mean,
-        "ttft_p50_ms": latency["ttft"].p50,
-        "ttft_p99_ms": latency["ttft"].p99,
-        "itl_mean_ms": latency["itl"].mean,
-        "e2e_mean_ms": latency["e2e"].mean,
-        "reuse": report.reuse["all"].value,
-        **{f"reuse_{tier}": report.reuse[tier].value for tier in TIERS},
-        "output_tokens_per_s": report.throughput["output_tokens_per_s"],
-        "requests_per_s": report.throughput["requests_per_s"],
-        "goodput_requests_per_s": None if report.goodput is None else report.goodput.requests_per_s,
-        "finished": report.requests.get("finished", 0),
-        "rejected": report.requests.get("rejected", 0),
-        "preemptions": report.preemptions,
-    }
 
 
 def rows(sweep: Sweep) -> list[dict[str, Any]]:
@@ -83,7 +95,7 @@ def rows(sweep: Sweep) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for point in sweep.grid.points:
         report = sweep.reports.get(point.key)
-        figures = figures_of(report) if report is not None else {figure.name: None for figure in FIGURES}
+        figures = {figure.name: None if report is None else figure.of(report) for figure in FIGURES}
         error = "" if report is not None else failed.get(point.key, "not run yet")
         found.append({**point.varied, **figures, "error": error, "report": f"points/{point.key}.json"})
     return found
@@ -96,15 +108,13 @@ def write_csv(sweep: Sweep, path: Path) -> None:
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows(sweep))
-    with whole_file(path) as file:
-        file.write(text.getvalue().encode())
+    write_whole(path, text.getvalue())
 
 
 def write_json(sweep: Sweep, path: Path) -> None:
     """Write the axes and all rows. Raises ``KvyardError`` where that can't be done."""
     value = {"kind": "kvyard sweep", "trace": sweep.trace, "axes": sweep.grid.axes, "points": rows(sweep)}
-    with whole_file(path) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
 def print_sweep(sweep: Sweep, console: Console | None = None) -> None:

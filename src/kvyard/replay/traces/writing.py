@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from kvyard.blocks import Retention
 from kvyard.clock.units import MS, SECOND
 from kvyard.errors import KvyardError
+from kvyard.files import whole_file
 from kvyard.replay.traces.identity import prefix_ids
 from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace
@@ -154,15 +154,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A new file that appears under its name once it is whole. Raises ``KvyardError`` where it exists or can't be written."""
     if path.exists():
         raise KvyardError(f"{path} exists: choose another name, or remove it")
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as raw, _packed(raw, path.suffix) as file:
-            yield file
-        os.replace(part, path)
-    except OSError as error:
-        raise KvyardError(f"can't write {path}: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as raw, _packed(raw, path.suffix) as file:
+        yield file
 
 
 @contextmanager

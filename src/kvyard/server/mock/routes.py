@@ -199,7 +199,7 @@ class MockRoutes:
     async def faults(self, body: None, headers: Headers) -> Any:
         return self._worker.faults
 
-    async def set_faults(self, body: schemas.FaultPatch, headers: Headers) -> Any:
+    async def set_faults(self, body: msgspec.Struct, headers: Headers) -> Any:
         self._worker.faults = changed(self._worker.faults, msgspec.to_builtins(body))
         return self._worker.faults
 

@@ -87,17 +87,17 @@ class WorkerState(msgspec.Struct, kw_only=True):
     faults: MockFaults
 
 
-class FaultPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /admin/faults``: what to change, on this worker."""
-
-    error_rate: float | msgspec.UnsetType = msgspec.UNSET
-    error_status: int | msgspec.UnsetType = msgspec.UNSET
-    latency_ms: float | msgspec.UnsetType = msgspec.UNSET
-    abort_rate: float | msgspec.UnsetType = msgspec.UNSET
-    abort_after: int | msgspec.UnsetType = msgspec.UNSET
-    stall_rate: float | msgspec.UnsetType = msgspec.UNSET
-    stall_after: int | msgspec.UnsetType = msgspec.UNSET
-    event_loss: float | msgspec.UnsetType = msgspec.UNSET
+FaultPatch = msgspec.defstruct(
+    "FaultPatch",
+    [
+        (field.name, field.type | msgspec.UnsetType, msgspec.UNSET)
+        for field in msgspec.structs.fields(MockFaults)
+        if field.name != "kill_after_s"  # that is about a start, and this worker has started
+    ],
+    kw_only=True,
+    forbid_unknown_fields=True,
+    namespace={"__doc__": "``POST /admin/faults``: what to change, on this worker."},
+)
 
 
 class Outage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,32 @@
+"""Files that appear under their names once they are whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from kvyard.errors import KvyardError
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """A file to write, in place of what was there; nothing is left of it if that fails. Raises ``KvyardError``."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, path)
+    except OSError as error:
+        raise KvyardError(f"can't write {path}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_whole(path: str | Path, data: bytes | str) -> None:
+    """Write a file in one go. Raises as ``whole_file`` does."""
+    with whole_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
