@@ -113,12 +113,22 @@ class Places:
         return [self.all[bit] for bit in bits(mask)]
 
 
-def bits(mask: int) -> Iterator[int]:
-    """The numbers of the bits that are set, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+_BYTES = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
+_LATER: dict[int, tuple[int, ...]] = {}
+
+
+def bits(mask: int) -> Sequence[int]:
+    """The numbers of the bits that are set, lowest first, byte by byte."""
+    if mask < 256:
+        return _BYTES[mask]
+    out: list[int] = []
+    for at, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+        if byte:
+            found = _LATER.get(at << 8 | byte)
+            if found is None:
+                found = _LATER[at << 8 | byte] = tuple(at * 8 + bit for bit in _BYTES[byte])
+            out += found
+    return out
 
 
 def mask_of(numbers: Iterable[int]) -> int:

@@ -7,15 +7,11 @@ For whoever asks about the same workers time and again and adds figures of his o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from kvyard.events.types import Tier
-from kvyard.index.places import Holder
+from kvyard.index.places import Holder, bits
 from kvyard.index.scorer import Scorer
-from kvyard.index.views import Views, WorkerView
-
-Member: TypeAlias = tuple[int, tuple[int, ...]]
-"""A plain worker: its position, and per group the places that count."""
+from kvyard.index.views import RowFold, Views, WorkerView
 
 
 class Roster:
@@ -32,7 +28,7 @@ class Roster:
         self._scorer = scorer
         self._views: Views | None = None
         self._standings: object = None
-        self._folds: list[_Fold] = []
+        self._folds: list[RowFold] = []
         """Per level."""
         self._plain = 0
         """The plain workers, as bits by position."""
@@ -57,25 +53,26 @@ class Roster:
         longest = limit // size
         count = len(self.workers)
         out: list[list[int]] = []
-        for level, folded in enumerate(self._folds):
+        for level, fold in enumerate(self._folds):
+            known = fold.known
             reach = [0] * count
             alive = self._plain
             start = 0
             for stop, mask in rows:
-                have = folded.get(mask)
+                have = known.get(mask)
                 if have is None:
-                    have = folded.work_out(mask)
+                    have = fold.work_out(mask)
                 have &= alive
                 if have != alive:
                     if start:
-                        for at in positions(alive ^ have):
+                        for at in bits(alive ^ have):
                             reach[at] = start
                     alive = have
                     if not alive:
                         break
                 start = stop if stop < longest else longest
             if alive:
-                for at in positions(alive):
+                for at in bits(alive):
                     reach[at] = start
             for at, alignment in self._coarse:
                 reach[at] = reach[at] * size // alignment * alignment // size
@@ -97,7 +94,8 @@ class Roster:
         plain = [view for view in views.plain if view.worker in position]
         self._plain = sum(1 << position[view.worker] for view in plain)
         self._folds = [
-            _Fold([(position[view.worker], view.levels[level]) for view in plain]) for level in range(len(views.tiers))
+            RowFold([(position[view.worker], view.levels[level]) for view in plain])
+            for level in range(len(views.tiers))
         ]
         self._coarse = [(position[view.worker], view.alignment) for view in views.coarse if view.worker in position]
         self._hybrid = [(position[view.worker], view) for view in views.hybrid if view.worker in position]
@@ -110,55 +108,3 @@ class Roster:
         sure = [standings[worker].confidence if worker in standings else 0.0 for worker in self.workers]
         # Places of a stream without any trust don't count to begin with: its worker may have others that do.
         self.confidence = [value or 1.0 for value in sure] if any(0 < value < 1 for value in sure) else None
-
-
-class _Fold(dict[int, int]):
-    """Rows, as sets of places, to the workers that have them in every group, as bits by position.
-
-    With many workers hardly two rows are alike. Where each has one group, as most do, an unknown row is put together from its
-    bytes, which are few and known.
-    """
-
-    def __init__(self, members: Sequence[Member]) -> None:
-        super().__init__()
-        self._members = members
-        self._pieces: dict[int, int] | None = {} if all(len(groups) == 1 for _, groups in members) else None
-
-    def work_out(self, row: int) -> int:
-        """The same as for any row that is in here already."""
-        if len(self) > 1 << 14:
-            self.clear()
-        pieces = self._pieces
-        if pieces is None:
-            found = self._have(row)
-        else:
-            found = 0
-            for at, byte in enumerate(row.to_bytes((row.bit_length() + 7) // 8, "little")):
-                if byte:
-                    piece = pieces.get(at << 8 | byte)
-                    if piece is None:
-                        piece = pieces[at << 8 | byte] = self._have(byte << at * 8)
-                    found |= piece
-        self[row] = found
-        return found
-
-    def _have(self, row: int) -> int:
-        return sum(1 << at for at, groups in self._members if all(row & wanted for wanted in groups))
-
-
-_BYTES = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
-_LATER: dict[int, tuple[int, ...]] = {}
-
-
-def positions(members: int) -> Sequence[int]:
-    """The numbers of the bits that are set, lowest first, byte by byte."""
-    if members < 256:
-        return _BYTES[members]
-    out: list[int] = []
-    for at, byte in enumerate(members.to_bytes((members.bit_length() + 7) // 8, "little")):
-        if byte:
-            found = _LATER.get(at << 8 | byte)
-            if found is None:
-                found = _LATER[at << 8 | byte] = tuple(at * 8 + bit for bit in _BYTES[byte])
-            out += found
-    return out

@@ -212,13 +212,14 @@ class Scorer:
     def _walk(self, views: Views, rows: Rows, level: int) -> dict[Holder, int]:
         """How far each plain worker's unbroken prefix goes, in our blocks."""
         found: dict[Holder, int] = {}
-        folds, named = views.folds[level], views.named
+        fold, named = views.folds[level], views.named
+        known = fold.known
         start = 0
         alive = -1
         for stop, mask in rows:
-            have = folds.get(mask)
+            have = known.get(mask)
             if have is None:
-                have = views.fold(level, mask)
+                have = fold.work_out(mask)
             if have != alive:
                 have &= alive
                 if start and have != alive:

@@ -7,11 +7,50 @@ of the pools it shares do too, and those fed by a stream that can't be trusted d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from kvyard.events.types import Tier
 from kvyard.index.catalog import Catalog, GroupLayout
 from kvyard.index.places import Holder, Place, Places, bits
 from kvyard.index.usable import Usable
+
+Member: TypeAlias = tuple[int, tuple[int, ...]]
+"""A plain worker: its position, and per group the places that count."""
+
+
+class RowFold:
+    """Rows, as sets of places, to the workers that have them in every group, as bits by position.
+
+    With many workers hardly two rows are alike. Where each has one group, as most do, an unknown row is put together from its
+    bytes, which are few and known.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.known: dict[int, int] = {}
+        """Every row worked out so far: look here first."""
+        self._members = members
+        self._pieces: dict[int, int] | None = {} if all(len(groups) == 1 for _, groups in members) else None
+
+    def work_out(self, row: int) -> int:
+        """The workers of a row that isn't known yet."""
+        if len(self.known) > 1 << 14:
+            self.known.clear()
+        pieces = self._pieces
+        if pieces is None:
+            found = self._have(row)
+        else:
+            found = 0
+            for at, byte in enumerate(row.to_bytes((row.bit_length() + 7) // 8, "little")):
+                if byte:
+                    piece = pieces.get(at << 8 | byte)
+                    if piece is None:
+                        piece = pieces[at << 8 | byte] = self._have(byte << at * 8)
+                    found |= piece
+        self.known[row] = found
+        return found
+
+    def _have(self, row: int) -> int:
+        return sum(1 << at for at, groups in self._members if all(row & wanted for wanted in groups))
 
 
 class WorkerView:
@@ -58,27 +97,13 @@ class Views:
         """Plain workers whose blocks are larger than ours: two texts may part inside one of theirs."""
         self.through_holes = any(not _has_full(view) for view in self.hybrid)
         """Whether any worker can use a prompt's end without having its start."""
-        self.folds: list[dict[int, int]] = [{} for _ in self.tiers]
-        """Per level what ``fold`` has worked out so far: look here first."""
+        self.folds = [
+            RowFold([(at, view.levels[level]) for at, view in enumerate(self.plain)])
+            for level in range(len(self.tiers))
+        ]
+        """Per level, rows as sets of plain workers, by position in ``plain``."""
         self.named: dict[int, dict[Holder, None]] = {}
-        """The same for ``names``."""
-
-    def fold(self, level: int, mask: int) -> int:
-        """A row as the set of plain workers (bits by position in ``plain``) that have it at ``level``, in every group."""
-        memo = self.folds[level]
-        found = memo.get(mask)
-        if found is None:
-            found = 0
-            for at, view in enumerate(self.plain):
-                for wanted in view.levels[level]:
-                    if not mask & wanted:
-                        break
-                else:
-                    found |= 1 << at
-            if len(memo) > 1 << 16:
-                memo.clear()
-            memo[mask] = found
-        return found
+        """What ``names`` has worked out so far: look here first."""
 
     def names(self, workers: int) -> dict[Holder, None]:
         """The workers of a fold. A dict, since that keeps their hashes: answers are made from it by the million."""

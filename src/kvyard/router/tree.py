@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from kvyard.hashing.stretches import parting
-from kvyard.index.roster import positions
+from kvyard.index.places import bits
 
 
 class PromptStretch:
@@ -181,5 +181,5 @@ def _stretch(node: PromptStretch, start: int, stop: int) -> Sequence[int]:
 
 
 def _fill(out: list[int], workers: int, value: int) -> None:
-    for slot in positions(workers):
+    for slot in bits(workers):
         out[slot] = value
