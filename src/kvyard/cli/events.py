@@ -22,8 +22,8 @@ from kvyard.events.transport import Subscriber
 from kvyard.events.transport.endpoint import SCHEMES
 from kvyard.events.transport.player import Player
 from kvyard.events.transport.proxy import FaultProxy
+from kvyard.events.transport.raw import raw_messages
 from kvyard.events.transport.state import Origin
-from kvyard.events.transport.tap import Tap
 from kvyard.events.wire import WIRES
 from kvyard.settings import settings_of
 
@@ -93,9 +93,9 @@ def record(
     clock = WallClock()
     until = None if duration is None else from_seconds(duration)
     about = About(endpoint=endpoint, topic=topic, started=WallClock.since_epoch().now())
-    tap = Tap(endpoint, topic=topic, rank=rank, replay=replay, clock=clock)
-    with tap, RecordingWriter(file, about) as writer, until_interrupted():
-        for message in tap.messages(until):
+    messages = raw_messages(endpoint, until=until, topic=topic, rank=rank, replay=replay, clock=clock)
+    with RecordingWriter(file, about) as writer, until_interrupted():
+        for message in messages:
             if message is None:
                 writer.flush()
                 continue
@@ -173,11 +173,9 @@ def check(
     truncated = False
     with until_interrupted():
         if source.startswith(SCHEMES):
-            clock = WallClock()
-            with Tap(source, topic=topic, rank=rank, replay=replay, clock=clock) as tap:
-                for message in tap.messages(from_seconds(duration)):
-                    if message is not None:
-                        checker.message(message[1])
+            for message in raw_messages(source, until=from_seconds(duration), topic=topic, rank=rank, replay=replay):
+                if message is not None:
+                    checker.message(message[1])
         else:
             recording = Recording(source)
             for recorded in recording:

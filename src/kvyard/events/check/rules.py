@@ -20,7 +20,7 @@ _PROBLEM, _NORMAL, _NOTE = Severity
 _UNKNOWN_ENGINE = "an engine we can't tell", StreamRules(single_removals=True)
 
 
-class _Stream(msgspec.Struct, frozen=True):
+class _JudgedStream(msgspec.Struct, frozen=True):
     """What rules look at."""
 
     facts: Facts
@@ -43,7 +43,7 @@ def judge(
     if guessed:
         engine = facts.guess.engine()
     title, normal = _UNKNOWN_ENGINE if engine == UNKNOWN else (WIRES.get(engine).title, WIRES.get(engine).rules)
-    stream = _Stream(facts, title, normal, recovered, device_blocks)
+    stream = _JudgedStream(facts, title, normal, recovered, device_blocks)
     findings = [finding for rule in RULES for finding in rule(stream)]
     order = list(Severity)
     findings.sort(key=lambda finding: order.index(finding.severity))
@@ -55,7 +55,7 @@ def judge(
 # -- the sequence ---------------------------------------------------------------------------------------------------
 
 
-def _sequence(stream: _Stream) -> Iterator[Finding]:
+def _sequence(stream: _JudgedStream) -> Iterator[Finding]:
     streams = list(stream.facts.streams.values())
     missing, gaps = sum(one.missing for one in streams), sum(one.gap_count for one in streams)
     if gaps:
@@ -158,7 +158,7 @@ _KINDS = {
 }
 
 
-def _readability(stream: _Stream) -> Iterator[Finding]:
+def _readability(stream: _JudgedStream) -> Iterator[Finding]:
     facts = stream.facts
     if facts.malformed:
         count = sum(facts.malformed.values())
@@ -207,7 +207,7 @@ def _readability(stream: _Stream) -> Iterator[Finding]:
 # -- what is announced ----------------------------------------------------------------------------------------------
 
 
-def _announcements(stream: _Stream) -> Iterator[Finding]:
+def _announcements(stream: _JudgedStream) -> Iterator[Finding]:
     facts, normal = stream.facts, stream.normal
     repeats = facts.repeated_stores
     if repeats.count:
@@ -260,7 +260,7 @@ def _announcements(stream: _Stream) -> Iterator[Finding]:
     )
 
 
-def _shapes(stream: _Stream) -> Iterator[Finding]:
+def _shapes(stream: _JudgedStream) -> Iterator[Finding]:
     facts, normal = stream.facts, stream.normal
     yield from _explained(
         "empty-store",
@@ -319,7 +319,7 @@ def _shapes(stream: _Stream) -> Iterator[Finding]:
         )
 
 
-def _capacity(stream: _Stream) -> Iterator[Finding]:
+def _capacity(stream: _JudgedStream) -> Iterator[Finding]:
     """A holder can't have more blocks than its device, unless removals got lost or were never sent."""
     facts, blocks = stream.facts, stream.device_blocks
     for one in facts.streams.values():
@@ -385,4 +385,10 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-RULES: list[Callable[[_Stream], Iterator[Finding]]] = [_sequence, _readability, _announcements, _shapes, _capacity]
+RULES: list[Callable[[_JudgedStream], Iterator[Finding]]] = [
+    _sequence,
+    _readability,
+    _announcements,
+    _shapes,
+    _capacity,
+]

@@ -6,7 +6,7 @@ Importing this doesn't import ZeroMQ; opening a socket does, and says what to in
 from kvyard.events.transport.follower import Follower
 from kvyard.events.transport.frames import Frame
 from kvyard.events.transport.publisher import Publisher
-from kvyard.events.transport.replay import fetch_replay
+from kvyard.events.transport.raw import fetch_replay
 from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
 from kvyard.events.transport.subscriber import Subscriber
 
