@@ -5,7 +5,7 @@
 
 from kvyard.events.check.checker import Checker
 from kvyard.events.check.facts import Facts
-from kvyard.events.check.findings import Finding, Severity, StreamReport
+from kvyard.events.check.findings import Finding, Severity, StreamReport, Texts
 from kvyard.events.check.rules import judge
 
-__all__ = ["Checker", "Facts", "Finding", "Severity", "StreamReport", "judge"]
+__all__ = ["Checker", "Facts", "Finding", "Severity", "StreamReport", "Texts", "judge"]

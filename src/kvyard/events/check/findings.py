@@ -1,8 +1,16 @@
-"""Findings: one thing worth saying each, about a stream, an engine or a prompt; and the report on a stream."""
+"""Findings: one thing worth saying each, about a stream, an engine or a prompt; and the report on a stream.
+
+What they say is in files of texts, one table per finding.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,6 +44,32 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def broken(self) -> bool:
         return self.severity == Severity.PROBLEM
+
+
+class Texts:
+    """The texts of findings, from a TOML file: a table per finding with ``seen``, ``means`` and ``fix``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def _texts(self) -> dict[str, dict[str, str]]:
+        return tomllib.loads(self._path.read_text(encoding="utf-8"))
+
+    def finding(
+        self,
+        name: str,
+        severity: Severity,
+        *,
+        where: str = "",
+        count: int = 1,
+        examples: Sequence[str] = (),
+        **values: Any,
+    ) -> Finding:
+        """The finding of that table; its code is what comes before a dot. ``values`` and ``count`` are put into its texts."""
+        said = {part: text.format(count=count, **values) for part, text in self._texts[name].items()}
+        code = name.partition(".")[0]
+        return Finding(code=code, severity=severity, where=where, count=count, examples=[*examples], **said)
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,17 +1,16 @@
-"""What the doctor's rules share: the expectations they compare with, two texts, and the two kinds of finding they make."""
+"""What the doctor's rules share: the expectations they compare with, and their findings, whose texts are in ``texts.toml``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from kvyard.events.check import Finding, Severity
+from kvyard.events.check import Finding, Severity, Texts
 
-OTHER_SIZE = (
-    "A router that hashes prompts in blocks of another size finds nothing, ever. kvyard's own index translates."
-)
-SHIFTED = "The tokenizer's special token (BOS) is added on one side only, which shifts every block."
+_TEXTS = Texts(Path(__file__).with_name("texts.toml"))
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +27,11 @@ def parting(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-def broken(code: str, where: str, seen: str, means: str, fix: str) -> Finding:
+def broken(name: str, where: str, **values: Any) -> Finding:
     """A finding that keeps the prompt from matching, or the answer from being trusted."""
-    return Finding(code=code, where=where, severity=Severity.PROBLEM, seen=seen, means=means, fix=fix)
+    return _TEXTS.finding(name, Severity.PROBLEM, where=where, **values)
 
 
-def note(code: str, where: str, seen: str, means: str, fix: str) -> Finding:
+def note(name: str, where: str, **values: Any) -> Finding:
     """A finding that is good to know."""
-    return Finding(code=code, where=where, severity=Severity.NOTE, seen=seen, means=means, fix=fix)
+    return _TEXTS.finding(name, Severity.NOTE, where=where, **values)

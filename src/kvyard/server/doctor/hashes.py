@@ -15,36 +15,21 @@ SEEDS = (None, "0", "1", "42", "random", "")
 
 def hashes(case: Case, expected: Expected) -> Iterator[Finding]:
     samples = [text for text in case.texts if text.plain and text.size and len(text.tokens) >= text.size][:16]
-    if expected.algorithm is not None:
-        wrong = [text for text in samples if not _reproduces(expected.algorithm, expected.seed, text)]
-        if wrong:
-            found = _reproduced(samples)
-            yield broken(
-                "hash-seed",
-                case.name,
-                f"The engine's hashes are not those of {expected.algorithm} with "
-                f"{'its default seed' if expected.seed is None else f'seed {expected.seed!r}'}"
-                + (f", but of {found}." if found else "."),
-                "Hashes that are computed elsewhere, as in direct mode, never equal this engine's.",
-                "Set the engine's --prefix-caching-hash-algo and PYTHONHASHSEED, the same for all"
-                + (
-                    f": here {found}."
-                    if found
-                    else ", and tell the index; or let the index translate, which needs neither."
-                ),
-            )
-            return
-    if samples:
-        found = _reproduced(samples)
-        yield note(
-            "hashes",
+    if not samples:
+        return
+    found = _reproduced(samples)
+    if expected.algorithm is not None and not all(
+        _reproduces(expected.algorithm, expected.seed, text) for text in samples
+    ):
+        yield broken(
+            "hash-seed",
             case.name,
-            f"The engine's hashes are those of {found}." if found else "Its hashes can't be computed from tokens.",
-            "An index in direct mode could take them as they are."
-            if found
-            else "Their seed is random or unknown. kvyard's index doesn't need it; stores shared between engines do.",
-            "Nothing to do." if found else "For a shared store set PYTHONHASHSEED to the same value for all engines.",
+            expected=_named(expected.algorithm, expected.seed),
+            found=f", but of {found}" if found else "",
+            fix=f": here {found}" if found else ", and tell the index; or let the index translate, which needs neither",
         )
+    else:
+        yield note("hashes.known" if found else "hashes.unknown", case.name, found=found)
 
 
 def between(cases: Sequence[Case]) -> Iterator[Finding]:
@@ -57,22 +42,19 @@ def between(cases: Sequence[Case]) -> Iterator[Finding]:
             key = (text.size, text.tokens[: text.size])
             other = seen.setdefault(key, (case.name, wire_hash(text.key)))
             if other[1] != wire_hash(text.key) and other[0] != case.name:
-                yield note(
-                    "seeds-differ",
-                    case.name,
-                    f"It and {other[0]} give one block two hashes.",
-                    "Their hash seeds or algorithms differ: they can't share a store, and no index in direct mode can "
-                    "serve both. An index that translates can.",
-                    "Set PYTHONHASHSEED and the hash algorithm to the same for both, if they are to share.",
-                )
+                yield note("seeds-differ", case.name, other=other[0])
                 return
+
+
+def _named(algorithm: str, seed: str | None) -> str:
+    return f"{algorithm} with {'its default seed' if seed is None else f'seed {seed!r}'}"
 
 
 def _reproduced(samples: Sequence[Text]) -> str:
     for name in sorted(ALGORITHMS):
         for seed in SEEDS:
             if all(_reproduces(name, seed, text) for text in samples):
-                return f"{name} with {'its default seed' if seed is None else f'seed {seed!r}'}"
+                return _named(name, seed)
     return ""
 
 
