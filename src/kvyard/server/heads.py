@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.server.http import JSON, Refusal, openai_error
+from kvyard.server.http import JSON, Refusal, openai_error, send_response
 
 HEADER_BYTES = 64 << 10
 """What the head of a request may have."""
@@ -26,18 +26,12 @@ _UPGRADE = re.compile(rb"(?i)(\r\nconnection:(?:[^\r\n]*,)?[ \t]*)upgrade(?=[ \t
 def bounded(app: Any) -> Any:
     """``app`` behind a look at the size of headers."""
     status, problem = openai_error(Refusal(431, f"headers are longer than {HEADER_BYTES} bytes", fix="send less"))
-    body = msgspec.json.encode(problem)
-    headers = [
-        (b"content-type", JSON.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
+    body, headers = msgspec.json.encode(problem), [(b"content-type", JSON.encode()), (b"connection", b"close")]
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size + len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > HEADER_BYTES:
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await send_response(send, status, headers, body)
         else:
             await app(scope, receive, send)
 

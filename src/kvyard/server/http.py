@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import hmac
+import inspect
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.openai import ErrorBody, ErrorInfo
 
@@ -106,6 +108,18 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     """Its own token, where it isn't the server's."""
     guarded: bool = False
     """Whether a browser may not send it from another site's page: those reach servers that listen on this machine only."""
+
+
+def get(path: str, handler: Handler, reply: Any = None, **more: Any) -> Operation:
+    """A route without a body. What it is for is its handler's docstring."""
+    return Operation(
+        method="GET", path=path, summary=inspect.getdoc(handler) or "", handler=handler, reply=reply, **more
+    )
+
+
+def post(path: str, handler: Handler, body: Any, reply: Any = None, **more: Any) -> Operation:
+    """A route with a body. What it is for is its handler's docstring."""
+    return msgspec.structs.replace(get(path, handler, reply, **more), method="POST", body=body)
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -308,3 +322,24 @@ def explained(message: str, type_: Any) -> dict[str, str]:
     fix = f"send {wanted}" if what.startswith("Expected ") else "send another value"
     what = what[:1].lower() + what[1:]
     return {"error": f"{where or 'the body'}: {what}", "field": where, "fix": fix}
+
+
+async def until_disconnect(receive: Any) -> None:
+    """Wait until the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_response(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Answer with a body that is complete."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def close_connection(scope: Any) -> None:
+    """End the client's connection without its answer's proper end."""
+    transport = scope.get("kvyard.transport")
+    if transport is not None:
+        transport.close()
+        await pause()

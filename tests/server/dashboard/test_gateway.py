@@ -13,7 +13,7 @@ from tests.server.dashboard.support import watched
 from tests.server.gateway.support import Gated, front
 from tests.server.support import eventually
 
-from kvyard.server.gateway import holdings
+from kvyard.server.gateway import view as gateway_view
 
 pytestmark = pytest.mark.zmq
 
@@ -47,7 +47,7 @@ def test_decisions_streams_and_totals() -> None:
 
 def test_what_is_cached_is_counted_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look does little, and after a few of them everybody's is known; who is gone has nothing."""
-    monkeypatch.setattr(holdings, "AT_ONCE", 1)
+    monkeypatch.setattr(gateway_view, "AT_ONCE", 1)
     with front(3) as (gated, served):
         for url in served.urls:
             served.client.post(

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.server.asgi import until_disconnect
 from kvyard.server.dashboard.feed import INTERVAL, MOST_VIEWERS, ViewFeed
 from kvyard.server.dashboard.view import ViewSource
-from kvyard.server.http import JSON, Refusal, check_token
+from kvyard.server.http import JSON, Refusal, check_token, until_disconnect
 
 SLOW = 10.0
 """Seconds that a viewer may take to accept a frame."""

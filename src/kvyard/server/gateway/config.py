@@ -86,19 +86,15 @@ class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fiel
         return [self._stream(model, one, replays[rank], rank, 1) for rank, one in enumerate(listed)]
 
     def _stream(self, model: str, events: str, replay: str | None, rank: int | None, ranks: int) -> Register:
+        same = ("block_size", "topic", "dialect", "clear_scope", "groups", "alignment")
         return Register(
             model_name=model,
             instance_id=self.called,
             endpoint=events,
             replay_endpoint=replay,
-            block_size=self.block_size,
             dp_rank=rank,
             dp_size=ranks,
-            topic=self.topic,
-            dialect=self.dialect,
-            clear_scope=self.clear_scope,
-            groups=self.groups,
-            alignment=self.alignment,
+            **{name: getattr(self, name) for name in same},
         )
 
 

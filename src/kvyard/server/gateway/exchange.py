@@ -17,7 +17,6 @@ from yarl import URL
 
 from kvyard.clock import Clock, pause
 from kvyard.router import Decision
-from kvyard.server.asgi import close_connection, send_response, until_disconnect
 from kvyard.server.gateway.client import (
     ELSEWHERE,
     ERRORS,
@@ -32,7 +31,7 @@ from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.pool import EnginePool, Exhausted, Placement
 from kvyard.server.gateway.proxied import TAIL, AnswerTokens, ProxiedRequest, answer_tokens
 from kvyard.server.gateway.traffic import Traffic
-from kvyard.server.http import JSON, Refusal, openai_error
+from kvyard.server.http import JSON, Refusal, close_connection, openai_error, send_response, until_disconnect
 
 WHOLE = 64 << 20
 """Bytes up to which an answer that isn't streamed is held until it is whole."""

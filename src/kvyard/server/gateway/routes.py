@@ -21,9 +21,8 @@ from kvyard.server.gateway.exchange import Proxy
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.intake import RequestIntake
 from kvyard.server.gateway.prompting import PeekedBody
-from kvyard.server.gateway.state import state_samples
-from kvyard.server.gateway.view import GatewaySource
-from kvyard.server.http import JSON, Operation, Raw, Refusal, application
+from kvyard.server.gateway.view import GatewaySource, state_samples
+from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, post
 
 Headers = Mapping[str, str]
 
@@ -51,10 +50,8 @@ class GatewayRoutes:
         self._intake = intake
         self._admin_token = admin_token
 
-    async def passed(self, path: str, body: bytes, headers: Headers) -> Any:
-        return await self._intake.accept(path, body, headers)
-
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
+        """Every model and adapter that some engine serves."""
         created = self._gateway.started // SECOND
         found = [
             openai.ModelCard(id=name, created=created, root=pool.model, parent=None if lora is None else pool.model)
@@ -63,6 +60,7 @@ class GatewayRoutes:
         return openai.ModelList(data=found)
 
     async def explain(self, body: schemas.ExplainRoute, headers: Headers) -> schemas.RouteExplained:
+        """Which engine would get a request, and why. Sends nothing."""
         path = body.path or (openai.CHAT if "messages" in body.body else openai.COMPLETIONS)
         given = {} if body.session is None else {self._gateway.config.session_header: body.session}
         _, name, pool, place = await self._intake.place_of(path, msgspec.json.encode(body.body), given)
@@ -105,6 +103,7 @@ class GatewayRoutes:
         )
 
     async def health(self, body: None, headers: Headers) -> Raw:
+        """Whether requests can be answered."""
         gateway, engines = self._gateway, self._members.engines.values()
         able = any(engine.up and not engine.draining for engine in engines)
         models = gateway.index.models.values()
@@ -118,26 +117,33 @@ class GatewayRoutes:
         return Raw(msgspec.json.encode(found), JSON, 200 if found.status == "ok" else 503)
 
     async def ping(self, body: None, headers: Headers) -> Raw:
+        """Whether this process answers."""
         return Raw(b"", "text/plain")
 
     async def metrics(self, body: None, headers: Headers) -> Raw:
+        """Metrics for Prometheus."""
         return Raw(*self._gateway.metrics.text())
 
     # -- engines --------------------------------------------------------------------------------------------------------
 
     async def engines(self, body: None, headers: Headers) -> list[schemas.EngineInfo]:
+        """Who there is, and how they are."""
         return [self._info(engine) for engine in self._members.engines.values()]
 
     async def add(self, body: GatewayEngine, headers: Headers) -> schemas.EngineInfo:
+        """Take an engine in."""
         return self._info(await self._members.add(body))
 
     async def remove(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
+        """Forget an engine."""
         return self._info(await self._members.remove(body.engine))
 
     async def drain(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
+        """Send an engine nothing more."""
         return self._info(self._members.drain(body.engine))
 
     async def resume(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
+        """Send a drained engine requests again."""
         return self._info(self._members.resume(body.engine))
 
     def _info(self, engine: Engine) -> schemas.EngineInfo:
@@ -157,77 +163,34 @@ class GatewayRoutes:
         )
 
     def operations(self) -> list[Operation]:
-        """All of them."""
-
-        def get(path: str, summary: str, handler: Any, reply: Any = None, **more: Any) -> Operation:
-            return Operation(method="GET", path=path, summary=summary, handler=handler, reply=reply, **more)
-
+        """Every route."""
         admin: dict[str, Any] = {"token": self._admin_token, "guarded": True}
-
-        def post(path: str, summary: str, handler: Any, body: Any, reply: Any = None, **more: Any) -> Operation:
-            return Operation(method="POST", path=path, summary=summary, handler=handler, body=body, reply=reply, **more)
-
-        both = (JSON, "text/event-stream")
-        s = schemas
-        info = s.EngineInfo
+        passed = [
+            Operation(
+                method="POST",
+                path=path,
+                summary=f"{summary} Goes to an engine.",
+                handler=partial(self._intake.accept, path),
+                body=kind,
+                raw=True,
+                media_types=(JSON, "text/event-stream"),
+                refusals=(404, 405, 429, 502, 503, 504),
+            )
+            for path, (summary, kind) in PASSED.items()
+        ]
+        s, info, text = schemas, schemas.EngineInfo, ("text/plain",)
         return [
-            *(
-                post(
-                    path,
-                    f"{summary} Goes to an engine.",
-                    partial(self.passed, path),
-                    kind,
-                    raw=True,
-                    media_types=both,
-                    refusals=(404, 405, 429, 502, 503, 504),
-                )
-                for path, (summary, kind) in PASSED.items()
-            ),
-            get("/v1/models", "Every model and adapter that some engine serves.", self.models, openai.ModelList),
-            post(
-                "/explain",
-                "Which engine would get a request, and why. Sends nothing.",
-                self.explain,
-                s.ExplainRoute,
-                s.RouteExplained,
-                refusals=(404, 503),
-                **admin,
-            ),
-            get(
-                "/health", "Whether requests can be answered.", self.health, s.GatewayHealth, open=True, refusals=(503,)
-            ),
-            get("/ping", "Whether this process answers.", self.ping, media_types=("text/plain",), open=True),
-            get("/metrics", "Metrics for Prometheus.", self.metrics, media_types=("text/plain",), open=True),
-            get("/admin/engines", "Who there is, and how they are.", self.engines, list[s.EngineInfo], **admin),
-            post(
-                "/admin/engines",
-                "Take an engine in.",
-                self.add,
-                GatewayEngine,
-                info,
-                status=201,
-                refusals=(409,),
-                **admin,
-            ),
-            post("/admin/remove", "Forget an engine.", self.remove, s.NamedEngine, info, refusals=(404,), **admin),
-            post(
-                "/admin/drain",
-                "Send an engine nothing more.",
-                self.drain,
-                s.NamedEngine,
-                info,
-                refusals=(404,),
-                **admin,
-            ),
-            post(
-                "/admin/resume",
-                "Send a drained engine requests again.",
-                self.resume,
-                s.NamedEngine,
-                info,
-                refusals=(404,),
-                **admin,
-            ),
+            *passed,
+            get("/v1/models", self.models, openai.ModelList),
+            post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **admin),
+            get("/health", self.health, s.GatewayHealth, open=True, refusals=(503,)),
+            get("/ping", self.ping, media_types=text, open=True),
+            get("/metrics", self.metrics, media_types=text, open=True),
+            get("/admin/engines", self.engines, list[schemas.EngineInfo], **admin),
+            post("/admin/engines", self.add, GatewayEngine, info, status=201, refusals=(409,), **admin),
+            post("/admin/remove", self.remove, s.NamedEngine, info, refusals=(404,), **admin),
+            post("/admin/drain", self.drain, s.NamedEngine, info, refusals=(404,), **admin),
+            post("/admin/resume", self.resume, s.NamedEngine, info, refusals=(404,), **admin),
         ]
 
 

@@ -1,15 +1,21 @@
-"""The gateway as its dashboard shows it. Reads, and changes nothing."""
+"""The gateway as people see it: its dashboard, and samples for Prometheus. Reads, and changes nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
+from kvyard.index import Holder, Indexer
+from kvyard.index.memory import MemoryIndex
+from kvyard.index.metrics import Sample, collect
 from kvyard.router.explain import REASONS, explain
 from kvyard.router.policies import make_policy
 from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
     StreamView,
+    TierView,
     Totals,
     WorkerState,
     WorkerView,
@@ -17,9 +23,16 @@ from kvyard.server.dashboard.view import (
 )
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.gateway import Gateway
-from kvyard.server.gateway.holdings import Holdings
-from kvyard.server.gateway.traffic import RecentDecision
+from kvyard.server.gateway.members import Membership
+from kvyard.server.gateway.metrics import P
+from kvyard.server.gateway.traffic import RecentDecision, Traffic
 from kvyard.server.indexer.listener import Listener
+from kvyard.server.indexer.measures import stream_samples
+from kvyard.server.indexer.service import Service
+
+STATES = ("fresh", "catching up", "stale")
+AT_ONCE = 50_000
+"""Blocks counted in one look; about a millisecond."""
 
 
 class GatewaySource:
@@ -151,3 +164,89 @@ class GatewaySource:
         if recorder is not None and recorder.stopped:
             notes.append(f"nothing is recorded any more: {recorder.stopped}")
         return notes
+
+
+class Holdings:
+    """How many blocks the index knows of, by engine and tier. An index has no reason to count, so this does, a little with
+    every look, and shows the last result of each place.
+    """
+
+    def __init__(self, index: Service) -> None:
+        self._index = index
+        self._blocks: dict[Holder, dict[tuple[str, int | None], int]] = {}
+        """By holder, then by tier and attention group."""
+        self._next: list[tuple[Indexer, Holder, int]] = []
+
+    def look(self) -> None:
+        """Count on."""
+        if not self._next:
+            self._next = self._places()
+            there = {holder for _, holder, _ in self._next}
+            self._blocks = {holder: blocks for holder, blocks in self._blocks.items() if holder in there}
+        left = AT_ONCE
+        while self._next and left > 0:
+            indexer, holder, number = self._next.pop()
+            if number in indexer.places.of(holder):
+                place = indexer.places[number]
+                count = sum(map(len, indexer.backend.held(number)))
+                self._blocks.setdefault(holder, {})[place.tier.name, place.group] = count
+                left -= count + 100
+
+    def _places(self) -> list[tuple[Indexer, Holder, int]]:
+        # Only what is in our own memory: asking Redis for everything once a minute would be a poor way to watch.
+        return [
+            (model.indexer, holder, number)
+            for model in self._index.models.values()
+            if isinstance(model.indexer.backend, MemoryIndex)
+            for holder in list(model.indexer.places.holders())
+            for number in model.indexer.places.of(holder)
+        ]
+
+    def tiers(self, holders: list[Holder]) -> list[TierView]:
+        """What is known to be cached by these together."""
+        found: dict[str, int] = {}
+        for holder in holders:
+            for (tier, _), count in self._blocks.get(holder, {}).items():
+                found[tier] = found.get(tier, 0) + count
+        return [TierView(name=tier, idle=count) for tier, count in sorted(found.items())]
+
+
+def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iterator[Sample]:
+    """Everything that is kept anyway."""
+    yield P + "under_way", {}, traffic.counters.under_way
+    for model, pool in members.pools.items():
+        labels = {"model": model}
+        yield P + "queued", labels, pool.queued
+        yield P + "queue_refused_total", labels, pool.refused
+        yield P + "queue_expired_total", labels, pool.expired
+        yield P + "forgotten_total", labels, pool.router.forgotten
+        yield P + "unread_prompts_total", labels, pool.prompting.unread
+        if pool.remote is not None:
+            yield P + "index_failures_total", labels, pool.remote.failures
+        if pool.sharing is not None:
+            peers, shared = pool.sharing.peers, pool.sharing.counters
+            yield P + "share_connected", labels, pool.sharing.connected
+            yield P + "share_peers", labels, len(peers)
+            yield P + "share_foreign_requests", labels, sum(peers.values())
+            yield P + "share_outages_total", labels, shared.outages
+            yield P + "share_unknown_workers_total", labels, shared.unknown_workers
+    if traffic.recorder is not None:
+        written = traffic.recorder.counters
+        yield P + "recording", {}, not traffic.recorder.stopped
+        yield P + "recorded_requests_total", {}, written.rows
+        yield P + "recorded_bytes_total", {}, written.bytes
+        yield P + "unrecorded_requests_total", {}, written.left_out + written.late
+    for name, engine in members.engines.items():
+        labels = {"model": engine.model, "engine": name}
+        yield P + "engine_up", labels, engine.up
+        yield P + "engine_draining", labels, engine.draining
+        yield P + "engine_requests", labels, engine.in_flight
+        yield P + "engine_failures_total", labels, engine.failed
+        yield P + "engine_downs_total", labels, engine.downs
+    for known in index.models.values():
+        for name, labels, value in collect(known.indexer):
+            yield name, {"model": known.name, "tenant": known.tenant, **labels}, value
+        for stream, listener in known.listeners.items():
+            labels = {"model": known.name, "stream": stream}
+            yield P + "stream_state", labels, STATES.index(listener.info().state)
+            yield from stream_samples(P, labels, listener)

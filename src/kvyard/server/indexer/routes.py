@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import msgspec
 from kvyard import __version__
 from kvyard.clock import pause
 from kvyard.index import Holder
-from kvyard.server.http import JSON, Handler, Operation, Raw, Refusal, application
+from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, post
 from kvyard.server.indexer import answers, schemas
 from kvyard.server.indexer.bootstrap import MSGPACK, dump_all
 from kvyard.server.indexer.config import Config
@@ -39,16 +38,18 @@ class IndexerRoutes:
     def operations(self) -> list[Operation]:
         """Every route; what it is for is its handler's docstring."""
         return [
-            _post("/register", self.register, schemas.RegistrationResponse, schemas.Register, 409, status=201),
-            _post("/unregister", self.unregister, schemas.RegistrationResponse, schemas.Unregister),
-            _post("/query", self.query, schemas.Matches, schemas.Query),
-            _post("/query_by_hash", self.query_by_hash, schemas.Matches, schemas.QueryByHash),
-            _post("/score", self.score, schemas.ScoreResponse, schemas.ScoreRequest),
-            _post("/explain", self.explain, schemas.ExplainResponse, schemas.ExplainRequest),
-            _get("/workers", self.workers, list[schemas.WorkerInfo]),
-            _get("/dump", self.dump, schemas.Rows, media_types=(JSON, MSGPACK)),
-            _get("/health", self.health, schemas.IndexerHealth, open=True),
-            _get("/metrics", self.metrics, None, media_types=(PROMETHEUS,)),
+            post(
+                "/register", self.register, schemas.Register, schemas.RegistrationResponse, status=201, refusals=(409,)
+            ),
+            post("/unregister", self.unregister, schemas.Unregister, schemas.RegistrationResponse, refusals=(404,)),
+            post("/query", self.query, schemas.Query, schemas.Matches, refusals=(404,)),
+            post("/query_by_hash", self.query_by_hash, schemas.QueryByHash, schemas.Matches, refusals=(404,)),
+            post("/score", self.score, schemas.ScoreRequest, schemas.ScoreResponse, refusals=(404,)),
+            post("/explain", self.explain, schemas.ExplainRequest, schemas.ExplainResponse, refusals=(404,)),
+            get("/workers", self.workers, list[schemas.WorkerInfo]),
+            get("/dump", self.dump, schemas.Rows, media_types=(JSON, MSGPACK)),
+            get("/health", self.health, schemas.IndexerHealth, open=True),
+            get("/metrics", self.metrics, None, media_types=(PROMETHEUS,)),
         ]
 
     # -- workers ----------------------------------------------------------------------------------------------------
@@ -213,15 +214,6 @@ class IndexerRoutes:
         """Every figure, for Prometheus."""
         assert self.measures is not None
         return Raw(*self.measures.text())
-
-
-def _get(path: str, handler: Handler, reply: Any, method: str = "GET", **more: Any) -> Operation:
-    summary = inspect.getdoc(handler) or ""
-    return Operation(method=method, path=path, summary=summary, handler=handler, reply=reply, **more)
-
-
-def _post(path: str, handler: Handler, reply: Any, body: Any, refusal: int = 404, **more: Any) -> Operation:
-    return _get(path, handler, reply, "POST", body=body, refusals=(refusal,), **more)
 
 
 def build(config: Config, token: str | None = None) -> tuple[Any, Service]:

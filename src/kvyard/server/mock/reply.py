@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from kvyard.server.asgi import until_disconnect
-from kvyard.server.http import JSON, Refusal, openai_error
+from kvyard.server.http import JSON, Refusal, openai_error, until_disconnect
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.faults import Fate
 from kvyard.server.mock.shapes import Shape

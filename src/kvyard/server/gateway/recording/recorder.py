@@ -62,7 +62,6 @@ class _TraceRow(msgspec.Struct, gc=False):
     block_size: int
     session: str | None
     model: str | None
-    priority: int
     ended: int = -1
     output: int = 0
 
@@ -177,7 +176,6 @@ class TrafficRecorder:
         tail: Sequence[int] | None = None,
         session: str | None = None,
         model: str | None = None,
-        priority: int = 0,
     ) -> None:
         """A request came. ``keys`` name its full blocks, of ``key_tokens`` each; ``tail`` are the tokens behind them, ``None``
         where they aren't known. ``model`` is for gateways that serve several, whose prompts share nothing.
@@ -192,7 +190,7 @@ class TrafficRecorder:
             return
         size = self.block_size or key_tokens
         ids = self._ids(keys, num_tokens, size, key_tokens, tail, model)
-        entry = _TraceRow(id_, self._clock.now(), ids, num_tokens, size, session, model, priority)
+        entry = _TraceRow(id_, self._clock.now(), ids, num_tokens, size, session, model)
         self._open[id_] = entry
         self._waiting.append(entry)
         self._held += entry.size
@@ -277,8 +275,6 @@ class TrafficRecorder:
             row |= self._sessions.turn(entry.session, entry.at, entry.ended)
         if entry.model is not None:
             row["model"] = entry.model
-        if entry.priority:
-            row["priority"] = entry.priority
         self._file.add(msgspec.json.encode(row) + b"\n")
         self.counters.rows += 1
 
