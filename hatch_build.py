@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
     "blocks": "agreement allocation attention/chunked attention/cross attention/full attention/state attention/window "
-    "cache_map coordinator demand eviction/lru eviction/priority extent fine group limits manager node pool registration "
+    "cache_map coordinator demand eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
     "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
     "policies/blocked_head policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",

@@ -10,9 +10,8 @@ from tests.blocks.support import XXH3
 
 from kvyard.blocks import Pool
 from kvyard.blocks.cache_map import CacheMap
-from kvyard.blocks.extent import Extent
+from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.integrity import check_pool
-from kvyard.blocks.node import Node
 from kvyard.events import Batcher, GroupMeta, Mirror, Tier
 from kvyard.hashing import Key, TokenChain
 

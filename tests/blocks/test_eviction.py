@@ -116,13 +116,15 @@ def test_an_order_of_your_own_serves_the_host_tier_too() -> None:
         groups=(GroupSpec(block_size=16),),
         num_gpu_blocks=40,
         eviction="newest",
-        tiers=OffloadConfig(host=host),
+        tiers=OffloadConfig(tiers=(host,)),
         bytes_per_block=1 << 16,
     )
     core = make_core(config)
     drive(core, [Row(at * SECOND, 512, 1, (at,)) for at in range(6)])
     assert core.offload is not None
-    held = [at for at in range(6) if core.offload.host.resident(0, TraceChain((at,), 512, 512, 16, 0).keys, 32)]
+    held = [
+        at for at in range(6) if core.offload.tiers[0].store.resident(0, TraceChain((at,), 512, 512, 16, 0).keys, 32)
+    ]
     assert held == [0, 5], "the first is kept for ever, and the last took the place of the one before"
 
 

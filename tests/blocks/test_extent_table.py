@@ -10,8 +10,7 @@ from tests.blocks.content import Engine, Traffic, pool_for
 from tests.blocks.support import FULL, WINDOW, cache, make, run
 
 from kvyard.blocks import BlockManager, GroupSpec
-from kvyard.blocks.extent import Extent
-from kvyard.blocks.node import Node
+from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.table import Table
 from kvyard.hashing import TokenChain
 

@@ -8,8 +8,7 @@ import pytest
 from tests.blocks.support import FULL, cache, make, run
 
 from kvyard.blocks import BlockManager, GroupSpec, Request
-from kvyard.blocks.extent import Extent
-from kvyard.blocks.node import Node
+from kvyard.blocks.extent import Extent, Node
 
 
 class Books:

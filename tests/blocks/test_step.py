@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.blocks.support import make, run, snapshot
 
 from kvyard.blocks import BlockManager, GroupSpec, Request
-from kvyard.blocks.limits import NEVER
+from kvyard.blocks.rule import NEVER
 
 FULL = GroupSpec(block_size=4)
 SETS: dict[str, list[GroupSpec]] = {

@@ -8,7 +8,7 @@ import pytest
 from tests.tiers.support import BLOCK, Worker, link, tiers
 
 from kvyard.blocks import GroupSpec
-from kvyard.blocks.limits import ENDLESS
+from kvyard.blocks.rule import ENDLESS
 from kvyard.events.types import Tier
 from kvyard.tiers import LoadStep
 

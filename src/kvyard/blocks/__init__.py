@@ -7,8 +7,7 @@ from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.manager import BlockManager
 from kvyard.blocks.pool import NULL_BLOCK, Pool
 from kvyard.blocks.request import Request
-from kvyard.blocks.retention import Retention
-from kvyard.blocks.spec import ConfigError, GroupSpec
+from kvyard.blocks.spec import ConfigError, GroupSpec, Retention
 
 __all__ = [
     "DEFAULT_PRIORITY",

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvyard.blocks.eviction import EvictionOrder
-from kvyard.blocks.extent import Extent
-from kvyard.blocks.node import Marks, Node
+from kvyard.blocks.extent import Extent, Marks, Node
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
 from kvyard.hashing.stretches import parting

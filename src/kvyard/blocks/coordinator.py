@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from kvyard.blocks.agreement import Agreed, EqualGroups, agree, equal_groups
 from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
+from kvyard.blocks.extent import Node
 from kvyard.blocks.fine import match_prefix_inside, match_state_inside
+from kvyard.blocks.geometry import Geometry
 from kvyard.blocks.group import Group
-from kvyard.blocks.node import Node
 from kvyard.blocks.request import Request
 from kvyard.blocks.rule import Match
 from kvyard.blocks.spans import Spans, intersect
-from kvyard.blocks.spec import Geometry
 from kvyard.hashing import Keys
 
 

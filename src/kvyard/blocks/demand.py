@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.blocks.extent import Extent
-from kvyard.blocks.node import Node
+from kvyard.blocks.extent import Extent, Node
 
 
 class GroupHit:

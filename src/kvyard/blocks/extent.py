@@ -4,14 +4,18 @@ An extent lists the physical ids behind consecutive block positions of a sequenc
 them. As soon as part of it is treated differently (hit, evicted, released) it is split. The *later* part keeps the object:
 whoever refers to the extent as the end of something still does, and finds the earlier part by following ``left``. So a
 split repairs nobody's table; a table that holds the whole notices when it next looks (``Table.settle``).
+
+Nodes are the logical side, in the tree of what is cached; how they are found, split and joined is ``CacheMap``'s business.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvyard.hashing import Chain, Key, Run
+
 if TYPE_CHECKING:
-    from kvyard.blocks.node import Marks, Node
+    from kvyard.blocks.cache_map import CacheMap
 
 DEFAULT_PRIORITY = 35
 """The retention priority of what nobody asked to keep, on TensorRT-LLM's scale of 0 to 100."""
@@ -93,3 +97,37 @@ class Extent:
     def __repr__(self) -> str:
         name = "cached" if self.cached else "unnamed"
         return f"Extent({self.start}..{self.stop}, {name}, refs={self.refs}, ids={self.ids})"
+
+
+class Node:
+    """Blocks ``start`` to ``stop`` of a chain, all in the same condition: each copy covers exactly these."""
+
+    __slots__ = ("chain", "copies", "hole", "key", "keys", "kids", "map", "parent", "start", "stop")
+
+    def __init__(self, owner: CacheMap, chain: Chain, key: Key, start: int, stop: int, parent: Node | None) -> None:
+        self.map = owner
+        self.chain = chain
+        self.keys = chain.keys
+        self.key = key
+        """The hash of the first block."""
+        self.start = start
+        self.stop = stop
+        self.parent = parent
+        self.kids = 0
+        self.hole: Node | None = None
+        """The child that last became a hole: where this node ends, once its last blocks have been evicted."""
+        self.copies: list[Extent] = []
+        """First registered first: a lookup takes the first."""
+
+    def __repr__(self) -> str:
+        return f"Node({self.start}..{self.stop}, copies={len(self.copies)}, kids={self.kids})"
+
+
+class Marks:
+    """The stretches, one hash unit each, that end inside a block and by which it can be found as well."""
+
+    __slots__ = ("map", "runs")
+
+    def __init__(self, owner: CacheMap, runs: list[Run]) -> None:
+        self.map = owner
+        self.runs = runs

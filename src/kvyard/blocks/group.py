@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvyard.blocks.demand import Demand, GroupHit
-from kvyard.blocks.extent import Extent
-from kvyard.blocks.node import Node
+from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.registration import register_kept, register_tail, resume_points
 from kvyard.blocks.request import Request
 from kvyard.blocks.spans import Spans
-from kvyard.blocks.spec import GroupSpec
+from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
 
@@ -217,3 +216,12 @@ class Group:
 
     def begin_step(self) -> None:
         """A scheduler step begins."""
+
+
+def group_class(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
+    """The class that serves ``spec``. Raises ``ConfigError`` where its kind names something else than a group."""
+    choose = spec.attention.group_class
+    found: type[object] = Group if choose is None else choose(spec, caching, hash_block_size)
+    if not issubclass(found, Group):
+        raise ConfigError(f"attention kind {spec.kind} is served by {found.__name__}, which is no Group")
+    return found

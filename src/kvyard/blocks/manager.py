@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from kvyard.blocks.allocation import Allocator, RequestError
-from kvyard.blocks.config import check_options
 from kvyard.blocks.coordinator import Coordinator, Hit
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.groups import make_groups
+from kvyard.blocks.geometry import check_options, resolve_geometry
+from kvyard.blocks.group import group_class
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.request import Request
-from kvyard.blocks.spec import GroupSpec, resolve_geometry
+from kvyard.blocks.spec import GroupSpec
 from kvyard.events.types import Sink, Tier
 
 
@@ -60,14 +60,13 @@ class BlockManager(Allocator):
             num_prefill_lookahead=num_prefill_lookahead,
         )
         pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now or (lambda: 0))
-        made = make_groups(
-            groups,
-            pool,
-            caching=caching,
-            hash_block_size=self.geometry.hash_block_size,
-            max_in_flight=in_flight,
-            max_model_len=max_model_len,
-        )
+        unit = self.geometry.hash_block_size
+        made = [
+            group_class(spec, caching, unit)(
+                index, spec, pool, hash_block_size=unit, max_in_flight=in_flight, max_model_len=max_model_len
+            )
+            for index, spec in enumerate(groups)
+        ]
         margin = max(0, num_prefill_lookahead - 1)
         super().__init__(
             coordinator(made, self.geometry, use_eagle=use_eagle, retention=retention_interval, margin=margin),

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvyard.blocks.extent import DEFAULT_PRIORITY
-from kvyard.blocks.limits import NEVER
-from kvyard.blocks.retention import Retention
+from kvyard.blocks.rule import NEVER
+from kvyard.blocks.spec import Retention
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain, TokenChain, TraceChain
 

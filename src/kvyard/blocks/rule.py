@@ -9,13 +9,17 @@ other kinds derive from it, each in its file of ``kvyard.blocks.attention``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.limits import ENDLESS
 from kvyard.blocks.spans import Spans
+
+ENDLESS: Final = 1 << 60
+"""However many tokens come."""
+NEVER: Final = -1
+"""Not even one token."""
 
 
 class Match(NamedTuple):

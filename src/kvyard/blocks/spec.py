@@ -7,8 +7,7 @@ in ``ATTENTION``. An installed package adds its own by an entry point of the gro
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -136,66 +135,19 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{where}: a {self.kind} group has no {field}; leave it out or choose {other}")
 
 
-class Geometry(msgspec.Struct, frozen=True):
-    """The block sizes that a set of groups agrees on."""
+class Retention(msgspec.Struct, frozen=True):
+    """A wish to keep the tokens ``start`` to ``stop`` (``None``: to the end) longer than others."""
 
-    hash_block_size: int
-    """Tokens per hash; every group's block size is a multiple of it."""
-    scheduler_block_size: int
-    """The common multiple of all block sizes: hits of several groups normally end on it."""
-    fine_hits: bool
-    """Whether a hit may end inside a block (an aligned state group with finer hashes)."""
+    start: int
+    stop: int | None
+    priority: int
+    duration: int | None = None
+    """Nanoseconds the wish lasts once the blocks are free; ``None`` for ever."""
 
-
-def resolve_geometry(
-    groups: Sequence[GroupSpec],
-    *,
-    caching: bool = True,
-    hash_block_size: int | None = None,
-    scheduler_block_size: int | None = None,
-) -> Geometry:
-    """Check that ``groups`` can live together and work out their common sizes. Raises ``ConfigError``."""
-    if not groups:
-        raise ConfigError("at least one group is needed")
-    for index, spec in enumerate(groups):
-        spec.check(f"group {index}")
-    sizes = [spec.block_size for spec in groups]
-    unit = math.gcd(*sizes) if hash_block_size is None else hash_block_size
-    common = math.lcm(*sizes) if scheduler_block_size is None else scheduler_block_size
-    if unit < 1 or common < 1:
-        raise ConfigError(f"block sizes must be at least 1, got hash {unit} and scheduler {common}")
-    if any(common % size for size in sizes) or common % unit:
-        raise ConfigError(
-            f"scheduler_block_size {common} must be a multiple of every block size ({sizes}, hash {unit})"
-        )
-    if not caching:
-        return Geometry(unit, common, False)
-    for spec in groups:
-        if not spec.attention.cacheable:
-            raise ConfigError(f"a {spec.kind} group can't be cached: switch caching off for models that have one")
-    if any(size % unit for size in sizes):
-        raise ConfigError(f"every block size ({sizes}) must be a multiple of hash_block_size {unit}")
-    if len(groups) == 1 and unit != sizes[0]:
-        raise ConfigError(f"one group caches whole blocks: hash_block_size {unit} must equal its block_size {sizes[0]}")
-    for spec in groups:
-        if spec.attention.needs_one_size and spec.block_size != common:
-            raise ConfigError(f"{spec.kind} groups need one block size for all groups")
-    aligned_states = any(s.is_state and s.mode == "align" and s.block_size > unit for s in groups)
-    reads_inside = all(s.is_full or s.is_state or s.block_size == unit for s in groups)
-    return Geometry(unit, common, len(groups) > 1 and aligned_states and reads_inside)
-
-
-def check_retention(interval: int | None, groups: Sequence[GroupSpec], scheduler_block_size: int) -> None:
-    """Raise ``ConfigError`` unless ``interval`` is a retention these groups can honour.
-
-    ``None`` keeps every reachable block, 0 only the points a resend can resume at, n one more every n tokens.
-    """
-    if interval is None:
-        return
-    if not any(spec.is_window or spec.is_state for spec in groups):
-        if interval:
-            raise ConfigError("retention_interval only matters to window and state groups: use 0 here")
-    elif interval < 0 or interval % scheduler_block_size:
-        raise ConfigError(
-            f"retention_interval must be 0 or a positive multiple of {scheduler_block_size}, got {interval}"
-        )
+    def __post_init__(self) -> None:
+        if self.start < 0 or (self.stop is not None and self.stop <= self.start):
+            raise ConfigError(f"a wish is for tokens from 0 on, one at least, not for {self.start} to {self.stop}")
+        if not 0 <= self.priority <= 100:
+            raise ConfigError(f"a retention priority is from 0 to 100, got {self.priority}")
+        if self.duration is not None and self.duration < 0:
+            raise ConfigError(f"a retention lasts 0 ns or longer, got {self.duration}")

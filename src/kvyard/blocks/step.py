@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.group import Group
-from kvyard.blocks.limits import ENDLESS
 from kvyard.blocks.request import Request
+from kvyard.blocks.rule import ENDLESS
 from kvyard.blocks.table import Table
 
 

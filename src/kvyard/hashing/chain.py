@@ -52,11 +52,12 @@ class Chain:
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
         """The token ids of blocks ``start`` to ``stop``; ``None`` where only trace ids are known."""
-        return None
+        words = self.words_of(start, stop)
+        return None if words is None else list(words)
 
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
         """The same, as they are kept: cheaper than a list where nobody looks at each token."""
-        return self.tokens_of(start, stop)
+        return None
 
     def extras_of(self, start: int, stop: int) -> list[ExtraKeys | None]:
         """Per block what joined its hash (LoRA, salt, media), as events carry it; ``None`` for a block of plain text."""
@@ -158,9 +159,6 @@ class TokenChain(Chain):
         keys = self.keys
         return keys.cut(start, stop) if isinstance(keys, DigestKeys) else keys.between(start, stop)
 
-    def tokens_of(self, start: int, stop: int) -> list[int] | None:
-        return list(self.tokens[start * self.block_size : stop * self.block_size])
-
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
         return self.tokens[start * self.block_size : stop * self.block_size]
 
@@ -184,9 +182,6 @@ class CoarseChain(Chain):
 
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
         return self._fine.words_of(start * self.factor, stop * self.factor)
-
-    def tokens_of(self, start: int, stop: int) -> list[int] | None:
-        return self._fine.tokens_of(start * self.factor, stop * self.factor)
 
     def finer(self, block_size: int) -> Chain:
         return self if block_size == self.block_size else self._fine.coarser(block_size)
@@ -233,15 +228,9 @@ class _CutChain(Chain):
     def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
         return self._cut.packed(start, stop)
 
-    def tokens_of(self, start: int, stop: int) -> list[int] | None:
-        if self._tokens is None or start < self._base:
-            return None  # the hash before the cut was kept, its tokens weren't
-        size, base = self.block_size, self._base
-        return list(self._tokens[(start - base) * size : (stop - base) * size])
-
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
         if self._tokens is None or start < self._base:
-            return None
+            return None  # the hash before the cut was kept, its tokens weren't
         size, base = self.block_size, self._base
         return self._tokens[(start - base) * size : (stop - base) * size]
 

@@ -7,11 +7,10 @@ thousand, and nothing is ever expanded into tokens. It knows nothing of physical
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, SupportsIndex, overload
+from typing import SupportsIndex, overload
 
-if TYPE_CHECKING:
-    from kvyard.hashing.algorithms import Key
-    from kvyard.hashing.chain import Chain
+from kvyard.hashing.algorithms import Key
+from kvyard.hashing.chain import Chain
 
 
 class Run:

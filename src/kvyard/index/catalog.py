@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from kvyard.blocks.spec import ATTENTION, ConfigError, GroupSpec, kind_on_wire, resolve_geometry
+from kvyard.blocks.geometry import resolve_geometry
+from kvyard.blocks.spec import ATTENTION, ConfigError, GroupSpec, kind_on_wire
 from kvyard.errors import KvyardError
 from kvyard.events.types import Stored
 from kvyard.index.places import Holder

@@ -41,10 +41,10 @@ class PathChain(Chain):
             return self._chains[at]
         return self
 
-    def tokens_of(self, start: int, stop: int) -> list[int] | None:
+    def words_of(self, start: int, stop: int) -> Sequence[int] | None:
         at = bisect_right(self._starts, start) - 1
         if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
-            return self._chains[at].tokens_of(start, stop)
+            return self._chains[at].words_of(start, stop)
         return None
 
 

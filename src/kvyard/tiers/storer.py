@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.limits import ENDLESS
+from kvyard.blocks.rule import ENDLESS
 from kvyard.blocks.spans import intersect
 from kvyard.blocks.table import Table
 from kvyard.tiers.copies import Copy

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvyard.blocks.spec import GroupSpec, resolve_geometry
+from kvyard.blocks.geometry import resolve_geometry
+from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.models import plan, preset, presets, read_config
 from kvyard.engine.models.fields import Fields

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from kvyard.blocks.spec import resolve_geometry
+from kvyard.blocks.geometry import resolve_geometry
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Indexer, Source, backend

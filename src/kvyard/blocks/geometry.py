@@ -1,0 +1,112 @@
+"""What a manager's groups must agree on: common block sizes, and one clear sentence for each option that can't be honoured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from kvyard.blocks.spec import ConfigError, GroupSpec
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """The block sizes that a set of groups agrees on."""
+
+    hash_block_size: int
+    """Tokens per hash; every group's block size is a multiple of it."""
+    scheduler_block_size: int
+    """The common multiple of all block sizes: hits of several groups normally end on it."""
+    fine_hits: bool
+    """Whether a hit may end inside a block (an aligned state group with finer hashes)."""
+
+
+def resolve_geometry(
+    groups: Sequence[GroupSpec],
+    *,
+    caching: bool = True,
+    hash_block_size: int | None = None,
+    scheduler_block_size: int | None = None,
+) -> Geometry:
+    """Check that ``groups`` can live together and work out their common sizes. Raises ``ConfigError``."""
+    if not groups:
+        raise ConfigError("at least one group is needed")
+    for index, spec in enumerate(groups):
+        spec.check(f"group {index}")
+    sizes = [spec.block_size for spec in groups]
+    unit = math.gcd(*sizes) if hash_block_size is None else hash_block_size
+    common = math.lcm(*sizes) if scheduler_block_size is None else scheduler_block_size
+    if unit < 1 or common < 1:
+        raise ConfigError(f"block sizes must be at least 1, got hash {unit} and scheduler {common}")
+    if any(common % size for size in sizes) or common % unit:
+        raise ConfigError(
+            f"scheduler_block_size {common} must be a multiple of every block size ({sizes}, hash {unit})"
+        )
+    if not caching:
+        return Geometry(unit, common, False)
+    for spec in groups:
+        if not spec.attention.cacheable:
+            raise ConfigError(f"a {spec.kind} group can't be cached: switch caching off for models that have one")
+    if any(size % unit for size in sizes):
+        raise ConfigError(f"every block size ({sizes}) must be a multiple of hash_block_size {unit}")
+    if len(groups) == 1 and unit != sizes[0]:
+        raise ConfigError(f"one group caches whole blocks: hash_block_size {unit} must equal its block_size {sizes[0]}")
+    for spec in groups:
+        if spec.attention.needs_one_size and spec.block_size != common:
+            raise ConfigError(f"{spec.kind} groups need one block size for all groups")
+    aligned_states = any(s.is_state and s.mode == "align" and s.block_size > unit for s in groups)
+    reads_inside = all(s.is_full or s.is_state or s.block_size == unit for s in groups)
+    return Geometry(unit, common, len(groups) > 1 and aligned_states and reads_inside)
+
+
+def check_retention(interval: int | None, groups: Sequence[GroupSpec], scheduler_block_size: int) -> None:
+    """Raise ``ConfigError`` unless ``interval`` is a retention these groups can honour.
+
+    ``None`` keeps every reachable block, 0 only the points a resend can resume at, n one more every n tokens.
+    """
+    if interval is None:
+        return
+    if not any(spec.is_window or spec.is_state for spec in groups):
+        if interval:
+            raise ConfigError("retention_interval only matters to window and state groups: use 0 here")
+    elif interval < 0 or interval % scheduler_block_size:
+        raise ConfigError(
+            f"retention_interval must be 0 or a positive multiple of {scheduler_block_size}, got {interval}"
+        )
+
+
+def check_options(
+    groups: Sequence[GroupSpec],
+    geometry: Geometry,
+    *,
+    caching: bool,
+    use_eagle: bool,
+    retention_interval: int | None,
+    watermark: float,
+    **counts: int,
+) -> None:
+    """Raise ``ConfigError`` unless these options can be honoured for ``groups``.
+
+    ``counts`` are the options that must not be negative, by name; ``num_prefill_lookahead`` is one of them.
+    """
+    check_retention(retention_interval, groups, geometry.scheduler_block_size)
+    for name, value in counts.items():
+        if value < 0:
+            raise ConfigError(f"{name} must not be negative, got {value}")
+    if not 0 <= watermark < 1:
+        raise ConfigError(f"watermark is a share of the pool, from 0 to below 1, got {watermark}")
+    if use_eagle or any(spec.eagle for spec in groups):
+        _check_drafts(groups, geometry, caching, counts["num_prefill_lookahead"])
+
+
+def _check_drafts(groups: Sequence[GroupSpec], geometry: Geometry, caching: bool, lookahead: int) -> None:
+    for spec in groups:
+        if caching and not spec.attention.drafts:
+            raise ConfigError(f"{spec.kind} groups can't be cached next to a draft head: switch one of the two off")
+    if caching and lookahead > geometry.scheduler_block_size:
+        raise ConfigError(
+            f"num_prefill_lookahead {lookahead} must not exceed the scheduler's block size {geometry.scheduler_block_size}"
+        )
+    finer = [s for s in groups if s.is_state and s.mode == "align" and s.block_size > geometry.hash_block_size]
+    if lookahead > 1 and finer:
+        raise ConfigError("aligned states with finer hashes can't follow more than one draft token per prefill")
