@@ -53,21 +53,23 @@ def test_it_remembers_what_was_sent_within_its_time(
         memory.expire(now)
         sent = [entry for entry in sent if ttl is None or entry[0] + ttl > now]
         keys = chain(prompt)
-        found = memory.find(keys)
+        found = memory.tree.find(keys)
         expected = [depth(keys, [entry[2] for entry in sent if entry[1] == other]) for other in range(3)]
         assert (memory.tree.depths(found, 3) or [0, 0, 0]) == expected
         memory.remember(slot, Lazy(keys) if lazy else keys, found, now)
         sent.append((now, slot, keys))
         memory.check_integrity()
-        assert memory.blocks == sum(
+        assert memory.tree.size == sum(
             len({key for _, to, keys in sent if to == other for key in keys}) for other in range(3)
         )
-    memory.remove(1)
+    memory.tree.remove(1)
     memory.check_integrity()
-    assert memory.blocks == sum(len({key for _, to, keys in sent if to == other for key in keys}) for other in (0, 2))
+    assert memory.tree.size == sum(
+        len({key for _, to, keys in sent if to == other for key in keys}) for other in (0, 2)
+    )
     if ttl is not None:
         memory.expire(now + ttl)
-        assert memory.blocks == 0 and not list(memory.tree.walk())
+        assert memory.tree.size == 0 and not list(memory.tree.walk())
 
 
 @settings(deadline=None)
@@ -76,21 +78,22 @@ def test_it_keeps_within_its_room_and_the_latest_always(steps: list[tuple[int, l
     memory = RoutedMemory(None, room)
     for slot, prompt in steps:
         keys = chain(prompt)
-        memory.remember(slot, keys, memory.find(keys), 0)
+        memory.remember(slot, keys, memory.tree.find(keys), 0)
         memory.check_integrity()
-        assert memory.blocks <= room
-        assert (memory.tree.depths(memory.find(keys), 3) or [])[slot] == len(keys)
+        assert memory.tree.size <= room
+        assert (memory.tree.depths(memory.tree.find(keys), 3) or [])[slot] == len(keys)
 
 
 def test_the_longest_unsent_goes_first_and_a_prefix_that_is_sent_again_stays() -> None:
     memory = RoutedMemory(None, 6)
     for prompt in ("ab", "xy", "ac"):
         keys = chain(prompt)
-        memory.remember(0, keys, memory.find(keys), 0)
+        memory.remember(0, keys, memory.tree.find(keys), 0)
     keys = chain("pq")
-    memory.remember(0, keys, memory.find(keys), 0)
+    memory.remember(0, keys, memory.tree.find(keys), 0)
     found = {
-        prompt: (memory.tree.depths(memory.find(chain(prompt)), 1) or [0])[0] for prompt in ("ab", "ac", "xy", "pq")
+        prompt: (memory.tree.depths(memory.tree.find(chain(prompt)), 1) or [0])[0]
+        for prompt in ("ab", "ac", "xy", "pq")
     }
     # "b" was sent before "xy", and going suffices: five blocks are left, "a" among them.
     assert found == {"ab": 1, "ac": 2, "xy": 2, "pq": 2}

@@ -164,7 +164,7 @@ def test_they_are_bounded() -> None:
     for at in range(50):
         fleet.route([at, *PROMPT])
     memory = fleet.router.overlaps.predicted
-    assert memory is not None and memory.blocks <= 20
+    assert memory is not None and memory.tree.size <= 20
 
 
 @settings(deadline=None)

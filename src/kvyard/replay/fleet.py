@@ -21,16 +21,7 @@ from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
 from kvyard.index import Holder
 from kvyard.index.chains import WholeChain
 from kvyard.index.runs import RunFeed, RunIndexer
-from kvyard.replay.agenda import (
-    ARRIVAL,
-    LANDING,
-    PASS_END,
-    PASS_START,
-    REROUTING,
-    SAMPLE,
-    WORKER_LIFE,
-    Agenda,
-)
+from kvyard.replay.agenda import ARRIVAL, LANDING, PASS_END, PASS_START, REROUTING, SAMPLE, WORKER_LIFE, Agenda
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.record import Record
@@ -266,9 +257,6 @@ class Fleet:
             sample=sample,
         )
 
-    def _started(self, job: Job, now: int) -> None:
-        self.router.prefill_done(job.id, now)
-
     def _done(self, worker: Worker, job: Job, now: int) -> None:
         worker.jobs.pop(job.id, None)
         self.router.finished(job.id, now)
@@ -301,7 +289,7 @@ class Fleet:
                 self.records,
                 self._seen,
                 worker.block_size,
-                first_token=self._started,
+                first_token=lambda job, now: self.router.prefill_done(job.id, now),
                 ended=partial(self._done, worker),
             )
             core = make_core(
@@ -360,11 +348,12 @@ class Fleet:
         for core in worker.cores:
             if core.offload is not None:
                 core.offload.close(now)
-        for job in worker.give_up():
-            record = self.records[job.id]
+        for name in worker.jobs:
+            record = self.records[name]
             record.retries += 1
             record.admitted = record.first_token = -1
-            self._homeless.append(self._rows[job.id])
+            self._homeless.append(self._rows[name])
+        worker.jobs = {}
 
     def _reroute(self, now: int) -> None:
         """Route the requests that wait for a worker, if one takes any."""

@@ -72,8 +72,8 @@ class Recorder(Watcher):
         seen: Seen,
         block_size: int,
         *,
-        first_token: Callable[[Job, int], None] | None = None,
-        ended: Callable[[Job, int], None] | None = None,
+        first_token: Callable[[Job, int], object],
+        ended: Callable[[Job, int], object],
     ) -> None:
         self.number = number
         self.records = records
@@ -145,8 +145,7 @@ class Recorder(Watcher):
             self.gaps.add(np.array([end - self._silent.pop(job.id)], dtype=np.int64), 1)
         if record.first_token < 0:
             record.first_token = end
-            if self._first_token is not None:
-                self._first_token(job, end)
+            self._first_token(job, end)
 
     def loading(self, job: Job, now: int, tokens: int) -> None:
         self._since.setdefault(job.id, now)
@@ -163,5 +162,4 @@ class Recorder(Watcher):
         record.status = job.state.name.lower()
         record.reason = reason
         self._silent.pop(job.id, None)
-        if self._ended is not None:
-            self._ended(job, now)
+        self._ended(job, now)

@@ -3,20 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet import Fleet
-from kvyard.replay.outcome import ReplayOutcome
+from kvyard.replay.record import Record
 from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
 
 Told = Callable[[int, int, int], None]
 """Told now and then: requests that came, requests through, and the virtual time in nanoseconds."""
+
+
+class ReplayOutcome:
+    """A replay that is over: its ``report``, and the ``records`` of its requests."""
+
+    def __init__(self, report: Report, records: dict[str, Record], complete: bool, trace: Trace | None) -> None:
+        self.report = report
+        self.complete = complete
+        """Whether it went to the end of the trace."""
+        self.trace = trace
+        """The trace, where it can be read again."""
+        self._records = records
+
+    @property
+    def records(self) -> list[Record]:
+        """One for each request, in the order they came or were due."""
+        return list(self._records.values())
+
+    def show(self) -> None:
+        """Print the report's table."""
+        from kvyard.replay.report.table import print_report
+
+        print_report(self.report)
+
+    def save(
+        self,
+        report: str | Path | None = None,
+        per_request: str | Path | None = None,
+        html: str | Path | None = None,
+    ) -> None:
+        """Write the report as JSON, a row per request (.jsonl or .parquet), and the page. Raises ``KvyardError``."""
+        from kvyard.replay.report.files import write_report, write_requests
+        from kvyard.replay.report.page import write_html
+
+        if report is not None:
+            write_report(self.report, report)
+        if per_request is not None:
+            write_requests(self._records.values(), per_request)
+        if html is not None:
+            write_html(self.report, html)
+
+    def __repr__(self) -> str:
+        from kvyard.replay.report.words import summary
+
+        return f"<{type(self).__name__}: {summary(self.report)}>"
 
 
 class SimulatedRun(ReplayOutcome):
@@ -60,7 +105,7 @@ def replay(
         format=format,
         skip_bad=skip_bad,
         sort=sort,
-        trace_block_size=trace_block_size,
+        block_size=trace_block_size,
         chain_ids=chain_ids,
     )
     rows: Iterable[TraceRequest] = source
@@ -99,29 +144,16 @@ def as_config(
 
 
 def limited(
-    trace: str | Path | Trace | Iterable[TraceRequest],
-    limit: int | None,
-    *,
-    format: str | None = None,
-    skip_bad: bool = False,
-    sort: bool = False,
-    trace_block_size: int | None = None,
-    chain_ids: bool = False,
+    trace: str | Path | Trace | Iterable[TraceRequest], limit: int | None, **reading: Any
 ) -> Trace | Iterable[TraceRequest]:
-    """The first ``limit`` requests of ``trace``. Raises ``KvyardError`` where there are none."""
+    """The first ``limit`` requests of ``trace``; ``reading`` is how a file is read, as in ``open_trace``. Raises
+    ``KvyardError`` where there are none.
+    """
     if isinstance(trace, str | Path):
-        made = open_trace(
-            trace,
-            format,
-            block_size=trace_block_size,
-            skip_bad=skip_bad,
-            sort=sort,
-            chain_ids=chain_ids,
-            limit=limit,
-        )
+        made = open_trace(trace, limit=limit, **reading)
         made.first  # noqa: B018 - refuses an empty one before anything is built
         return made
-    if format is not None or skip_bad or sort or chain_ids or trace_block_size is not None:
+    if any(reading.values()):
         raise KvyardError(
             "format, skip_bad, sort, chain_ids and trace_block_size are for files: pass a path, or open_trace(...) itself"
         )
@@ -133,12 +165,7 @@ def limited(
     first = next(rows, None)
     if first is None:
         raise KvyardError("the trace has no requests in it")
-    return _with(first, rows)
-
-
-def _with(first: TraceRequest, rest: Iterable[TraceRequest]) -> Iterable[TraceRequest]:
-    yield first
-    yield from rest
+    return chain([first], rows)
 
 
 def read_slo(slo: Slo | Mapping[str, float] | str | None) -> Slo | None:

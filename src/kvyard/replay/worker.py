@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
 from kvyard.engine.role import Role
-
-if TYPE_CHECKING:
-    from kvyard.replay.recorder import Recorder
+from kvyard.replay.recorder import Recorder
 
 
 class Worker:
     """One engine with one or more ranks. The fleet drives it through ``engine`` and finds its ranks by number."""
-
-    __slots__ = (
-        "alive",
-        "block_size",
-        "cores",
-        "draining",
-        "engine",
-        "jobs",
-        "name",
-        "number",
-        "recorders",
-        "role",
-    )
 
     def __init__(self, number: int, name: str, block_size: int, role: Role = "both") -> None:
         self.number = number
@@ -38,8 +20,8 @@ class Worker:
         self.role = role
         self.cores: list[EngineCore] = []
         self.recorders: list[Recorder] = []
-        self.jobs: dict[str, tuple[Job, int]] = {}
-        """Jobs that are here and not through, with their ranks."""
+        self.jobs: dict[str, Job] = {}
+        """Those that are here and not through."""
         self.alive = True
         self.draining = False
         """It takes no new requests, for ever."""
@@ -52,7 +34,7 @@ class Worker:
 
     def submit(self, job: Job, now: int, rank: int) -> None:
         """Hand ``job`` over to a rank."""
-        self.jobs[job.id] = (job, rank)
+        self.jobs[job.id] = job
         if job.retention and not self.cores[rank].scheduler.manager.keeps_by_priority:
             job.retention = ()  # the trace says what is worth keeping; this engine evicts by other rules
         engine = self.engine
@@ -60,12 +42,6 @@ class Worker:
             engine.submit(job, now, rank)
         else:
             engine.submit(job, now)
-
-    def give_up(self) -> Iterator[Job]:
-        """Every job that is here, as the worker fails: it loses them all at once."""
-        for job, _ in self.jobs.values():
-            yield job
-        self.jobs = {}
 
     def tier_counters(self) -> dict[str, int]:
         """What its lower tiers did, all ranks together; empty without any."""

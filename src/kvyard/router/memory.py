@@ -28,11 +28,6 @@ class RoutedMemory:
         """(number, when, slot, where it ends), oldest first."""
         self._number = 0
 
-    @property
-    def blocks(self) -> int:
-        """How many blocks are remembered, each once per worker."""
-        return self.tree.size
-
     def expire(self, now: int) -> None:
         """Forget what is too old at ``now``."""
         entries, ttl = self._entries, self.ttl
@@ -40,12 +35,8 @@ class RoutedMemory:
             while entries and entries[0][1] + ttl <= now:
                 self._forget(entries.popleft())
 
-    def find(self, keys: Sequence[int]) -> Path:
-        """See ``PrefixTree.find``."""
-        return self.tree.find(keys)
-
     def remember(self, slot: int, keys: Sequence[int], found: Path, now: int) -> None:
-        """``slot`` was sent a prompt. ``found`` is what ``find`` says of it, with nothing changed since."""
+        """``slot`` was sent a prompt. ``found`` is what ``tree.find`` says of it, with nothing changed since."""
         tree = self.tree
         path = tree.extend(keys, found)
         if not path:
@@ -79,10 +70,6 @@ class RoutedMemory:
                 known &= ~child.mask
             node.mask &= ~known
             node = node.parent
-
-    def remove(self, slot: int) -> None:
-        """Forget all that ``slot`` was sent."""
-        self.tree.remove(slot)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the memory agrees with itself."""

@@ -65,7 +65,7 @@ class OverlapView:
         """Forget what that worker was sent."""
         for memory in (self.memory, self.predicted):
             if memory is not None:
-                memory.remove(slot)
+                memory.tree.remove(slot)
 
     def look(self, request: RouteRequest, now: int, told: Known | None = None) -> Overlaps | None:
         """What each worker has of a prompt; ``None`` where none has anything. ``told`` counts instead of the index."""
@@ -84,7 +84,7 @@ class OverlapView:
         if memory is None:
             return known
         memory.expire(now)
-        self._path = memory.find(request.keys)
+        self._path = memory.tree.find(request.keys)
         return self._with_predictions(alignments, request, known, memory) if self._path[0] else known
 
     def sent(self, slot: int, keys: Sequence[int], now: int) -> None:
@@ -98,7 +98,7 @@ class OverlapView:
         memory = self.memory or self.predicted
         if memory is not None:
             memory.expire(now)
-            memory.remember(slot, keys, memory.find(keys), now)
+            memory.remember(slot, keys, memory.tree.find(keys), now)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless what is remembered agrees with itself."""
@@ -110,7 +110,7 @@ class OverlapView:
 
     def _remembered(self, memory: RoutedMemory, request: RouteRequest, now: int) -> Overlaps | None:
         memory.expire(now)
-        self._path = memory.find(request.keys)
+        self._path = memory.tree.find(request.keys)
         depths = memory.tree.depths(self._path, self._count)
         if depths is None:
             return None

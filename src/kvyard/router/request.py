@@ -50,16 +50,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.tiers[0] if self.tiers else 0
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Who got a request, what it cost, and what was left on the table. Blocks, unless it says otherwise."""
+class Decision(Candidate, frozen=True, kw_only=True, gc=False):
+    """Who got a request, what it cost, and what was left on the table. The chosen worker's figures are those of a candidate,
+    before this request; the cost is by the policy's own measure, and 0 where it has none.
+    """
 
     id: object
-    worker: Holder
     policy: str
     why: str
     """A word of ``kvyard.router.explain.REASONS``."""
-    cost: float
-    """By the policy's own measure; 0 where it has none."""
     tied: int = 1
     """How many workers were equally good."""
     num_tokens: int
@@ -67,14 +66,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the worker was booked with: the prompt's tokens less its credit."""
     blocks: int
     """Full blocks of the prompt."""
-    tiers: tuple[int, ...] = ()
-    predicted: int = 0
-    """The chosen worker's, as in ``Candidate``."""
-    prefill_tokens: int = 0
-    active_blocks: int = 0
-    shared_blocks: int = 0
-    active_requests: int = 0
-    """The chosen worker's load before this request, as in ``Candidate``."""
     best: int = 0
     """The longest prefix that anybody has who could have been chosen, from all tiers."""
     best_worker: Holder | None = None
@@ -82,11 +73,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much longer that is than the chosen worker's."""
     candidates: tuple[Candidate, ...] = ()
     """Everyone, where the caller asked for it."""
-
-    @property
-    def device(self) -> int:
-        """The first of ``tiers``."""
-        return self.tiers[0] if self.tiers else 0
 
     @property
     def overlap(self) -> int:

@@ -15,9 +15,8 @@ from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.driver import LiveDriver
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.report import make_live_report
-from kvyard.replay.outcome import ReplayOutcome
 from kvyard.replay.report import Report, Slo
-from kvyard.replay.run import Told, describe, limited, read_slo
+from kvyard.replay.run import ReplayOutcome, Told, describe, limited, read_slo
 from kvyard.replay.traces import Trace, TraceRequest
 
 
