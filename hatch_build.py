@@ -21,7 +21,7 @@ MODULES = {
     "cache_map coordinator demand eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
     "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
-    "policies/blocked_head policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
+    "policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
     "hashing": "chain run stretches trace_chain",
     "index": "chains runs",
     "replay": "agenda arrivals fleet gaps recorder samples shared worker",

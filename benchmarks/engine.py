@@ -109,7 +109,7 @@ def once(case: dict[str, Any], count: int, path: Path, counter: Counter | None =
     drive(core, jobs)
     spent = time.process_time() - began
     tokens = sum(job.output for job in jobs)
-    return {"cpu_s": spent, "passes": core.passes, "tokens": tokens, "preemptions": core.scheduler.preemptions}
+    return {"cpu_s": spent, "passes": core.passes, "tokens": tokens, "preemptions": core.scheduler.jobs.preemptions}
 
 
 def fresh(case: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.engine.driving import Log, Row, drive
 
+from kvyard.clock import VirtualClock
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.core import EngineCore
@@ -35,7 +36,7 @@ def test_a_proposed_pass_is_decided_and_starts_when_it_is_adopted():
 def test_deciding_further_ahead_is_refused():
     made = make_core(SMALL)
     with pytest.raises(KvyardError, match="a depth of 2, deciding on passes before they start, is not supported yet"):
-        EngineCore(made.scheduler, made.timing, depth=2)
+        EngineCore(made.scheduler, made.timing, clock=VirtualClock(), depth=2)
 
 
 def test_a_watcher_set_later_is_told_everything():

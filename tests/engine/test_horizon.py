@@ -76,7 +76,7 @@ def test_a_pass_with_a_prompt_is_not_repeated():
 def test_a_pass_that_preempted_is_not_repeated():
     core = after_prompts(replace(SMALL, num_gpu_blocks=4), traced("a", 32, 30), traced("b", 32, 30))
     made = formed(core)
-    assert core.scheduler.preemptions == 1 and made.decoding == 1 and made.stable_for == 1
+    assert core.scheduler.jobs.preemptions == 1 and made.decoding == 1 and made.stable_for == 1
 
 
 def test_drafts_are_worked_out_pass_by_pass():

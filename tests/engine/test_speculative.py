@@ -9,21 +9,17 @@ from tests.engine.driving import Row, replay
 from kvyard.blocks import BlockManager, GroupSpec
 from kvyard.engine.config import EngineConfig, SpeculativeConfig
 from kvyard.engine.job import Job, JobState
-from kvyard.engine.speculative import Drafts, SpeculativeBatch
+from kvyard.engine.speculative import SpeculativeBatch
 from kvyard.engine.timing import FixedTiming
 from kvyard.hashing import TraceChain
 
 SMALL = EngineConfig(block_size=16, num_gpu_blocks=64, timing=FixedTiming(prefill_ms=10, decode_ms=1))
 
 
-@pytest.mark.parametrize(("rates", "kept"), [((1.0, 1.0), 2), ((1.0, 0.0), 1), ((0.0, 1.0), 0)])
-def test_a_draft_counts_only_if_all_before_it_do(rates, kept):
-    assert Drafts(rates, 0).accepted("a", 2) == kept
-
-
-def test_what_does_not_hold_is_taken_back():
+@pytest.mark.parametrize(("rates", "kept"), [((1.0, 1.0, 0.0), 2), ((1.0, 0.0, 1.0), 1), ((0.0, 1.0, 1.0), 0)])
+def test_a_draft_holds_only_if_all_before_it_do_and_the_rest_is_taken_back(rates, kept):
     manager = BlockManager(20, [GroupSpec(block_size=16)])
-    batch = SpeculativeBatch(manager, Drafts((1.0, 0.0, 0.0), 0))
+    batch = SpeculativeBatch(manager, rates, 0)
     job = Job("a", TraceChain((1,), 512, 20, 16, 0), 10)
     manager.allocate(job, 20)
     job.running, job.num_computed_tokens = True, 20
@@ -31,9 +27,9 @@ def test_what_does_not_hold_is_taken_back():
     batch.join(job)
     assert job.state is JobState.DECODE and batch.tokens(job) == 4
     manager.allocate(job, 4, lookahead=3)
-    assert batch.verify(job, 4) == 2
-    assert (job.num_computed_tokens, job.num_tokens, job.output) == (22, 23, 3)
-    job.max_tokens = 4
+    assert batch.verify(job, 4) == kept + 1
+    assert (job.num_computed_tokens, job.num_tokens, job.output) == (21 + kept, 22 + kept, 2 + kept)
+    job.max_tokens = job.output + 1
     assert batch.tokens(job) == 1, "no drafts for an answer that has one token left"
 
 

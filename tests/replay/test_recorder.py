@@ -22,7 +22,7 @@ def test_gaps_add_up_to_the_time_between_first_and_last_token(backend):
     recorder = Recorder(0, records, Seen(), 64)
     core = make_core(EngineConfig(backend=backend, block_size=64), watcher=recorder)
     drive(core, rows)
-    assert not core.scheduler.preemptions
+    assert not core.scheduler.jobs.preemptions
     durations, counts = recorder.gaps.columns()
     assert counts.sum() == sum(row.output - 1 for row in rows)
     between = sum(record.ended - record.first_token for record in records.values())

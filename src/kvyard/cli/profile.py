@@ -13,8 +13,7 @@ from kvyard.cli.tables import print_table
 from kvyard.engine.timing.fitting import errors_by_kind
 from kvyard.engine.timing.fitting import fit as fit_rows
 from kvyard.engine.timing.measurements import Measurement, Measurements, read_measurements
-from kvyard.engine.timing.profile import FitError, Profile, load_profile, shipped
-from kvyard.engine.timing.profile_form import pass_ms
+from kvyard.engine.timing.profile import FitError, Profile, load_profile, pass_ms, shipped
 from kvyard.errors import KvyardError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit timing to measurements, and look at the fit.")

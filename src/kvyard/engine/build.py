@@ -12,15 +12,12 @@ from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.loads import Loads
 from kvyard.engine.scheduler import Scheduler
-from kvyard.engine.speculative import Drafts, SpeculativeBatch
+from kvyard.engine.speculative import SpeculativeBatch
 from kvyard.engine.timing import make_timing
 from kvyard.engine.watcher import NOBODY, Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.timeline import Timeline
-
-LONGEST = 1 << 30
-"""The longest request, where the config sets no limit."""
 
 
 def make_core(
@@ -51,7 +48,7 @@ def make_core(
         config.num_gpu_blocks + 1,
         specs,
         caching=config.enable_prefix_caching,
-        max_model_len=config.max_model_len or LONGEST,
+        max_model_len=config.max_model_len or 1 << 30,
         max_in_flight_tokens=config.max_num_batched_tokens,
         watermark=config.watermark,
         retention_interval=config.retention_interval,
@@ -75,7 +72,7 @@ def make_core(
         timing,
         batcher=batcher,
         offload=offload,
-        clock=clock if manager.keeps_by_priority else None,
+        clock=clock,
         plans=plans,
         name=name,
     )
@@ -91,7 +88,7 @@ def _scheduler(
     speculative: SpeculativeBatch | None = None
     if config.speculative is not None:
         rates = config.speculative.acceptance_rates[: config.speculative.num_speculative_tokens]
-        speculative = SpeculativeBatch(manager, Drafts(rates, config.seed))
+        speculative = SpeculativeBatch(manager, rates, config.seed)
     blocks = DecodeBlocks(
         manager,
         batch,
@@ -105,4 +102,10 @@ def _scheduler(
     jobs = Lifecycle(
         manager, backend.queue(config), batch, blocks, loads=loads, speculative=speculative, watcher=watcher
     )
-    return Scheduler(jobs, backend.policy(jobs, config), config.max_model_len or LONGEST, config.role)
+    limits: list[tuple[int, str]] = []
+    if backend.spare_blocks is not None:
+        tokens = (config.num_gpu_blocks - backend.spare_blocks) * manager.groups[0].block_size
+        limits.append((tokens, f"the {config.num_gpu_blocks} blocks there are"))
+    if config.max_model_len is not None:
+        limits.append((config.max_model_len, f"max_model_len {config.max_model_len}"))
+    return Scheduler(jobs, backend.policy(jobs, config), limits, config.role)

@@ -12,7 +12,7 @@ import msgspec
 
 from kvyard.blocks import ORDERS, GroupSpec
 from kvyard.blocks.spec import ConfigError
-from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
 from kvyard.engine.role import Role
 from kvyard.engine.timing import PolynomialTiming, TimingConfig, read_timing
@@ -158,7 +158,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} is not a setting of backend {self.backend}: {why}")
 
 
-BACKENDS: Registry[Backend[EngineConfig]] = Registry(
+BACKENDS: Registry[SchedulerBackend[EngineConfig]] = Registry(
     "backend",
     "kvyard.backends",
     {
@@ -167,7 +167,7 @@ BACKENDS: Registry[Backend[EngineConfig]] = Registry(
         "trtllm": "kvyard.engine.policies.trtllm:TRTLLM",
     },
 )
-"""Ways to schedule. An installed package adds one by an entry point that names a ``Backend``."""
+"""Ways to schedule. An installed package adds one by an entry point that names a ``SchedulerBackend``."""
 
 
 def read_engine_config(value: Mapping[str, Any]) -> EngineConfig:

@@ -55,13 +55,13 @@ class EngineCore:
         *,
         batcher: EventBatcher | None = None,
         offload: Offload | None = None,
-        clock: VirtualClock | None = None,
+        clock: VirtualClock,
         plans: bool = True,
         depth: int = 1,
         name: str = "",
     ) -> None:
-        """``batcher`` is the sink of every tier's map, where events are wanted; ``clock`` is told the time, where an
-        eviction order goes by it; ``depth`` is how long the queue of decided passes may be.
+        """``batcher`` is the sink of every tier's map, where events are wanted; ``clock`` is told the time, for
+        eviction orders that go by it; ``depth`` is how long the queue of decided passes may be.
 
         Raises ``KvyardError`` for a depth that isn't supported.
         """
@@ -126,9 +126,8 @@ class EngineCore:
             or not self.scheduler.waiting.strict
         ):
             self.cut(now)  # it may have been in the way of others
-        if self._clock is not None:
-            self._clock.sleep_until(now)
-        self.scheduler.drop(job, now)
+        self._clock.sleep_until(now)
+        self.scheduler.jobs.drop(job, now)
 
     def next_decision(self) -> int | None:
         """When the engine next has something to decide, if nothing comes from outside; ``None`` if it has nothing to do."""
@@ -188,8 +187,7 @@ class EngineCore:
     def _decide(self, now: int) -> bool:
         """See that a pass is decided on that can start at ``now``; returns whether there is one."""
         if not self._decided:
-            if self._clock is not None:
-                self._clock.sleep_until(now)
+            self._clock.sleep_until(now)
             made = self.scheduler.form(now, self._longest)
             if made is None:
                 self._announce(now)
@@ -278,7 +276,7 @@ class EngineCore:
 
     def _take_blocks(self, at: int, count: int) -> int:
         """Take the blocks of the plan's pass ``at``, or of all passes before ``count``; returns the next that needs any."""
-        if at and self._clock is not None:
+        if at:
             self._clock.sleep_until(self._ends[at - 1])
         first = self._first
         return self.scheduler.blocks.carry_out(first + at, first + count) - first
@@ -298,11 +296,10 @@ class EngineCore:
         assert batch is not None
         self._ends = []
         self._batch = None
-        if self._clock is not None:
-            self._clock.sleep_until(end)
+        self._clock.sleep_until(end)
         self.scheduler.complete(batch, end)
         for job in self._cancelled:
-            self.scheduler.drop(job, end)
+            self.scheduler.jobs.drop(job, end)
         self._cancelled.clear()
         self._announce(end)
 
@@ -348,5 +345,5 @@ class EngineCore:
             self.batcher.check_announced(self.snapshot())
         if self.offload is not None:
             self.offload.check_integrity()
-        if not self.scheduler.idle:
+        if not self.scheduler.jobs.idle:
             assert self.next_decision() is not None, "requests are unfinished and nothing is due to happen (I8)"

@@ -154,7 +154,7 @@ class Lifecycle:
             self.waiting.remove(job)
         elif job.state is JobState.LOADING:
             assert self.loads is not None
-            self.loads.unpark(job)
+            del self.loads.parked[job.id]
         else:
             self._stop(job)
         self._release(job, now)
@@ -168,7 +168,7 @@ class Lifecycle:
         for job, new, past in done.chunks:
             job.num_computed_tokens = past + new
             if loads is not None:
-                loads.store(job, end)
+                loads.offload.offload(job, end)
             if past + new == job.num_tokens:
                 del self.prefilling[job.serial]
                 job.emit(1)
@@ -178,10 +178,10 @@ class Lifecycle:
             for job, tokens in done.drafted:
                 produced = speculative.verify(job, tokens)
                 if loads is not None:
-                    loads.store(job, end)
+                    loads.offload.offload(job, end)
                 watcher.produced(job, produced, end)
                 if job.output >= job.max_tokens:
-                    speculative.leave(job)
+                    del speculative.jobs[job.serial]
                     self._finish(job, end)
         if loads is not None and loads.stores_output:
             loads.store_output(self.lockstep(), end)
@@ -207,7 +207,7 @@ class Lifecycle:
         del self.running[job.serial]
         if self.prefilling.pop(job.serial, None) is None:
             if self.speculative is not None:
-                self.speculative.leave(job)
+                del self.speculative.jobs[job.serial]
             elif self.loads is None or self.loads.stalled.pop(job.serial, None) is None:
                 self.batch.leave(job)
         self.blocks.close(job)

@@ -95,10 +95,6 @@ class Loads:
             job.state = JobState.WAITING
         return back
 
-    def unpark(self, job: Job) -> None:
-        """``job`` is given up while its blocks are on the way."""
-        del self.parked[job.id]
-
     def give_back(self, job: Job, now: int, bar: bool) -> None:
         """A waiting ``job`` gives back what was loaded for it; ``bar``: it must compute it from now on."""
         self.offload.forget(job, now)
@@ -131,10 +127,6 @@ class Loads:
         return self.offload.line != self._line
 
     # -- output -----------------------------------------------------------------------------------------------------
-
-    def store(self, job: Job, end: int) -> None:
-        """What ``job`` has computed by ``end`` may be stored."""
-        self.offload.offload(job, end)
 
     def store_output(self, decoding: Iterable[Job], end: int) -> None:
         """Complete blocks that ``decoding`` jobs generated may be stored too."""

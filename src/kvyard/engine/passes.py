@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvyard.engine.job import Job
 
@@ -11,27 +11,15 @@ Chunk: TypeAlias = tuple[Job, int, int]
 """Part of a job's known tokens, computed in one pass: the job, how many are new, how many came before."""
 
 
-class Pass:
+class Pass(NamedTuple):
     """What the scheduler decided on, for this pass and the ``stable_for - 1`` passes after it."""
 
-    __slots__ = ("chunks", "context", "decoding", "drafted", "stable_for")
-
-    def __init__(
-        self,
-        chunks: Sequence[Chunk],
-        decoding: int,
-        context: int,
-        *,
-        drafted: Sequence[tuple[Job, int]] = (),
-        stable_for: int = 1,
-    ) -> None:
-        self.chunks = chunks
-        self.decoding = decoding
-        """How many jobs decode in it."""
-        self.context = context
-        """The decoding jobs' summed lengths, the tokens being computed included."""
-        self.drafted = drafted
-        """Those of them that verify drafts, and how many tokens each computes."""
-        self.stable_for = stable_for
-        """So many passes from this one on are the same decode steps, if nothing comes from outside. 1 where it has chunks or
-        drafts."""
+    chunks: Sequence[Chunk]
+    decoding: int
+    """How many jobs decode in it."""
+    context: int
+    """The decoding jobs' summed lengths, the tokens being computed included."""
+    drafted: Sequence[tuple[Job, int]] = ()
+    """Those of them that verify drafts, and how many tokens each computes."""
+    stable_for: int = 1
+    """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""

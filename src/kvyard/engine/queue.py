@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from kvyard.engine.job import Job
-from kvyard.errors import KvyardError
 
 
 class Queue(Protocol):
@@ -100,13 +99,6 @@ class PriorityQueue:
         return (entry[3] for entry in self._jobs)
 
 
-QUEUES: dict[str, type[ArrivalQueue] | type[PriorityQueue]] = {"fcfs": ArrivalQueue, "priority": PriorityQueue}
-"""Waiting queues by the name of the scheduling policy."""
-
-
 def make_queue(policy: str) -> Queue:
-    """The queue of a policy. Raises ``KvyardError`` for an unknown one."""
-    maker = QUEUES.get(policy)
-    if maker is None:
-        raise KvyardError(f"scheduling_policy {policy!r} is unknown; choose one of {', '.join(QUEUES)}")
-    return maker()
+    """The queue of a ``scheduling_policy``."""
+    return PriorityQueue() if policy == "priority" else ArrivalQueue()

@@ -6,6 +6,8 @@ decides which jobs a pass has. It never reads a clock and doesn't know how long 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvyard.engine.job import Job
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Pass
@@ -16,7 +18,8 @@ from kvyard.engine.role import Role
 class Scheduler:
     """What the core asks, for one engine."""
 
-    def __init__(self, jobs: Lifecycle, policy: PassMaker, max_model_len: int, role: Role = "both") -> None:
+    def __init__(self, jobs: Lifecycle, policy: PassMaker, limits: Sequence[tuple[int, str]], role: Role) -> None:
+        """``limits``: how many tokens a request may have, prompt and output together, and what sets each limit."""
         self.jobs = jobs
         self.policy = policy
         self.role = role
@@ -28,7 +31,7 @@ class Scheduler:
         self.loads = jobs.loads
         self.batch = jobs.batch
         self.blocks = jobs.blocks
-        self._limits = [policy.room(), (max_model_len, f"max_model_len {max_model_len}")]
+        self._limits = limits
 
     def add(self, job: Job, now: int) -> None:
         """``job`` has arrived. Its output is cut to what there is room for; one that can never be served is turned away."""
@@ -40,10 +43,6 @@ class Scheduler:
             if room < job.max_tokens:
                 job.max_tokens = room
         self.jobs.enqueue(job)
-
-    def drop(self, job: Job, now: int) -> None:
-        """``job`` is cancelled. Between passes only."""
-        self.jobs.drop(job, now)
 
     def form(self, now: int, longest: int = 1) -> Pass | None:
         """Decide what the pass that starts at ``now`` computes, and take its blocks; transfers that have ended take effect
@@ -70,15 +69,6 @@ class Scheduler:
     def lockstep(self) -> list[Job]:
         """The jobs that take part in every decode pass, in order of admission."""
         return self.jobs.lockstep()
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing runs and nothing waits, loads included."""
-        return self.jobs.idle
-
-    @property
-    def preemptions(self) -> int:
-        return self.jobs.preemptions
 
     @property
     def restless(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import kvyard
 
 PACKAGE = """
-from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.mixed import FitsNow, MixedPasses
 from kvyard.engine.queue import make_queue
 
@@ -24,7 +24,7 @@ def policy(jobs, config):
     return MixedPasses(jobs, config, FitsNow(jobs, config.scheduler_reserve_full_isl), shortest)
 
 
-LENIENT = Backend(
+LENIENT = SchedulerBackend(
     block_size=16, check=lambda config: config.check_token_budget(), queue=lambda config: make_queue("fcfs"), policy=policy
 )
 """

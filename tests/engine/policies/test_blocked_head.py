@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvyard.engine.job import Job
-from kvyard.engine.policies.blocked_head import BlockedHead
+from kvyard.engine.policies.mixed import BlockedHead
 from kvyard.hashing import TraceChain
 
 

@@ -59,7 +59,7 @@ def ours(engine, rows):
         "mean_e2e_latency_ms": sum(times.ends[f"r{at}"] - row.arrival for at, row in enumerate(rows)) / count / 1e6,
         "duration_ms": max(times.ends.values()) / 1e6,
         "reuse": sum(job.cached_tokens for job in jobs) / sum(row.length for row in rows),
-        "readmissions": core.scheduler.preemptions,
+        "readmissions": core.scheduler.jobs.preemptions,
     }
 
 

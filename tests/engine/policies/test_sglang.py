@@ -9,8 +9,8 @@ from tests.engine.driving import Row, drive, replay
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.policies import sglang as policy
-from kvyard.engine.policies.ratio import NewTokenRatio
 from kvyard.engine.policies.settings import SglangSettings
+from kvyard.engine.policies.sglang import NewTokenRatio
 
 CONFIG = EngineConfig(backend="sglang", block_size=16, num_gpu_blocks=100)
 

@@ -14,8 +14,17 @@ from kvyard.engine.timing import ProfileTiming, make_timing
 from kvyard.engine.timing.fitting import errors_by_kind, fit
 from kvyard.engine.timing.measurements import Measurement, read_measurements
 from kvyard.engine.timing.model import SHORT
-from kvyard.engine.timing.profile import Profile, load_profile, shipped
-from kvyard.engine.timing.profile_form import NAMES, Coefficients, Features, base_ms, estimate, pass_ms
+from kvyard.engine.timing.profile import (
+    NAMES,
+    Coefficients,
+    Features,
+    Profile,
+    base_ms,
+    estimate,
+    load_profile,
+    pass_ms,
+    shipped,
+)
 from kvyard.errors import KvyardError
 
 DATA = Path(__file__).parent / "data"

@@ -87,7 +87,9 @@ class Served:
             workers = self.fleet.workers
             for worker in workers:
                 worker.check_integrity()
-            return all(core.scheduler.idle and core.scheduler.manager.usage == 0 for w in workers for core in w.cores)
+            return all(
+                core.scheduler.jobs.idle and core.scheduler.manager.usage == 0 for w in workers for core in w.cores
+            )
 
         eventually(lambda: self.inside(idle))
 

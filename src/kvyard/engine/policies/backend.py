@@ -13,7 +13,7 @@ Config = TypeVar("Config")
 """``EngineConfig``, which names a backend and so knows of this."""
 
 
-class Backend(NamedTuple, Generic[Config]):
+class SchedulerBackend(NamedTuple, Generic[Config]):
     """What ``EngineConfig.backend`` stands for."""
 
     block_size: int
@@ -24,3 +24,5 @@ class Backend(NamedTuple, Generic[Config]):
     """Where jobs wait."""
     policy: Callable[[Lifecycle, Config], PassMaker]
     """What makes passes of an engine's jobs."""
+    spare_blocks: int | None = None
+    """Where a request may grow no larger than the pool: how many blocks less than that, for rounding."""

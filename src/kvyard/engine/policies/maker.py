@@ -8,8 +8,6 @@ from kvyard.engine.horizon import Horizon
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Pass
 
-UNLIMITED = 1 << 30
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # policies from outside the package derive from it
 class PassMaker:
@@ -24,10 +22,6 @@ class PassMaker:
         ``longest``, it stays so. ``None`` if nothing can be computed now.
         """
         raise NotImplementedError
-
-    def room(self) -> tuple[int, str]:
-        """How many tokens a request may have, prompt and output together, and what sets that limit, for a refusal."""
-        return UNLIMITED, ""
 
     def computed(self, done: Pass) -> None:
         """The pass ``done`` is over; told before its jobs take their next steps."""

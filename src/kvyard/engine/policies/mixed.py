@@ -9,7 +9,7 @@ Two parts are chosen by the backend: who gets in (``AdmissionRule``), and who is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mypy_extensions import mypyc_attr
 
@@ -19,8 +19,10 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.loads import NO_ROOM
 from kvyard.engine.passes import Chunk, Pass
-from kvyard.engine.policies.blocked_head import BlockedHead
-from kvyard.engine.policies.maker import UNLIMITED, PassMaker
+from kvyard.engine.policies.maker import PassMaker
+from kvyard.hashing import Key
+
+UNLIMITED = 1 << 30
 
 # -- who is preempted ------------------------------------------------------------------------------------------------
 
@@ -54,10 +56,6 @@ class AdmissionRule:
         """Take blocks for the first ``new`` tokens after ``hit``; false if ``job`` has to wait."""
         raise NotImplementedError
 
-    def room(self) -> tuple[int, str]:
-        """See ``PassMaker.room``."""
-        return UNLIMITED, ""
-
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if what this keeps contradicts the jobs."""
 
@@ -78,6 +76,51 @@ class FitsNow(AdmissionRule):
             )
             is not None
         )
+
+
+class BlockedHead:
+    """Remembers the job that was refused last, from one pass to the next.
+
+    For one group of full attention without lower tiers: free blocks must become more, or a job must have computed the block
+    after its hit.
+    """
+
+    __slots__ = ("_block", "_free", "_job", "_key", "_number", "_refused_in")
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._free = 0
+        self._block = 0
+        self._key: Key | None = None
+        self._number = 0
+        self._refused_in = 0
+        """The number of the last pass in which it was refused."""
+
+    def begin_pass(self) -> None:
+        """The next pass is being formed."""
+        self._number += 1
+
+    def remember(self, job: Job, hit: int, free: int) -> None:
+        """``job`` found ``hit`` tokens cached, and not enough among ``free`` blocks."""
+        keys = job.chain.keys
+        self._job = job
+        self._free = free
+        self._block = hit // job.chain.block_size
+        self._key = keys[self._block] if self._block < len(keys) else None
+        self._refused_in = self._number
+
+    def still(self, job: Job, free: int, chunks: Sequence[Chunk]) -> bool:
+        """Whether ``job`` would be refused again. It must have been in the pass before this one; since then only what
+        decoding jobs needed and ``chunks`` took blocks.
+        """
+        if job is not self._job or self._number != self._refused_in + 1 or free > self._free:
+            return False
+        for chunk in chunks:
+            keys = chunk[0].chain.keys
+            if self._block < len(keys) and keys[self._block] == self._key:
+                return False
+        self._refused_in = self._number
+        return True
 
 
 # -- passes ----------------------------------------------------------------------------------------------------------
@@ -113,9 +156,6 @@ class MixedPasses(PassMaker):
         self._blocked: BlockedHead | None = None
         if admission.waits_for_free_blocks and jobs.blocks.ahead and jobs.loads is None:
             self._blocked = BlockedHead()
-
-    def room(self) -> tuple[int, str]:
-        return self._admission.room()
 
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Chunk, Pass
-from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.maker import PassMaker
-from kvyard.engine.policies.ratio import NewTokenRatio
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 
@@ -34,10 +34,49 @@ UNUSED = {
     "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
     "watermark": "it admits by a budget of free tokens",
 }
+FIRST = 0.7
+LOWEST_SHARE = 0.14
+DECAY_PASSES = 600
+LOOK_AHEAD = 20
+"""Decode steps per request that a new estimate makes room for."""
 LONGEST_SORTED = 128
 """With more waiting than this, longest prefix first would cost more than it gains: first come, first served."""
 SAME_START = 32
 """Requests that have no more than this cached and share their first tokens, this many: one goes first, the others later."""
+
+
+class NewTokenRatio:
+    """How much of the output that running requests may still produce gets room set aside.
+
+    Setting aside all of it would waste most; setting aside none would retract often. So the share starts high and falls with
+    every decode pass in which nothing had to be retracted; a retraction sets it to what the running ones have shown to need.
+    It is a function of the number of decode passes, not a running sum, so that many passes at once leave the same ratio.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        first = FIRST * conservativeness
+        self._floor = first * LOWEST_SHARE
+        self._step = (first - self._floor) / DECAY_PASSES
+        self._base = first
+        self._since = 0
+
+    def at(self, tick: int) -> float:
+        """The ratio when ``tick`` decode passes are over."""
+        passes = tick - self._since
+        return self._base if passes <= 0 else max(self._floor, self._base - passes * self._step)
+
+    def many(self, tick: int, count: int) -> npt.NDArray[np.float64]:
+        """The ratio after each of the next ``count`` decode passes."""
+        passes = np.arange(tick + 1, tick + 1 + count) - self._since
+        falling = np.maximum(self._floor, self._base - passes * self._step)
+        return np.where(passes <= 0, self._base, falling)
+
+    def estimate(self, tick: int, produced: int, wanted: int, requests: int) -> None:
+        """A request was retracted in the decode pass ``tick``: start again from what the rest have produced so far, out of the
+        ``wanted`` tokens they may produce in all.
+        """
+        self._base = min(1.0, (produced + LOOK_AHEAD * requests) / (wanted + 1))
+        self._since = tick + 1
 
 
 class PrefixQueue(ArrivalQueue):
@@ -66,11 +105,6 @@ class ApartPasses(PassMaker):
         """Who was first in line in the last pass, and how much of it was there already."""
         self._seen = 0
         """The pool's version when the order of waiting jobs was last worked out."""
-
-    def room(self) -> tuple[int, str]:
-        """All pages but one, for rounding."""
-        usable = self.jobs.manager.pool.num_blocks - 1
-        return (usable - 1) * self._page, f"the {usable} pages there are"
 
     # -- a pass -----------------------------------------------------------------------------------------------------
 
@@ -278,4 +312,4 @@ def check(config: EngineConfig) -> None:
     (config.sglang or SglangSettings()).check(config.specs[0].block_size)
 
 
-SGLANG = Backend(block_size=1, check=check, queue=queue, policy=ApartPasses)
+SGLANG = SchedulerBackend(block_size=1, check=check, queue=queue, policy=ApartPasses, spare_blocks=1)

@@ -12,7 +12,7 @@ from kvyard.blocks import Hit
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
 from kvyard.engine.lifecycle import Lifecycle
-from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.mixed import AdmissionRule, MixedPasses
 from kvyard.engine.queue import make_queue
@@ -35,10 +35,6 @@ class FitsToTheEnd(AdmissionRule):
         so this only changes when a job comes or ends."""
         self._endings = -1
         """How many jobs had ended when that was counted."""
-
-    def room(self) -> tuple[int, str]:
-        usable = self._jobs.manager.pool.num_blocks - 1
-        return usable * self._size, f"the {usable} blocks there are"
 
     def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
         jobs = self._jobs
@@ -88,4 +84,10 @@ def check(config: EngineConfig) -> None:
     config.refuse(UNUSED)
 
 
-TRTLLM = Backend(block_size=32, check=check, queue=lambda config: make_queue(config.scheduling_policy), policy=policy)
+TRTLLM = SchedulerBackend(
+    block_size=32,
+    check=check,
+    queue=lambda config: make_queue(config.scheduling_policy),
+    policy=policy,
+    spare_blocks=0,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.lifecycle import Lifecycle
-from kvyard.engine.policies.backend import Backend
+from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.mixed import FitsNow, MixedPasses, least_important, newest, oldest
 from kvyard.engine.queue import make_queue
@@ -32,4 +32,6 @@ def check(config: EngineConfig) -> None:
             )
 
 
-VLLM = Backend(block_size=64, check=check, queue=lambda config: make_queue(config.scheduling_policy), policy=policy)
+VLLM = SchedulerBackend(
+    block_size=64, check=check, queue=lambda config: make_queue(config.scheduling_policy), policy=policy
+)

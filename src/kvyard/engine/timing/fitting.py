@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from kvyard.engine.timing.measurements import KINDS, Measurement
-from kvyard.engine.timing.profile_form import NAMES, Coefficients, Features, Floats, estimate
+from kvyard.engine.timing.profile import NAMES, Coefficients, Features, Floats, estimate
 from kvyard.errors import KvyardError
 
 LEAST = {"prefill": 4, "decode": 4}

@@ -133,7 +133,7 @@ def _worker(worker: Worker, mine: Sequence[Record], duration: int) -> WorkerRepo
         loaded_tokens=sum(sum(record.loaded) for record in mine),
         computed_tokens=sum(recorder.computed for recorder in worker.recorders),
         busy=max(core.busy_ns for core in worker.cores) / duration,
-        preemptions=sum(core.scheduler.preemptions for core in worker.cores),
+        preemptions=sum(core.scheduler.jobs.preemptions for core in worker.cores),
         passes=sum(core.passes for core in worker.cores),
         evicted_blocks=sum(core.scheduler.manager.pool.evicted for core in worker.cores),
         tiers={name: count for name, count in worker.tier_counters().items() if name in REPORTED},

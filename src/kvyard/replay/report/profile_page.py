@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from kvyard.engine.timing.measurements import Measurements
-from kvyard.engine.timing.profile import Profile
-from kvyard.engine.timing.profile_form import pass_ms
+from kvyard.engine.timing.profile import Profile, pass_ms
 from kvyard.replay.report.figures import RUN_COLORS, Figure, rounded
 from kvyard.replay.report.html import Page, grid, head
 
