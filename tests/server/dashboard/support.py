@@ -24,7 +24,7 @@ from kvyard.server.dashboard.view import (
     Totals,
     TransferView,
     ViewSource,
-    WorkerView,
+    WorkerStatus,
     prompt_sources,
 )
 from kvyard.server.running import Running, listen
@@ -60,7 +60,7 @@ def everything(name: str = "w{}", workers: int = 2, since: float = 1000.0, decis
         policy="kv",
         notes=[f"about {names[0]}"],
         workers=[
-            WorkerView(
+            WorkerStatus(
                 name=one,
                 model=f"model of {one}",
                 url=f"http://{one}",

@@ -23,15 +23,8 @@ def make_pool(count: int = 2, most: int = 1, queue: int = 2, seconds: float = 30
     async def nobody(body: dict[str, Any]) -> list[int] | None:
         return None
 
-    made = EnginePool(
-        "m",
-        router,
-        Prompting("bytes", nobody),
-        VirtualClock(),
-        engine_requests=most,
-        queue=queue,
-        queue_seconds=seconds,
-    )
+    config = GatewayConfig(engine_requests=most, queue=queue, queue_seconds=seconds)
+    made = EnginePool("m", router, Prompting("bytes", nobody), config, VirtualClock())
     for at in range(count):
         engine = Engine(GatewayEngine(url=f"http://h:{at + 1}", name=f"e{at}"))
         engine.state = "ready"

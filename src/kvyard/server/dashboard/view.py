@@ -51,7 +51,7 @@ def prompt_sources(tiers: Sequence[int] = (), computed: int = 0, elsewhere: int 
     return {**by_label(tiers), "elsewhere": elsewhere, "computed": computed}
 
 
-class WorkerView(msgspec.Struct, kw_only=True, frozen=True):
+class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
     """One worker, its ranks taken together."""
 
     name: str
@@ -193,7 +193,7 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     """Nominal seconds in a real one, for a mock. Rates are by the real clock."""
     notes: list[str] = []
     """What a person should know: faults that were asked for, a Redis that can't be reached."""
-    workers: list[WorkerView] = []
+    workers: list[WorkerStatus] = []
     streams: list[StreamView] = []
     transfers: list[TransferView] = []
     decisions: list[DecisionView] = []

@@ -69,15 +69,7 @@ class PoolMaker:
         remote: RemoteIndex | None = None
         if config.index_url is not None:
             identity = config.index().identity(config.block_size or block_size or DEFAULT_BLOCK_SIZE)
-            remote = RemoteIndex(
-                self._client.session,
-                config.index_url,
-                self._index_token,
-                model,
-                identity,
-                config.index_seconds,
-                self._clock,
-            )
+            remote = RemoteIndex(self._client.session, config, self._index_token, model, identity, self._clock)
             index: Indexer | Identity = identity
         else:
             self._journal = journal
@@ -89,25 +81,18 @@ class PoolMaker:
             engine = pool.least_busy()
             return None if engine is None else await self._client.tokenize(engine.url, body)
 
-        pool = EnginePool(
-            model,
-            router,
-            Prompting(config.tokenizers.get(model, config.tokenizer), tokenize),
-            self._clock,
-            engine_requests=config.engine_requests,
-            queue=config.queue,
-            queue_seconds=config.queue_seconds,
-            remote=remote,
-        )
+        prompting = Prompting(config.tokenizers.get(model, config.tokenizer), tokenize)
+        sharing = None
         if config.share is not None:
             names = identity.algorithm
-            pool.sharing = LoadSharing(
+            sharing = LoadSharing(
                 config.share,
                 router,
                 clock=self._clock,
-                identity=f"{names.name} {names.seed} {pool.block_size}",
+                identity=f"{names.name} {names.seed} {router.block_size}",
                 namespace=f"{config.share_namespace}:{model}",
             )
+        pool = EnginePool(model, router, prompting, config, self._clock, remote, sharing)
         return pool
 
     def _new_journal(self) -> Journal | None:

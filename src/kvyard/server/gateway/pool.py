@@ -18,6 +18,7 @@ from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.overlaps import Known
+from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
@@ -59,28 +60,25 @@ class EnginePool:
         model: str,
         router: Router,
         prompting: Prompting,
+        config: GatewayConfig,
         clock: Clock,
-        *,
-        engine_requests: int,
-        queue: int,
-        queue_seconds: float,
         remote: RemoteIndex | None = None,
+        sharing: LoadSharing | None = None,
     ) -> None:
+        """``sharing`` tells other gateways of our load, and us of theirs."""
         self.model = model
         self.router = router
         self.prompting = prompting
         self.remote = remote
-        self.sharing: LoadSharing | None = None
-        """Where other gateways learn of our load, and we of theirs."""
+        self.sharing = sharing
         self.engines: dict[str, Engine] = {}
         self.refused = 0
         """Requests that the queue had no room for."""
         self.expired = 0
         """Requests that waited too long."""
         self._clock = clock
-        self._most = engine_requests
-        self._queue = queue
-        self._seconds = queue_seconds
+        self._config = config
+        self._most = config.engine_requests
         self._waiting: deque[_Queued] = deque()
         self._open: set[Holder] = set()
         """Ranks that are in the router and not draining."""
@@ -179,7 +177,7 @@ class EnginePool:
         if not self._waiting and self._room(place):
             return self._book(place)
         self._give_up_if_exhausted(place)
-        if len(self._waiting) >= self._queue:
+        if len(self._waiting) >= self._config.queue:
             self.refused += 1
             raise Refusal(
                 429 if self._open else 503,
@@ -187,19 +185,20 @@ class EnginePool:
                 fix="try again later",
                 Retry_After="1",
             )
+        seconds = self._config.queue_seconds
         waiting = _Queued(place, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._waiting) > 1:
             # Those before it may wait for engines that it doesn't need.
             self.grant()
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(seconds):
                 return await waiting.granted
         except TimeoutError:
             self._take_back(waiting)
             self.expired += 1
             why = f"all engines of model {self.model} are busy" if self._open else self._none_up()
-            raise Refusal(503, f"{why}: waited {self._seconds:g} s", fix="try again later", Retry_After="5") from None
+            raise Refusal(503, f"{why}: waited {seconds:g} s", fix="try again later", Retry_After="5") from None
         except BaseException:
             self._take_back(waiting)
             raise

@@ -18,6 +18,7 @@ from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity
 from kvyard.router import Reach
 from kvyard.router.overlaps import Known
+from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.indexer.config import TIERS
 
 log = logging.getLogger(__name__)
@@ -52,24 +53,24 @@ class RemoteIndex:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        url: str,
+        config: GatewayConfig,
         token: str | None,
         model: str,
         identity: Identity,
-        seconds: float,
         clock: Clock,
     ) -> None:
+        assert config.index_url is not None
         self.identity = identity
         self.failures = 0
         self.error = ""
         """Why it couldn't be asked the last time; empty where it could."""
         self._session = session
-        self._url = f"{url.rstrip('/')}/score"
+        self._url = f"{config.index_url.rstrip('/')}/score"
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
         self._model = model
-        self._seconds = seconds
+        self._timeout = aiohttp.ClientTimeout(total=config.index_seconds)
         self._clock = clock
         self._not_before = 0
         self._decode = msgspec.json.Decoder(_RemoteScores).decode
@@ -84,12 +85,11 @@ class RemoteIndex:
         if namespace.salt:
             body["cache_salt"] = namespace.salt
         try:
-            timeout = aiohttp.ClientTimeout(total=self._seconds)
             async with self._session.post(
                 self._url,
                 data=msgspec.json.encode(body),
                 headers=self._headers,
-                timeout=timeout,
+                timeout=self._timeout,
                 allow_redirects=False,
             ) as reply:
                 content = await reply.read()

@@ -18,7 +18,7 @@ from kvyard.server.dashboard.view import (
     TierView,
     Totals,
     WorkerState,
-    WorkerView,
+    WorkerStatus,
     by_label,
 )
 from kvyard.server.gateway.engine import Engine
@@ -78,7 +78,7 @@ class GatewaySource:
             ),
         )
 
-    def _worker(self, engine: Engine) -> WorkerView:
+    def _worker(self, engine: Engine) -> WorkerStatus:
         gateway = self._gateway
         state: WorkerState = engine.state
         reason = engine.reason
@@ -86,7 +86,7 @@ class GatewaySource:
             state, reason = "draining", "it was asked to drain"
         elif engine.state == "ready" and engine.in_flight >= gateway.config.engine_requests:
             state, reason = "busy", "it has as many requests as it may have"
-        return WorkerView(
+        return WorkerStatus(
             name=engine.name,
             model=engine.model,
             url=engine.url,

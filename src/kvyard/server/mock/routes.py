@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
-from kvyard.server.http import Operation, Raw, Refusal, application
+from kvyard.server.http import Operation, Raw, Refusal, application, get, post
 from kvyard.server.mock import schemas
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.config import Lora
@@ -51,12 +51,14 @@ class MockRoutes:
     # -- completions ----------------------------------------------------------------------------------------------------
 
     async def completions(self, body: openai.CompletionRequest, headers: Headers) -> Any:
+        """Go on with a text."""
         what = await self._befall(headers)
         taken = self._intake.completion(body, headers)
         setup = self._setup(body, taken, "cmpl", headers, body.logprobs, echo=bool(body.echo))
         return self._reply(body, taken, TextShape(setup), what, named(headers))
 
     async def chat(self, body: openai.ChatRequest, headers: Headers) -> Any:
+        """Answer a conversation."""
         what = await self._befall(headers)
         taken = self._intake.chat(body, headers)
         likely = (body.top_logprobs or 0) if body.logprobs else None
@@ -122,6 +124,7 @@ class MockRoutes:
     # -- models and tokens ----------------------------------------------------------------------------------------------
 
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
+        """The model and its adapters."""
         worker = self._worker
         base = worker.config.served_model_name
         card = partial(openai.ModelCard, created=self._created, permission=[])
@@ -130,6 +133,7 @@ class MockRoutes:
         return openai.ModelList(data=found)
 
     async def tokenize(self, body: schemas.Tokenize, headers: Headers) -> schemas.Tokenized:
+        """Text or a conversation as ids."""
         self._intake.namespace(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise refuse("give either prompt or messages", "prompt")
@@ -141,12 +145,14 @@ class MockRoutes:
         return schemas.Tokenized(count=len(ids), max_model_len=self._worker.longest, tokens=ids, token_strs=strings)
 
     async def detokenize(self, body: schemas.Detokenize, headers: Headers) -> schemas.Detokenized:
+        """Ids as text."""
         self._intake.namespace(body.model)
         if any(not 0 <= token < 1 << 32 for token in body.tokens):
             raise refuse("token ids are whole numbers from 0 to 4294967295", "tokens")
         return schemas.Detokenized(prompt=self._tokenizer.decode(body.tokens))
 
     async def load_lora(self, body: schemas.LoadLora, headers: Headers) -> Raw:
+        """Load an adapter."""
         worker = self._worker
         name = body.lora_name
         if not name or not body.lora_path:
@@ -160,6 +166,7 @@ class MockRoutes:
         return Raw(f"Success: LoRA adapter '{name}' added successfully.".encode("utf-8", "replace"), "text/plain")
 
     async def unload_lora(self, body: schemas.UnloadLora, headers: Headers) -> Raw:
+        """Unload one."""
         if self._worker.loras.pop(body.lora_name, None) is None:
             raise refuse(f"The lora adapter '{body.lora_name[:200]}' cannot be found.", "lora_name", 404)
         said = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
@@ -168,17 +175,21 @@ class MockRoutes:
     # -- the server -----------------------------------------------------------------------------------------------------
 
     async def health(self, body: None, headers: Headers) -> Raw:
+        """Whether it is up."""
         if not self._worker.alive:
             raise refuse("the engine is down", status=503)
         return Raw(b"", "text/plain")
 
     async def version(self, body: None, headers: Headers) -> schemas.Version:
+        """Which version."""
         return schemas.Version(version=f"kvyard-{__version__}")
 
     async def metrics(self, body: None, headers: Headers) -> Raw:
+        """Metrics for Prometheus."""
         return Raw(*self._worker.measures.text())
 
     async def reset(self, body: None, headers: Headers) -> Raw:
+        """Forget what is cached."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         worker = self._worker
         if worker.alive:
@@ -194,25 +205,31 @@ class MockRoutes:
     # -- misbehaviour ---------------------------------------------------------------------------------------------------
 
     async def workers(self, body: None, headers: Headers) -> list[schemas.WorkerState]:
+        """The fleet."""
         return self._fleet.states()
 
     async def faults(self, body: None, headers: Headers) -> Any:
+        """What goes wrong here."""
         return self._worker.faults
 
     async def set_faults(self, body: msgspec.Struct, headers: Headers) -> Any:
+        """Let something else go wrong here."""
         self._worker.faults = changed(self._worker.faults, msgspec.to_builtins(body))
         return self._worker.faults
 
     async def kill(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
+        """Let a worker die."""
         number, seconds = self._which(body), self._seconds(body)
         self._later(self._fleet.kill(number, seconds))
         return schemas.MockDone()
 
     async def revive(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
+        """Start a dead worker again."""
         await self._fleet.revive(self._which(body))
         return schemas.MockDone()
 
     async def stall(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
+        """Let an engine stand still."""
         worker = self._fleet.workers[self._which(body)]
         seconds = self._seconds(body)
         if seconds is None:
@@ -244,59 +261,28 @@ class MockRoutes:
         task.add_done_callback(self._tasks.discard)
 
     def operations(self) -> list[Operation]:
-        """All of them."""
-
-        def get(path: str, summary: str, handler: Any, reply: Any = None, **more: Any) -> Operation:
-            return Operation(method="GET", path=path, summary=summary, handler=handler, reply=reply, **more)
-
-        def post(path: str, summary: str, handler: Any, body: Any, reply: Any = None, **more: Any) -> Operation:
-            return Operation(method="POST", path=path, summary=summary, handler=handler, body=body, reply=reply, **more)
-
-        text = ("text/plain",)
-        both = ("application/json", "text/event-stream")
+        """Every route."""
+        text, both = ("text/plain",), ("application/json", "text/event-stream")
         s = schemas
         return [
-            post(
-                "/v1/chat/completions",
-                "Answer a conversation.",
-                self.chat,
-                openai.ChatRequest,
-                media_types=both,
-                refusals=(404, 503),
-            ),
-            post(
-                "/v1/completions",
-                "Go on with a text.",
-                self.completions,
-                openai.CompletionRequest,
-                media_types=both,
-                refusals=(404, 503),
-            ),
-            get("/v1/models", "The model and its adapters.", self.models, openai.ModelList),
-            post("/v1/load_lora_adapter", "Load an adapter.", self.load_lora, s.LoadLora, media_types=text),
-            post(
-                "/v1/unload_lora_adapter",
-                "Unload one.",
-                self.unload_lora,
-                s.UnloadLora,
-                media_types=text,
-                refusals=(404,),
-            ),
-            post(
-                "/tokenize", "Text or a conversation as ids.", self.tokenize, s.Tokenize, s.Tokenized, refusals=(404,)
-            ),
-            post("/detokenize", "Ids as text.", self.detokenize, s.Detokenize, s.Detokenized, refusals=(404,)),
-            get("/health", "Whether it is up.", self.health, media_types=text, refusals=(503,), open=True),
-            get("/ping", "The same.", self.health, media_types=text, refusals=(503,), open=True),
-            get("/version", "Which version.", self.version, s.Version, open=True),
-            get("/metrics", "Metrics for Prometheus.", self.metrics, media_types=text, open=True),
-            post("/reset_prefix_cache", "Forget what is cached.", self.reset, None, media_types=text, refusals=(503,)),
-            get("/admin/workers", "The fleet.", self.workers, list[s.WorkerState]),
-            get("/admin/faults", "What goes wrong here.", self.faults, MockFaults),
-            post("/admin/faults", "Let something else go wrong here.", self.set_faults, s.FaultPatch, MockFaults),
-            post("/admin/kill", "Let a worker die.", self.kill, s.Outage, s.MockDone),
-            post("/admin/revive", "Start a dead worker again.", self.revive, s.Outage, s.MockDone),
-            post("/admin/stall", "Let an engine stand still.", self.stall, s.Outage, s.MockDone),
+            post(openai.CHAT, self.chat, openai.ChatRequest, media_types=both, refusals=(404, 503)),
+            post(openai.COMPLETIONS, self.completions, openai.CompletionRequest, media_types=both, refusals=(404, 503)),
+            get("/v1/models", self.models, openai.ModelList),
+            post("/v1/load_lora_adapter", self.load_lora, s.LoadLora, media_types=text),
+            post("/v1/unload_lora_adapter", self.unload_lora, s.UnloadLora, media_types=text, refusals=(404,)),
+            post("/tokenize", self.tokenize, s.Tokenize, s.Tokenized, refusals=(404,)),
+            post("/detokenize", self.detokenize, s.Detokenize, s.Detokenized, refusals=(404,)),
+            get("/health", self.health, media_types=text, refusals=(503,), open=True),
+            get("/ping", self.health, media_types=text, refusals=(503,), open=True),
+            get("/version", self.version, s.Version, open=True),
+            get("/metrics", self.metrics, media_types=text, open=True),
+            post("/reset_prefix_cache", self.reset, None, media_types=text, refusals=(503,)),
+            get("/admin/workers", self.workers, list[s.WorkerState]),
+            get("/admin/faults", self.faults, MockFaults),
+            post("/admin/faults", self.set_faults, s.FaultPatch, MockFaults),
+            post("/admin/kill", self.kill, s.Outage, s.MockDone),
+            post("/admin/revive", self.revive, s.Outage, s.MockDone),
+            post("/admin/stall", self.stall, s.Outage, s.MockDone),
         ]
 
 

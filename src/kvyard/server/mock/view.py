@@ -20,7 +20,7 @@ from kvyard.server.dashboard.view import (
     TierView,
     Totals,
     TransferView,
-    WorkerView,
+    WorkerStatus,
     by_label,
     prompt_sources,
 )
@@ -78,7 +78,7 @@ class MockSource:
         )
 
 
-def worker_view(worker: MockWorker, url: str) -> WorkerView:
+def worker_view(worker: MockWorker, url: str) -> WorkerStatus:
     """One worker."""
     tally = worker.tally
     state, reason = "ready", ""
@@ -86,7 +86,7 @@ def worker_view(worker: MockWorker, url: str) -> WorkerView:
         state, reason = "down", "killed; POST /admin/revive brings it back"
     elif worker.stalled:
         state, reason = "stalled", "told to stand still"
-    return WorkerView(
+    return WorkerStatus(
         name=worker.name,
         model=worker.config.served_model_name,
         url=url,
