@@ -522,3 +522,29 @@ def test_a_state_that_is_loaded_is_counted() -> None:
         assert (taken is not None) == granted
         assert manager.pool.free == (0 if granted else blocks - 1)
         manager.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "full", "window": 512},
+        {"kind": "full", "chunk": 3},
+        {"kind": "sliding_window", "window": 8, "mode": "all"},
+        {"kind": "full", "spec_blocks": 4},
+    ],
+)
+def test_options_of_another_kind_are_refused(spec):
+    with pytest.raises(ConfigError):
+        BlockManager(10, [GroupSpec(**spec)])
+
+
+def test_wishes_that_cannot_be_honoured_are_refused():
+    for start, stop, priority, duration in ((50, 10, 40, None), (0, 1, 101, None), (0, 1, 40, -4)):
+        with pytest.raises(ConfigError):
+            Retention(start, stop, priority, duration)
+    lru, timeless = BlockManager(10), BlockManager(10, eviction="priority")
+    chain = TokenChain(range(20), 16, XXH3)
+    with pytest.raises(RequestError, match="priority"):
+        lru.allocate(Request("a", chain, retention=[Retention(0, 16, 80)]), 20)
+    with pytest.raises(RequestError, match="clock"):
+        timeless.allocate(Request("a", chain, retention=[Retention(0, 16, 80, 5)]), 20)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.blocks.support import FULL, cache, make, run
+from tests.blocks.support import FULL, XXH3, cache, make, run
 from tests.engine.driving import Row, drive
 
-from kvyard.blocks import DEFAULT_PRIORITY, ORDERS, BlockManager, ConfigError, GroupSpec, Retention
+from kvyard.blocks import DEFAULT_PRIORITY, ORDERS, BlockManager, ConfigError, GroupSpec, Request, Retention
 from kvyard.blocks.eviction import EvictionOrder, make_order
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.priority import PriorityOrder
@@ -18,7 +18,7 @@ from kvyard.blocks.extent import Extent
 from kvyard.clock.units import SECOND
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
-from kvyard.hashing import TraceChain
+from kvyard.hashing import TokenChain, TraceChain
 from kvyard.tiers import OffloadConfig, TierConfig
 from kvyard.tiers.links import LaneConfig, LinkConfig
 
@@ -386,3 +386,13 @@ def test_random_priorities_against_a_list() -> None:
             order.remove(extent)
             listed = [item for item in listed if item[0] is not extent]
         assert order_of(order) == [item[0].ids for item in sorted(listed, key=lambda item: item[0].priority)]
+
+
+def test_memory_of_deadlines_follows_the_candidates():
+    manager = BlockManager(100, eviction="priority", now=lambda: 0)
+    for number in range(2000):
+        request = Request(f"r{number}", TokenChain(range(33), 16, XXH3), retention=[Retention(0, None, 80, 10)])
+        hit = manager.lookup(request)
+        assert manager.allocate(request, 33 - hit.tokens, hit) is not None
+        manager.free(request)
+    assert len(manager.pool.order._deadlines) < 200

@@ -229,3 +229,13 @@ class TestCut:
         whole = TokenChain(range(400), 4, XXH3)
         assert whole.cut(10, 90) is whole
         assert whole.reaches(0)
+
+
+def test_a_token_that_cannot_be_hashed_is_not_kept():
+    chain = TokenChain(range(15), 16, XXH3)
+    with pytest.raises(ValueError, match="token"):
+        chain.append([-1])
+    chain.append([15])
+    assert chain.hashes(0, 1) == TokenChain(range(16), 16, XXH3).hashes(0, 1)
+    with pytest.raises(ValueError, match="grows"):
+        TraceChain([1], 512, 512, 16, own=1).grow(-1)
