@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvyard.cli.interrupt import patient
 from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, Quiet, SkipBad, Slo, Sort
+from kvyard.cli.replay_live import SELF, check_flags, say_proof
+from kvyard.cli.serving import read_token
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
+from kvyard.replay.config import DrivingConfig
 from kvyard.replay.settings import SETTINGS
+from kvyard.settings import chosen
 
 if TYPE_CHECKING:
-    from kvyard.replay.live.run import LiveRun
-    from kvyard.replay.run import SimulatedRun
+    from kvyard.replay.run import ReplayOutcome
 
 INTERRUPTED = 130
 
@@ -74,19 +78,13 @@ def replay(
     With --live URL the trace drives a real endpoint instead, in real time: prompts are made up so that they share what the
     trace says they share. With --live self a mock fleet and a gateway are started for it.
     """
-    from kvyard.cli.replay_live import check_flags, run_live, say_proof
+    from kvyard.replay.progress import Bar
     from kvyard.replay.run import read_slo
-    from kvyard.replay.run import replay as run
     from kvyard.replay.settings import make_config
     from kvyard.replay.traces import open_trace
 
     own = {"speed": speed, "timeout": timeout, "served_model_name": served_model_name, "token_file": token_file}
-    flags = {name: value is not None for name, value in own.items()} | {
-        "any_length": any_length,
-        "prove": prove,
-        "bounds": bounds,
-    }
-    check_flags(live, settings, flags)
+    check_flags(live, settings, {**own, "any_length": any_length, "prove": prove, "bounds": bounds})
     check_outputs(report, per_request, html)
     read_slo(slo)
     made = make_config(settings)
@@ -98,49 +96,42 @@ def replay(
             "Sessions of this trace have no common clock, so all of them start at once: --concurrency N lets N run.",
             err=True,
         )
-    if live is not None:
-        from contextlib import nullcontext
+    passed = "simulated in" if live is None else "passed, in"
+    with nullcontext() if quiet else Bar(source, made.limit, passed=passed) as bar:
+        if live is None:
+            from kvyard.replay.run import replay as run
 
-        from kvyard.replay.progress import Bar
-
-        with nullcontext() if quiet else Bar(source, made.limit, passed="passed, in") as shown:
-            went, rehearsed = run_live(
-                live,
-                source,
-                settings,
-                slo=slo,
-                label=label,
-                speed=1.0 if speed is None else speed,
-                timeout=600.0 if timeout is None else timeout,
-                served_model_name=served_model_name,
-                token_file=token_file,
-                any_length=any_length,
-                prove=prove,
-                progress=None if shown is None else shown.told,
-            )
-        _finish(went, report, per_request, html, quiet)
-        if rehearsed is not None and prove:
-            say_proof(rehearsed)
-        return
-    with patient() as wish:
-        if quiet:
-            done = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=lambda *_: wish.obey())
-        else:
-            from kvyard.replay.progress import Bar
-
-            with Bar(source, made.limit) as bar:
+            with patient() as interruption:
 
                 def told(came: int, through: int, now: int) -> None:
-                    bar.told(came, through, now)
-                    wish.obey()
+                    if bar is not None:
+                        bar.told(came, through, now)
+                    interruption.obey()
 
-                done = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=told)
+                done: ReplayOutcome = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=told)
+        else:
+            given = {"speed": speed, "timeout_s": timeout}
+            pace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+            progress = None if bar is None else bar.told
+            if live == SELF:
+                from kvyard.server.rehearsal.run import rehearse
+
+                rehearsed = rehearse(source, made, **pace, proven=prove, slo=slo, label=label, progress=progress)
+                done = rehearsed.run
+            else:
+                from kvyard.replay.live.config import LiveConfig
+                from kvyard.replay.live.run import replay_live
+
+                driving = chosen(DrivingConfig, SETTINGS.parse(settings))
+                config = LiveConfig(model=served_model_name, exact=not any_length, **pace, **driving)
+                token = read_token(token_file)
+                done = replay_live(source, live, config, token=token, slo=slo, label=label, progress=progress)
     _finish(done, report, per_request, html, quiet)
+    if prove:
+        say_proof(rehearsed.proof)
 
 
-def _finish(
-    done: SimulatedRun | LiveRun, report: Path | None, per_request: Path | None, html: Path | None, quiet: bool
-) -> None:
+def _finish(done: ReplayOutcome, report: Path | None, per_request: Path | None, html: Path | None, quiet: bool) -> None:
     """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
     done.save(report, per_request, html)
     if not quiet:
@@ -165,7 +156,7 @@ def check_outputs(report: Path | None, per_request: Path | None, html: Path | No
             raise KvyardError(f"can't write {path}: it is a directory")
 
 
-def _say_more(done: SimulatedRun | LiveRun) -> None:
+def _say_more(done: ReplayOutcome) -> None:
     """What the trace left out, and why requests were turned away."""
     if done.trace is not None:
         for note in done.trace.tally.notes():
