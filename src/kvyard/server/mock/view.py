@@ -28,7 +28,7 @@ from kvyard.server.mock.faults import MockFaults
 from kvyard.server.mock.tally import Admission
 from kvyard.server.mock.worker import MockWorker
 from kvyard.tiers.counters import CopyTotals
-from kvyard.tiers.links.transfer import Direction
+from kvyard.tiers.links.link import Direction
 
 if TYPE_CHECKING:
     from kvyard.blocks.pool import Pool

@@ -4,11 +4,26 @@ A link is told the time, is handed transfers, and says when they land. It knows 
 ``make_link`` builds one from a ``LinkConfig``; ``parse_link_config`` reads that from a file's keys or a preset's name.
 """
 
-from kvyard.tiers.links.base import LinkError
+from collections.abc import Callable
+
+from kvyard.blocks.spec import ConfigError
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
-from kvyard.tiers.links.link import DISCIPLINES, Link, make_link
+from kvyard.tiers.links.fair import FairLink
+from kvyard.tiers.links.fifo import FifoLink
+from kvyard.tiers.links.link import Direction, LaneStats, Link, LinkError, Transfer
 from kvyard.tiers.links.presets import PRESETS
-from kvyard.tiers.links.transfer import Direction, LaneStats, Transfer
+
+DISCIPLINES: dict[str, Callable[[LinkConfig], Link]] = {"fair": FairLink, "fifo": FifoLink}
+"""Makers of links by the name of their discipline. A maker raises ``ConfigError`` for what it can't honour."""
+
+
+def make_link(config: LinkConfig) -> Link:
+    """An idle link. Raises ``ConfigError`` for a discipline that isn't registered, or keys that it can't honour."""
+    maker = DISCIPLINES.get(config.discipline)
+    if maker is None:
+        raise ConfigError(f"unknown discipline {config.discipline!r}; choose one of {', '.join(sorted(DISCIPLINES))}")
+    return maker(config)
+
 
 __all__ = [
     "DISCIPLINES",

@@ -12,13 +12,10 @@ from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from math import gcd
 
-from msgspec.structs import replace
-
 from kvyard.clock import SECOND
-from kvyard.tiers.links.base import LinkBase
 from kvyard.tiers.links.config import LinkConfig
+from kvyard.tiers.links.link import Direction, LinkBase, Transfer
 from kvyard.tiers.links.sharing import ClientGroup, check_fair, fill
-from kvyard.tiers.links.transfer import Direction, LaneStats, Transfer
 
 REMEMBERED = 4096
 """Combinations of group sizes whose shares are kept."""
@@ -26,8 +23,6 @@ REMEMBERED = 4096
 
 class FairTransfer(Transfer):
     """A transfer, and how far it has come."""
-
-    __slots__ = ("left", "scale", "step")
 
     left: int
     """What still has to move, in billionths of a byte divided by ``scale``."""
@@ -53,25 +48,15 @@ class FairLink(LinkBase[FairTransfer]):
         self._earliest: int | None = None
         self._earliest_known = True
 
-    def submit(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
-        """Queue a transfer; it moves, with its share of the bandwidth, as soon as its first byte can."""
-        self._check(now, direction, nbytes, pieces)
-        self._run(now)
-        flow = self._admit(now, direction, nbytes, client, pieces)
+    def _queue(self, flow: FairTransfer, first_byte: int) -> None:
         flow.left = self._load(flow) * SECOND
         flow.scale = 1
         flow.step = 0
-        assert flow.started is not None
-        heappush(self._waiting, (flow.started, flow.number, flow))
+        heappush(self._waiting, (first_byte, flow.number, flow))
         self._earliest_known = False
-        return flow
 
-    def cancel(self, now: int, transfer: Transfer) -> bool:
-        """Give a transfer up; what it had not moved yet is off the link, and its share goes to the others."""
-        flow = self._mine(transfer)
-        self._run(now)
-        if flow is None or flow.ended is not None:
-            return False
+    def _drop(self, flow: FairTransfer) -> None:
+        """What it had not moved yet is off the link, and its share goes to the others."""
         if flow.step:
             self._settle(self._now)
             load = self._load(flow)
@@ -82,9 +67,7 @@ class FairLink(LinkBase[FairTransfer]):
         else:
             self._waiting = [entry for entry in self._waiting if entry[2] is not flow]
             heapify(self._waiting)
-        self._give_up(flow)
         self._earliest_known = False
-        return True
 
     def earliest(self) -> int | None:
         """When the next transfer lands; see ``Link``. Asked again without a change in between, it takes no time."""
@@ -95,23 +78,12 @@ class FairLink(LinkBase[FairTransfer]):
             self._earliest_known = True
         return self._earliest
 
-    def advance(self, now: int) -> list[Transfer]:
-        """Let time pass up to ``now``, and return what landed; see ``Link``."""
-        self._run(now)
-        return self._collect()
-
-    def stats(self, direction: Direction) -> LaneStats:
-        """The account of one direction; see ``Link``."""
-        busy = self._busy[direction]
-        if self._groups[direction]:
-            busy += self._now - self._at
-        return replace(self._accounts[direction], busy_ns=busy)
+    def _busy_ns(self, direction: Direction) -> int:
+        return self._busy[direction] + (self._now - self._at if self._groups[direction] else 0)
 
     # The course of events.
 
     def _run(self, now: int) -> None:
-        """Let everything start and land that does so by ``now``, in its order."""
-        now = self._told(now)
         waiting = self._waiting
         while True:
             t = self._next
@@ -261,7 +233,7 @@ class FairLink(LinkBase[FairTransfer]):
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the books balance and the shares are max-min fair (I7); see ``Link``."""
-        self._check_books()
+        super().check_integrity()
         assert self._at <= self._now
         waiting = {number: flow for _, number, flow in self._waiting}
         moving = {flow.number: flow for flow in self._moving}

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from msgspec.structs import replace
-
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import SECOND
-from kvyard.tiers.links.base import LinkBase
 from kvyard.tiers.links.config import LinkConfig
-from kvyard.tiers.links.transfer import Direction, LaneStats, Transfer
+from kvyard.tiers.links.link import Direction, LinkBase, Transfer
 
 
 class FifoTransfer(Transfer):
     """A transfer, and its place in the lane: from ``begin`` to ``end``, in nanoseconds times the lane's speed."""
-
-    __slots__ = ("begin", "due", "end")
 
     begin: int
     end: int
@@ -31,8 +26,6 @@ class FifoTransfer(Transfer):
 
 class FifoLane:
     """One direction."""
-
-    __slots__ = ("queue", "speed", "tail", "unit", "worked")
 
     def __init__(self, bandwidth: int | None) -> None:
         self.speed = 1 if bandwidth is None else bandwidth
@@ -60,31 +53,18 @@ class FifoLink(LinkBase[FifoTransfer]):
         super().__init__(config, FifoTransfer)
         self._lanes = tuple(FifoLane(lane.bandwidth) for lane in config.lanes)
 
-    def submit(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
-        """Queue a transfer behind all of its direction; its landing is fixed from now on."""
-        self._check(now, direction, nbytes, pieces)
-        self._run(now)
-        ticket = self._admit(now, direction, nbytes, client, pieces)
-        lane = self._lanes[direction]
-        assert ticket.started is not None
-        ready = ticket.started * lane.speed
-        ticket.begin = begin = max(lane.tail, ready)
+    def _queue(self, ticket: FifoTransfer, first_byte: int) -> None:
+        lane = self._lanes[ticket.direction]
+        ticket.begin = begin = max(lane.tail, first_byte * lane.speed)
         ticket.end = lane.tail = begin + self._load(ticket) * lane.unit
         ticket.due = -(-lane.tail // lane.speed)
-        ticket.queued = ticket.due - ticket.started - self._alone_ns(ticket)
+        ticket.queued = ticket.due - first_byte - self._alone_ns(ticket)
         ticket.started = -(-begin // lane.speed)
         lane.queue.append(ticket)
-        return ticket
 
-    def cancel(self, now: int, transfer: Transfer) -> bool:
-        """Give a transfer up; its place in the lane stays taken, and its bytes still pass."""
-        ticket = self._mine(transfer)
-        self._run(now)
-        if ticket is None or ticket.ended is not None:
-            return False
-        self._give_up(ticket)
+    def _drop(self, ticket: FifoTransfer) -> None:
+        """Its place in the lane stays taken, and its bytes still pass."""
         ticket.queued = 0
-        return True
 
     def earliest(self) -> int | None:
         """When the next transfer lands; see ``Link``."""
@@ -93,23 +73,16 @@ class FifoLink(LinkBase[FifoTransfer]):
         heads = [next((t.due for t in lane.queue if not t.cancelled), None) for lane in self._lanes]
         return min((due for due in heads if due is not None), default=None)
 
-    def advance(self, now: int) -> list[Transfer]:
-        """Let time pass up to ``now``, and return what landed; see ``Link``."""
-        self._run(now)
-        return self._collect()
-
-    def stats(self, direction: Direction) -> LaneStats:
-        """The account of one direction; see ``Link``. Bytes of a cancelled transfer count once its place has passed."""
+    def _busy_ns(self, direction: Direction) -> int:
         lane = self._lanes[direction]
         work = lane.worked
         for ticket in lane.queue:
             if (sofar := self._now * lane.speed) <= ticket.begin:
                 break
             work += min(ticket.end, sofar) - ticket.begin
-        return replace(self._accounts[direction], busy_ns=work // lane.speed)
+        return work // lane.speed
 
     def _run(self, now: int) -> None:
-        now = self._told(now)
         for lane in self._lanes:
             queue = lane.queue
             while queue and queue[0].due <= now:
@@ -122,7 +95,7 @@ class FifoLink(LinkBase[FifoTransfer]):
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the books balance and each lane is one unbroken queue (I7); see ``Link``."""
-        self._check_books()
+        super().check_integrity()
         queued = {t.number: t for lane in self._lanes for t in lane.queue if not t.cancelled}
         assert queued == self._live, "a transfer is lost"
         for lane in self._lanes:

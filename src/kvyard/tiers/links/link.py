@@ -1,27 +1,104 @@
-"""The interface of a link, and the registry of disciplines behind it."""
+"""A link: both directions of a medium with finite bandwidth; its transfers, and the account of each direction.
+
+The class here keeps the time, the transfers under way and the account. How bandwidth is shared is for the disciplines to say,
+``fair`` and ``fifo``, which derive from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from operator import attrgetter, index
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from kvyard.blocks.spec import ConfigError
+import msgspec
+
+from kvyard.clock import SECOND, ClockError
+from kvyard.errors import KvyardError
 from kvyard.tiers.links.config import LinkConfig
-from kvyard.tiers.links.fair import FairLink
-from kvyard.tiers.links.fifo import FifoLink
-from kvyard.tiers.links.transfer import Direction, LaneStats, Transfer
 
 
-class Link(Protocol):
-    """Both directions of a medium with finite bandwidth. Times are integer nanoseconds and never go back.
+class LinkError(KvyardError, ValueError):
+    """A link was asked for something that can't be, such as a negative number of bytes."""
 
-    Every verb that takes ``now`` raises ``ClockError`` for one earlier than the last it was told, and changes nothing then.
+
+class Direction(IntEnum):
+    """Seen from the compute; between two workers, from the first of them."""
+
+    OUT = 0
+    """Away from it: device to host, host to storage; writes."""
+    IN = 1
+    """Towards it: storage to host, host to device; loads."""
+
+
+class Transfer:
+    """One submission on a link. The link makes it and alone changes it; two are the same only if they are one object."""
+
+    def __init__(
+        self, number: int, direction: Direction, client: str, nbytes: int, pieces: int, submitted: int, started: int
+    ) -> None:
+        self.number = number
+        """Counts up from 0 on each link, in order of submission."""
+        self.direction = direction
+        self.client = client
+        self.nbytes = nbytes
+        self.pieces = pieces
+        """Separate copies that it is made of; each costs the link its overhead."""
+        self.submitted = submitted
+        self.started: int | None = started
+        """When its first byte can move. Known from submission, hence it may lie ahead; ``None`` if cancelled before."""
+        self.ended: int | None = None
+        """When its last byte had moved, or it was cancelled. ``None`` until then."""
+        self.cancelled = False
+        self.queued = 0
+        """Nanoseconds that other transfers cost it: how much later it landed than it would have on an idle link."""
+
+    def __repr__(self) -> str:
+        state = "under way" if self.ended is None else f"{'cancelled' if self.cancelled else 'landed'} at {self.ended}"
+        return (
+            f"<{type(self).__name__} {self.number} {self.direction.name} {self.nbytes} B of {self.client!r}, {state}>"
+        )
+
+
+class LaneStats(msgspec.Struct, kw_only=True):
+    """The account of one direction of a link since it was made."""
+
+    submitted: int = 0
+    landed: int = 0
+    cancelled: int = 0
+    bytes: int = 0
+    """Payload of all that landed, and of what had moved of the cancelled; never the overhead of pieces."""
+    busy_ns: int = 0
+    """Time during which anything moved."""
+    queued_ns: int = 0
+    """Sum of ``Transfer.queued`` over all that landed."""
+
+
+T = TypeVar("T", bound=Transfer)
+
+
+class LinkBase(ABC, Generic[T]):
+    """Times are integer nanoseconds and never go back. Every verb that takes ``now`` raises ``ClockError`` for one earlier
+    than the last it was told, and changes nothing then.
     """
 
-    @property
-    def config(self) -> LinkConfig:
-        """What it was made from."""
-        ...
+    def __init__(self, config: LinkConfig, kind: type[T]) -> None:
+        """``kind`` is what a discipline makes of a submission."""
+        self.config = config
+        self._kind = kind
+        self._now = 0
+        self._number = 0
+        self._live: dict[int, T] = {}
+        self._landed: list[Transfer] = []
+        self._accounts = (LaneStats(), LaneStats())
+        # The speed of a transfer that has the link to itself.
+        self._alone = tuple(
+            min(
+                (limit for limit in (lane.bandwidth, lane.client_bandwidth, config.duplex_bandwidth) if limit),
+                default=None,
+            )
+            for lane in config.lanes
+        )
 
     def submit(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
         """Queue ``nbytes``, made of ``pieces`` separate copies.
@@ -29,7 +106,21 @@ class Link(Protocol):
         Raises ``LinkError`` for amounts that can't be, and changes nothing then. A transfer of 0 bytes lands when its first
         byte could have moved.
         """
-        ...
+        if direction not in (0, 1):
+            raise LinkError(f"direction must be Direction.OUT or Direction.IN, got {direction!r}")
+        if index(nbytes) < 0:
+            raise LinkError(f"nbytes must not be negative, got {nbytes}")
+        if index(pieces) < 1:
+            raise LinkError(f"pieces must be 1 or more, got {pieces}")
+        now = self._advance(now)
+        way = Direction(direction)
+        first_byte = now + self.config.lanes[way].first_byte_ns
+        transfer = self._kind(self._number, way, client, index(nbytes), index(pieces), now, first_byte)
+        self._live[self._number] = transfer
+        self._number += 1
+        self._accounts[way].submitted += 1
+        self._queue(transfer, first_byte)
+        return transfer
 
     def cancel(self, now: int, transfer: Transfer) -> bool:
         """Give ``transfer`` up: it ends at ``now``, and ``advance`` won't report it.
@@ -37,35 +128,101 @@ class Link(Protocol):
         Returns whether there was anything to give up: one that landed at or before ``now`` stays landed (and is reported),
         one that was cancelled stays cancelled. Raises ``LinkError`` for a transfer of another link.
         """
-        ...
+        mine = self._live.get(transfer.number)
+        if mine is not transfer and transfer.ended is None:
+            raise LinkError(f"{transfer} is not a transfer of this link")
+        now = self._advance(now)
+        if mine is None or mine.ended is not None:
+            return False
+        self._drop(mine)
+        mine.cancelled = True
+        mine.ended = now
+        if mine.started is not None and mine.started > now:
+            mine.started = None
+        del self._live[mine.number]
+        self._accounts[mine.direction].cancelled += 1
+        return True
 
+    @abstractmethod
     def earliest(self) -> int | None:
         """When the next transfer lands if nothing else is submitted or cancelled; ``None`` when there is none.
 
         If some have landed that ``advance`` hasn't reported yet, the last ``now`` the link was told: they are due at once.
         """
-        ...
 
     def advance(self, now: int) -> list[Transfer]:
         """Let time pass up to ``now``, and return what landed since the last call, by ``(ended, number)``."""
-        ...
+        self._advance(now)
+        landed = self._landed
+        if landed:
+            self._landed = []
+            if len(landed) > 1:
+                landed.sort(key=attrgetter("ended", "number"))
+        return landed
 
     def stats(self, direction: Direction) -> LaneStats:
         """The account of one direction, up to the last ``now``."""
-        ...
+        return msgspec.structs.replace(self._accounts[direction], busy_ns=self._busy_ns(direction))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the link's state is consistent and its shares keep I7. Slow."""
-        ...
+        for way in Direction:
+            account = self._accounts[way]
+            live = sum(transfer.direction == way for transfer in self._live.values())
+            assert account.submitted == account.landed + account.cancelled + live, f"{way.name}: a transfer is lost"
+        for number, transfer in self._live.items():
+            assert transfer.number == number, f"{transfer} is filed as {number}"
+            assert transfer.ended is None, f"{transfer} has ended and is still under way"
+        for landed in self._landed:
+            assert landed.ended is not None, f"{landed} is reported and under way"
+            assert landed.ended <= self._now, f"{landed} landed in the future"
+
+    # -- what a discipline adds ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _run(self, now: int) -> None:
+        """Let everything start and land that does so by ``now``, in its order."""
+
+    @abstractmethod
+    def _queue(self, transfer: T, first_byte: int) -> None:
+        """Take in a transfer whose first byte can move at ``first_byte`` on an idle link."""
+
+    @abstractmethod
+    def _drop(self, transfer: T) -> None:
+        """Take out a transfer that is cancelled."""
+
+    @abstractmethod
+    def _busy_ns(self, direction: Direction) -> int:
+        """For how long anything moved."""
+
+    # -- what it is given ---------------------------------------------------------------------------------------------
+
+    def _advance(self, now: int) -> int:
+        now = index(now)  # a float would make the arithmetic inexact, one of numpy's integers would overflow
+        if now < self._now:
+            raise ClockError(f"time doesn't run backwards: the link is at {self._now} ns, not {now} ns")
+        self._now = now
+        self._run(now)
+        return now
+
+    def _load(self, transfer: T) -> int:
+        """What it puts on the link, in bytes: its payload, and the overhead of its pieces."""
+        return transfer.nbytes + transfer.pieces * self.config.lanes[transfer.direction].piece_overhead
+
+    def _alone_ns(self, transfer: T) -> int:
+        """How long it would move on an idle link."""
+        alone = self._alone[transfer.direction]
+        return 0 if alone is None else -(-self._load(transfer) * SECOND // alone)
+
+    def _land(self, transfer: T, ended: int, queued: int) -> None:
+        transfer.ended = ended
+        transfer.queued = queued
+        del self._live[transfer.number]
+        account = self._accounts[transfer.direction]
+        account.landed += 1
+        account.bytes += transfer.nbytes
+        account.queued_ns += queued
+        self._landed.append(transfer)
 
 
-DISCIPLINES: dict[str, Callable[[LinkConfig], Link]] = {"fair": FairLink, "fifo": FifoLink}
-"""Makers of links by the name of their discipline. A maker raises ``ConfigError`` for what it can't honour."""
-
-
-def make_link(config: LinkConfig) -> Link:
-    """An idle link. Raises ``ConfigError`` for a discipline nobody registered, or keys that it can't honour."""
-    maker = DISCIPLINES.get(config.discipline)
-    if maker is None:
-        raise ConfigError(f"unknown discipline {config.discipline!r}; choose one of {', '.join(sorted(DISCIPLINES))}")
-    return maker(config)
+Link: TypeAlias = LinkBase[Any]
