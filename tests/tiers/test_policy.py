@@ -229,10 +229,10 @@ def test_what_will_be_adopted_needs_no_copy() -> None:
     worker, _ = idle(1)
     again = worker.make("again", range(61))
     hit = worker.manager.lookup(again)
-    assert hit.tokens == 40 and worker.offload.needed(again, 21, hit) == 6
+    assert hit.tokens == 40 and worker.offload.layout.demand(again, hit, 21) == 6
     other = worker.make("other", range(57))
     hit = worker.manager.lookup(other)
-    assert worker.offload.needed(other, 17, hit) == 5
+    assert worker.offload.layout.demand(other, hit, 17) == 5
     assert worker.offload.make_clean(5, 1_000, hit) is None
     assert worker.offload.counters.unclean_waits == 0
     worker.manager.allocate(other, 17, hit)

@@ -233,7 +233,7 @@ def test_the_time_line_can_be_advanced_by_itself() -> None:
     assert not fleet.timeline.advance(9_999) and fleet.timeline.advance(10_000)
     fleet.check()
     assert len(fleet.stored) == 1 and fleet.timeline.earliest() is None
-    assert fleet.timeline.members == ("w0", "w1")
+    assert fleet.timeline.members == ["w0", "w1"]
 
 
 def test_time_does_not_run_backwards() -> None:
@@ -280,7 +280,7 @@ def test_who_differs_is_not_let_in(keys: dict[str, Any], message: str) -> None:
     joiner(timeline, "w0")
     with pytest.raises(ConfigError, match=message):
         joiner(timeline, **keys)
-    assert timeline.members == ("w0",)
+    assert timeline.members == ["w0"]
     joiner(timeline, "w1")
 
 
@@ -288,7 +288,7 @@ def test_a_worker_whose_own_tiers_cannot_be_joins_nobody() -> None:
     timeline = Timeline()
     with pytest.raises(ConfigError, match="doesn't hold a single chunk"):
         joiner(timeline, config=tiers(1, 100, storage_keys=SHARED, blocks_per_chunk=2))
-    assert timeline.members == ()
+    assert timeline.members == []
 
 
 def test_a_time_line_does_not_leave_its_process() -> None:

@@ -77,7 +77,7 @@ class Loads:
         self._line = offload.line
         loaded = offload.tick(now)
         back: list[Job] = []
-        landings = offload.landings
+        landings = offload.state.landings
         if landings != self._landings:
             self._landings = landings
             deferred, self._deferred = self._deferred, []
@@ -111,7 +111,7 @@ class Loads:
 
     def must_wait(self, job: Job, tokens: int, now: int, hit: Hit | None = None) -> bool:
         """Whether the blocks that ``job`` would get for ``tokens`` more tokens, after ``hit``, are still being copied out."""
-        blocks = self.offload.needed(job, tokens, hit)
+        blocks = self.offload.layout.demand(job, hit, tokens)
         return blocks > 0 and self.offload.make_clean(blocks, now, hit) is not None
 
     def stall(self, job: Job) -> None:

@@ -68,12 +68,8 @@ class Cleaner:
     @property
     def copying(self) -> int:
         """How many blocks are out of the line for being copied."""
-        state = self.state
-        total = 0
-        for copy in (*state.tiers[0].under_way.values(), *state.inbox):
-            if copy.returns and copy.inbox is state.inbox:
-                total += sum(total_pages(part.pieces) for part in (copy, *copy.rest))
-        return total
+        copies = [part for copy in self.state.under_way(0) if copy.returns for part in (copy, *copy.rest)]
+        return sum([total_pages(copy.pieces) for copy in copies])
 
     def work(self, now: int) -> None:
         """Copy from the head of the line until enough blocks are clean, or will be."""

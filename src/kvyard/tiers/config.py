@@ -17,11 +17,6 @@ from kvyard.events.types import LOWER_TIERS, Tier
 from kvyard.settings import Setting
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
 
-SCOPES = ("private", "shared")
-UNCLEAN = ("wait", "drop")
-LAST_BLOCK = ("skip", "recompute-token", "recompute-block")
-EVENTS = ("self-describing", "legacy")
-
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tier: how much it holds, and the link that leads to it. Raises ``ConfigError``."""
@@ -41,7 +36,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for key, value in (("num_blocks", self.num_blocks), ("bytes", self.bytes)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{key} of a tier must be a whole number of 1 or more, got {value!r}")
-        _one_of("scope", self.scope, SCOPES)
+        _one_of("scope", self.scope, ("private", "shared"))
         _one_of("eviction", self.eviction, tuple(ORDERS.names()))
 
     def capacity(self, block_bytes: int) -> int:
@@ -86,11 +81,13 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         _one_of("policy", self.policy, _policies())
-        _one_of("events", self.events, EVENTS)
-        _one_of("last_block", self.last_block, LAST_BLOCK)
-        _at_least_one("blocks_per_chunk", self.blocks_per_chunk)
-        if self.offload_batch_size is not None:
-            _at_least_one("offload_batch_size", self.offload_batch_size)
+        _one_of("events", self.events, ("self-describing", "legacy"))
+        _one_of("last_block", self.last_block, ("skip", "recompute-token", "recompute-block"))
+        _one_of("on_unclean", self.on_unclean or "wait", ("wait", "drop"))
+        for key in ("blocks_per_chunk", "offload_batch_size", "offload_ahead"):
+            value = getattr(self, key)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{key} must be a whole number of 1 or more, got {value!r}")
         for key, policy in (
             ("min_uses", "after_hits"),
             ("offload_ahead", "on_eviction"),
@@ -100,10 +97,6 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ConfigError(f"{key} is for the policy {policy}, not for {self.policy}: leave it out")
         if self.min_uses is not None and (type(self.min_uses) is not int or self.min_uses < 2):
             raise ConfigError(f"min_uses must be 2 or more (1 is write_through), got {self.min_uses!r}")
-        if self.offload_ahead is not None:
-            _at_least_one("offload_ahead", self.offload_ahead)
-        if self.on_unclean is not None:
-            _one_of("on_unclean", self.on_unclean, UNCLEAN)
         if self.policy == "on_eviction" and self.blocks_per_chunk != 1:
             raise ConfigError(
                 "on_eviction copies single blocks as they near the head of the line: leave out blocks_per_chunk"
@@ -164,8 +157,3 @@ def _with_link(tier: object) -> object:
 def _one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"unknown {key} {value!r}; choose one of {', '.join(choices)}")
-
-
-def _at_least_one(key: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{key} must be a whole number of 1 or more, got {value!r}")

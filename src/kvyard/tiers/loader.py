@@ -7,8 +7,6 @@ or another, is waited for and never brought twice.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import overlaps, without
 from kvyard.tiers.answer import NO_ROOM, NOTHING, LoadAnswer, LoadStep
@@ -18,14 +16,6 @@ from kvyard.tiers.links import Direction
 from kvyard.tiers.lookup import Need, PrefixLookup
 from kvyard.tiers.pages import PageRange, PendingPages, total_pages
 from kvyard.tiers.state import OffloadState, RequestState
-
-
-class Terms(NamedTuple):
-    """On what terms blocks of the device are allocated; see ``BlockManager.allocate``."""
-
-    must_fit: bool
-    reserved: int
-    has_running: bool
 
 
 class Loader:
@@ -42,7 +32,7 @@ class Loader:
         full = all(group.spec.is_full for group in state.layout.manager.groups)
         self._last_block = state.config.last_block if full else "skip"
 
-    def onboard(self, request: Request, hit: Hit, now: int, terms: Terms) -> LoadAnswer:
+    def onboard(self, request: Request, hit: Hit, now: int, must_fit: bool, has_running: bool) -> LoadAnswer:
         """See ``Offload.onboard``; the deadline is the caller's to fill in."""
         state = self.state
         limit = request.num_tokens - (self._last_block == "skip")
@@ -63,7 +53,7 @@ class Loader:
             if record.answer is not None:
                 return record.answer
         # Otherwise nothing has changed in lower tiers since a load could begin there: it is about the device only.
-        return self._load(lookup, record, now, terms)
+        return self._load(lookup, record, now, must_fit, has_running)
 
     def _decide(self, lookup: PrefixLookup, record: RequestState, now: int) -> LoadAnswer | None:
         """``None`` if a load can begin, else the answer."""
@@ -170,7 +160,9 @@ class Loader:
 
     # -- loading: from the first tier to the device -------------------------------------------------------------------
 
-    def _load(self, lookup: PrefixLookup, record: RequestState, now: int, terms: Terms) -> LoadAnswer:
+    def _load(
+        self, lookup: PrefixLookup, record: RequestState, now: int, must_fit: bool, has_running: bool
+    ) -> LoadAnswer:
         """Begin the longest load for which the first tier has everything."""
         state, request, hit, local = self.state, lookup.request, lookup.hit, lookup.local
         spans = lookup.above(1)
@@ -183,7 +175,14 @@ class Loader:
             # A prefix shorter than was hoped for has another window, and that may be on its way for another request.
             return self._wait()
         external = tokens - (local.tokens if local is not None else 0)
-        if not self._allocate(request, local, external, pieces, now, terms):
+        allocate = state.layout.manager.allocate
+        if (
+            not self._is_clean(request, local, external, pieces, now)
+            or allocate(
+                request, 0, local, external=external, delay_caching=True, must_fit=must_fit, has_running=has_running
+            )
+            is None
+        ):
             state.counters.no_device_room += 1
             return NO_ROOM
         copy = Copy(0, Direction.IN, state.name, state.inbox, pieces, [], [state.first.hold(piece) for piece in pieces])
@@ -204,34 +203,17 @@ class Loader:
         state.send(now, copy, sum(need.high - need.low for need in needs))
         return LoadAnswer(LoadStep.STARTED, loaded, tuple(by_tier))
 
-    def _allocate(
-        self, request: Request, local: Hit | None, external: int, pieces: list[PageRange], now: int, terms: Terms
-    ) -> bool:
-        """Reserve blocks on the device for ``external`` tokens after ``local``; returns whether there was room."""
-        layout = self.state.layout
-        if self.cleaner is not None:
-            needed = layout.demand(request, local, 0, external)
-            wait = self.cleaner.make_clean(needed, now, self.state.tiers[0].earliest, local)
-            if wait is not None or not self._still_there(pieces):
-                return False
-        taken = layout.manager.allocate(
-            request,
-            0,
-            local,
-            external=external,
-            delay_caching=True,
-            must_fit=terms.must_fit,
-            reserved=terms.reserved,
-            has_running=terms.has_running,
-        )
-        return taken is not None
-
-    def _still_there(self, pieces: list[PageRange]) -> bool:
-        """Whether making room in the first tier, for what has to leave the device, has cost nothing of what is to be loaded."""
-        store = self.state.first
-        return not any(
-            without(piece.start, piece.stop, store.resident(piece.group, piece.chain.keys, piece.stop))
-            for piece in pieces
+    def _is_clean(self, request: Request, local: Hit | None, external: int, pieces: list[PageRange], now: int) -> bool:
+        """Whether the blocks that a load takes may be taken: under ``on_eviction`` they must have been copied first, and making
+        room for that in the first tier must not have cost any of the ``pieces`` that are to be loaded.
+        """
+        if self.cleaner is None:
+            return True
+        needed = self.state.layout.demand(request, local, 0, external)
+        wait = self.cleaner.make_clean(needed, now, self.state.tiers[0].earliest, local)
+        resident = self.state.first.resident
+        return wait is None and not any(
+            without(start, stop, resident(group, chain.keys, stop)) for group, chain, start, stop in pieces
         )
 
     def _unmark(self, copy: Copy) -> None:

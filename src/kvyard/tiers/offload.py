@@ -20,11 +20,10 @@ from kvyard.tiers.answer import LoadAnswer, LoadStep
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.copies import Copy
-from kvyard.tiers.counters import OffloadCounters
 from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.linked_tier import make_tier
 from kvyard.tiers.links import Direction
-from kvyard.tiers.loader import Loader, Terms
+from kvyard.tiers.loader import Loader
 from kvyard.tiers.policy import POLICIES
 from kvyard.tiers.state import OffloadState
 from kvyard.tiers.storer import Storer
@@ -78,6 +77,8 @@ class Offload:
         if any(tier.store.pool.order.reads_priorities for tier in self.tiers):
             manager.keeps_by_priority = True
         self.state = OffloadState(name, config, layout, self.tiers)
+        self.counters = self.state.counters
+        """What happened so far. Live: read, don't keep."""
         policy = POLICIES[config.policy](config, self.state.first.num_pages, layout.num_groups)
         self._storer = Storer(self.state, policy)
         self._cleaner = Cleaner(self.state, self._storer, self._sharers) if policy.ahead else None
@@ -153,11 +154,6 @@ class Offload:
         """
         return sum(tier.store.reservations for tier in self._shared)
 
-    @property
-    def landings(self) -> int:
-        """How many copies have landed so far in any tier this worker uses, its own or another's."""
-        return self.state.landings
-
     def _deliver(self) -> None:
         state = self.state
         inbox = state.inbox
@@ -180,14 +176,7 @@ class Offload:
     # -- in and out ---------------------------------------------------------------------------------------------------
 
     def onboard(
-        self,
-        request: Request,
-        hit: Hit,
-        now: int,
-        *,
-        must_fit: bool = False,
-        reserved: int = 0,
-        has_running: bool = True,
+        self, request: Request, hit: Hit, now: int, *, must_fit: bool = False, has_running: bool = True
     ) -> LoadAnswer:
         """See what lower tiers have of ``request`` beyond ``hit``, just looked up, and begin to load it.
 
@@ -195,7 +184,7 @@ class Offload:
         these terms; the request must then be left alone until ``tick`` returns it, or be forgotten. In all other cases it
         holds nothing on the device.
         """
-        outcome = self._loader.onboard(request, hit, now, Terms(must_fit, reserved, has_running))
+        outcome = self._loader.onboard(request, hit, now, must_fit, has_running)
         if outcome.step is LoadStep.STARTED or outcome.step is LoadStep.WAITING:
             return msgspec.structs.replace(outcome, deadline=self.earliest_deadline())
         return outcome
@@ -216,10 +205,6 @@ class Offload:
         if self._cleaner is None:
             return None
         return self._cleaner.make_clean(needed, now, self.earliest_deadline, hit)
-
-    def needed(self, request: Request, tokens: int, hit: Hit | None = None) -> int:
-        """How many blocks ``request`` takes for ``tokens`` more tokens after ``hit``: what to ask ``make_clean`` for."""
-        return self.layout.demand(request, hit, tokens)
 
     def forget(self, request: Request, now: int) -> None:
         """``request`` finished, was cancelled or is preempted: call this *before* its blocks are freed.
@@ -244,15 +229,10 @@ class Offload:
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
-    @property
-    def counters(self) -> OffloadCounters:
-        """What happened so far. Live: read, don't keep."""
-        return self.state.counters
-
     def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
         """What private tiers hold, as ``Pool.snapshot`` says it of the device: for a ``Batcher`` over both."""
         for tier in self._private:
-            runs = tier.store.snapshot()
+            runs = tier.store.pool.snapshot()
             chunks = self.layout.chunk > 1 and self.config.events == "self-describing"
             yield from blocks_of_all(runs, self.layout.block_sizes) if chunks else runs
 
@@ -287,11 +267,7 @@ class Offload:
 
     def _copies(self) -> Iterator[Copy]:
         """Everything of this worker that has not been delivered."""
-        for tier in self.tiers:
-            yield from (copy for copy in tier.under_way.values() if copy.inbox is self.state.inbox)
-            for copy in tier.under_way.values():
-                if copy.inbox is self.state.inbox:
-                    yield from copy.rest
-        yield from self.state.inbox
-        for copy in self.state.inbox:
-            yield from copy.rest
+        for level in range(len(self.tiers)):
+            for copy in self.state.under_way(level):
+                yield copy
+                yield from copy.rest

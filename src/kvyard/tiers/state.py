@@ -75,6 +75,11 @@ class OffloadState:
             self.counters.cross_worker_blocks += tier.foreign(copy) * layout.chunk
         tier.submit(now, copy)
 
+    def under_way(self, level: int) -> list[Copy]:
+        """This worker's copies on the link of tier ``level`` that have not been delivered."""
+        copies = [copy for copy in self.tiers[level].under_way.values() if copy.inbox is self.inbox]
+        return copies + [copy for copy in self.inbox if copy.level == level]
+
     @property
     def landings(self) -> int:
         """Changes when anything lands in a tier of this worker, its own or another's."""

@@ -11,9 +11,8 @@ All work is per run. A store knows no links, no requests, and only the time it i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.spans import Spans, overlaps, without
@@ -21,7 +20,7 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
-from kvyard.hashing import Keys, Run
+from kvyard.hashing import Keys
 from kvyard.tiers.pages import PageRange, PendingPages, total_pages
 
 
@@ -54,7 +53,16 @@ class TierStore:
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that are here and whole."""
-        return spans_of(self.pool.maps[group], keys, limit)
+        nodes, at = self.pool.maps[group].walk(keys, min(limit, len(keys)))
+        spans: list[tuple[int, int]] = []
+        for node in nodes:
+            if node.copies:
+                stop = node.stop if node.stop < at else at
+                if spans and spans[-1][1] == node.start:
+                    spans[-1] = (spans[-1][0], stop)
+                else:
+                    spans.append((node.start, stop))
+        return spans
 
     def on_the_way(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that a transfer is bringing."""
@@ -190,10 +198,6 @@ class TierStore:
         """Pages that hold something, or are reserved for it."""
         return self.num_pages - self.pool.unnamed
 
-    def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
-        """Everything resident, per group: what a late listener must be told."""
-        return self.pool.snapshot()
-
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless pages are conserved (I2), counts are true (I1) and pending is what holds say."""
         references = Counter(extent for held in self.pool.holds for extent in held)
@@ -218,17 +222,3 @@ def enter_pages(pool: Pool, piece: PageRange, held: Table) -> None:
             if node is not None and node.chain is chain:
                 # What outlives the request lets go of the rest of its chain.
                 resident.detach(node, chain)
-
-
-def spans_of(cache_map: CacheMap, keys: Keys, limit: int) -> Spans:
-    """The intervals of a chain's first ``limit`` pages that ``cache_map`` has copies of."""
-    nodes, at = cache_map.walk(keys, min(limit, len(keys)))
-    spans: list[tuple[int, int]] = []
-    for node in nodes:
-        if node.copies:
-            stop = node.stop if node.stop < at else at
-            if spans and spans[-1][1] == node.start:
-                spans[-1] = (spans[-1][0], stop)
-            else:
-                spans.append((node.start, stop))
-    return spans

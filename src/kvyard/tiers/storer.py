@@ -93,7 +93,7 @@ class Storer:
             state.counters.refused += 1
             return True
         batches = self.batches(pieces)
-        far = state.first.reserve(_joined(batches))
+        far = state.first.reserve([piece for batch in batches for piece in batch])
         if far is None:
             state.counters.tiers[0].no_room += 1
             self._tried = state.landings
@@ -212,15 +212,10 @@ class Storer:
         self._closed = True
         self.waiting.clear()
         store, pool = self.state.first, self.state.layout.pool
-        for first in (*self.state.tiers[0].under_way.values(), *self.state.inbox):
-            if first.inbox is self.state.inbox:
-                for copy in first.rest:
-                    for piece, held in zip(copy.pieces, copy.far):
-                        store.cancel(piece, held)
-                    for held in copy.near:
-                        pool.let_go(held)
-                first.rest = []
-
-
-def _joined(batches: list[list[PageRange]]) -> list[PageRange]:
-    return batches[0] if len(batches) == 1 else [piece for batch in batches for piece in batch]
+        for first in self.state.under_way(0):
+            for copy in first.rest:
+                for piece, held in zip(copy.pieces, copy.far):
+                    store.cancel(piece, held)
+                for held in copy.near:
+                    pool.let_go(held)
+            first.rest = []

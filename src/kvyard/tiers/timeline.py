@@ -35,7 +35,8 @@ class Timeline:
         """``sink`` is told what shared tiers hold."""
         self._sink = sink
         self._contract: Contract | None = None
-        self._members: list[str] = []
+        self.members: list[str] = []
+        """Who has joined, in that order."""
         self._tiers: dict[Tier, tuple[TierConfig, LinkedTier]] = {}
         self._private: list[LinkedTier] = []
         """The members' own tiers, in the order in which they joined."""
@@ -43,11 +44,6 @@ class Timeline:
         self._queues: list[CopyQueue] = []
         """All of them, in the order in which they land what is due at one instant."""
         self._process = os.getpid()
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Who has joined, in that order."""
-        return tuple(self._members)
 
     def join(
         self, name: str, layout: PageLayout, config: OffloadConfig, private: Sequence[LinkedTier]
@@ -58,7 +54,7 @@ class Timeline:
         """
         if os.getpid() != self._process:
             self._refuse_process()
-        if not name or name in self._members:
+        if not name or name in self.members:
             raise ConfigError(f"a worker that shares a tier needs a name of its own, and {name!r} is taken or empty")
         shared = {tier: wanted for tier, wanted in config.levels if wanted.scope == "shared"}
         if self._contract is None:
@@ -69,7 +65,7 @@ class Timeline:
             self._contract = layout.contract
         else:
             self._compare(name, layout.contract, shared)
-        self._members.append(name)
+        self.members.append(name)
         self._private += private
         self._order()
         return {tier: linked for tier, (_, linked) in self._tiers.items()}
@@ -87,7 +83,7 @@ class Timeline:
 
     def _compare(self, name: str, contract: Contract, shared: dict[Tier, TierConfig]) -> None:
         """Raise ``ConfigError`` unless the newcomer has what the first worker has."""
-        first = self._members[0]
+        first = self.members[0]
         for field in Contract.__struct_fields__:
             new, old = getattr(contract, field), getattr(self._contract, field)
             if new != old:
