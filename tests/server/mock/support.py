@@ -70,11 +70,11 @@ class Served:
         assert not self._thread.is_alive()
         assert self._failure is None, self._failure
 
-    def inside(self, deed: Callable[[], Any]) -> Any:
-        """Have ``deed`` done on the fleet's loop."""
+    def inside(self, action: Callable[[], Any]) -> Any:
+        """Have ``action`` done on the fleet's loop."""
 
         async def done() -> Any:
-            return deed()
+            return action()
 
         loop = self.fleet._loop
         assert loop is not None

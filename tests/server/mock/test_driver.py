@@ -70,7 +70,7 @@ def overheard(watcher: Any, log: Log) -> None:
         setattr(watcher, name, partial(both, getattr(log, name), getattr(watcher, name)))
 
 
-def offline(config: EngineConfig, ranks: int, deeds: list[tuple[int, str, Job, int]], plans: bool) -> list[Log]:
+def offline(config: EngineConfig, ranks: int, actions: list[tuple[int, str, Job, int]], plans: bool) -> list[Log]:
     """The same stamps in virtual time, with jobs made anew."""
     logs = [Log() for _ in range(ranks)]
     cores = [
@@ -85,7 +85,7 @@ def offline(config: EngineConfig, ranks: int, deeds: list[tuple[int, str, Job, i
     ]
     engine = Ranks(cores)
     made: dict[str, Job] = {}
-    waiting = deque(deeds)
+    waiting = deque(actions)
     while True:
         due = engine.next_decision()
         if waiting and (due is None or waiting[0][0] < due):
@@ -94,8 +94,8 @@ def offline(config: EngineConfig, ranks: int, deeds: list[tuple[int, str, Job, i
             return logs
         engine.advance(due)
         while waiting and waiting[0][0] <= due:
-            stamp, deed, job, rank = waiting.popleft()
-            if deed == "cancel":
+            stamp, action, job, rank = waiting.popleft()
+            if action == "cancel":
                 engine.cancel(made[job.id], due, rank)
                 continue
             tokens = list(job.chain.tokens)
@@ -115,11 +115,11 @@ def offline(config: EngineConfig, ranks: int, deeds: list[tuple[int, str, Job, i
 @pytest.mark.parametrize("engine", [TIGHT, TIERED], ids=["device", "tiers"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_live_is_offline(engine: dict[str, Any], ranks: int) -> None:
-    deeds: list[tuple[int, str, Job, int]] = []
+    actions: list[tuple[int, str, Job, int]] = []
     logs = [Log() for _ in range(ranks)]
 
     def journal(number: int) -> Any:
-        return lambda *deed: deeds.append(deed)
+        return lambda *action: actions.append(action)
 
     with Served(engine=engine, dp_size=ranks, speed=5.0, journal=journal, events_endpoint=LOOPBACK) as served:
         for watcher, log in zip(served.fleet.workers[0].watchers, logs):
@@ -145,13 +145,13 @@ def test_live_is_offline(engine: dict[str, Any], ranks: int) -> None:
         served.check()
         # What is on its way to the host has to land before the logs can be compared.
         eventually(lambda: served.inside(lambda: served.fleet.workers[0].engine.next_decision() is None))
-    assert sum(deed == "submit" for _, deed, _, _ in deeds) == 32
-    assert [stamp for stamp, *_ in deeds] == sorted(stamp for stamp, *_ in deeds)
-    seen = Counter(line[0] for log in logs for line in log.lines) + Counter(deed for _, deed, _, _ in deeds)
+    assert sum(action == "submit" for _, action, _, _ in actions) == 32
+    assert [stamp for stamp, *_ in actions] == sorted(stamp for stamp, *_ in actions)
+    seen = Counter(line[0] for log in logs for line in log.lines) + Counter(action for _, action, _, _ in actions)
     assert seen["announced"] and seen["ended"] == 32, seen
     config = EngineConfig(**{**ENGINE, **engine})
     for plans in (False, True):
-        for live, again in zip(logs, offline(config, ranks, deeds, plans)):
+        for live, again in zip(logs, offline(config, ranks, actions, plans)):
             if not plans:
                 assert live.lines == again.lines
             else:  # blocks announced in the middle of a plan are told when it is carried out

@@ -137,10 +137,10 @@ class TestAnInputThatDiffersShows:
 
     def test_another_stamp(self, performed: Rehearsed) -> None:
         assert performed.recording is not None
-        deeds = [list(some) for some in performed.recording.deeds]
-        first = deeds[1][0]
-        deeds[1][0] = msgspec.structs.replace(first, stamp=first.stamp - 1_000_000)
-        changed = tampered(performed, deeds=deeds)
+        actions = [list(some) for some in performed.recording.actions]
+        first = actions[1][0]
+        actions[1][0] = msgspec.structs.replace(first, stamp=first.stamp - 1_000_000)
+        changed = tampered(performed, actions=actions)
         assert not again(changed).equal
         # Its own admission is the first thing that moves.
         offline = Offline(changed, Scripts(short(), LiveConfig()).of)

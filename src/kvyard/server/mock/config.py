@@ -134,7 +134,7 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
     given = SETTINGS.parse(settings)
     engine = {name: value for name, value in given.items() if name in OF_AN_ENGINE}
     if "model" in given:
-        given.setdefault("served_model_name", Path(given["model"]).stem)
+        given.setdefault("served_model_name", Path(given["model"]).name.removesuffix(".json"))
         if "gpu_memory" not in given:
             engine.setdefault("num_gpu_blocks", EngineConfig().num_gpu_blocks)
     else:

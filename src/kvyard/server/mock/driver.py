@@ -17,7 +17,7 @@ from kvyard.engine.ranks import Ranks
 AT_ONCE = 64
 """Instants carried out before others get their turn."""
 
-Deed = Callable[[int], None]
+Action = Callable[[int], None]
 Journal = Callable[[int, str, Job, int], None]
 """Told (stamp, ``submit`` or ``cancel``, job, rank) in the order in which things are carried out."""
 
@@ -42,7 +42,7 @@ class EngineDriver:
         self._settled = settled
         self._lagged = lagged
         self._journal = journal
-        self._inbox: deque[tuple[int, Deed]] = deque()
+        self._inbox: deque[tuple[int, Action]] = deque()
         self._horizon = clock.now()
         """Everything up to here is carried out."""
         self._timer: asyncio.Handle | None = None
@@ -61,30 +61,30 @@ class EngineDriver:
     def submit(self, job: Job, rank: int = 0) -> int:
         """``job`` arrives now; returns its stamp."""
 
-        def deed(now: int) -> None:
+        def action(now: int) -> None:
             job.arrival = now
             if self._journal is not None:
                 self._journal(now, "submit", job, rank)
             self.engine.submit(job, now, rank)
 
-        return self.receive(deed)
+        return self.receive(action)
 
     def cancel(self, job: Job, rank: int = 0) -> int:
         """``job`` is given up now."""
 
-        def deed(now: int) -> None:
+        def action(now: int) -> None:
             if self._journal is not None:
                 self._journal(now, "cancel", job, rank)
             self.engine.cancel(job, now, rank)
 
-        return self.receive(deed)
+        return self.receive(action)
 
-    def receive(self, deed: Deed) -> int:
-        """Have ``deed`` done at its stamp, which is returned."""
+    def receive(self, action: Action) -> int:
+        """Have ``action`` done at its stamp, which is returned."""
         stamp = max(self.now(), self._horizon + 1)
         if self._inbox:
             stamp = max(stamp, self._inbox[-1][0])
-        self._inbox.append((stamp, deed))
+        self._inbox.append((stamp, action))
         self._wake(0)
         return stamp
 

@@ -178,10 +178,10 @@ class MockFleet:
                 await pause(0.05)
         return listen(self._host, number)
 
-    def _do_later(self, seconds: float, deed: Any, number: int) -> None:
+    def _do_later(self, seconds: float, action: Any, number: int) -> None:
         async def later() -> None:
             await pause(seconds)
-            await deed(number)
+            await action(number)
 
         task = asyncio.create_task(later())
         self._tasks.add(task)

@@ -249,12 +249,12 @@ class MockRoutes:
             raise refuse("seconds must be from 0 to 86400", "seconds")
         return body.seconds
 
-    def _later(self, deed: Any) -> None:
+    def _later(self, action: Any) -> None:
         """Do it once this request is answered, or cut."""
 
         async def soon() -> None:
             await pause(0.05)
-            await deed
+            await action
 
         task = asyncio.create_task(soon())
         self._tasks.add(task)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from kvyard.server.mock.fleet import MockFleet
 
 
+SUMMED = ("finished", "failed", "refused", "cancelled", "prompt_tokens", "output_tokens")
+"""Counters of a tally whose sums over workers are the fleet's."""
+
+
 class MockSource:
     """Looks at a fleet."""
 
@@ -52,14 +56,9 @@ class MockSource:
         shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports)]
         tallies = [worker.tally for worker in workers]
         totals = Totals(
+            **{name: sum(getattr(one, name) for one in tallies) for name in SUMMED},
             requests=sum(one.came for one in tallies),
-            finished=sum(one.finished for one in tallies),
-            failed=sum(one.failed for one in tallies),
-            refused=sum(one.refused for one in tallies),
-            cancelled=sum(one.cancelled for one in tallies),
             under_way=sum(worker.load for worker in workers),
-            prompt_tokens=sum(one.prompt_tokens for one in tallies),
-            output_tokens=sum(one.output_tokens for one in tallies),
             prompts={name: sum(worker.prompts[name] for worker in shown) for name in prompt_sources()},
             ttft=recent.first_tokens.latency(now),
         )

@@ -260,10 +260,10 @@ class MockWorker:
     def reset(self, done: Callable[[bool], None]) -> None:
         """Forget what is cached on the device, unless somebody uses it; ``done`` is told whether it was."""
 
-        def deed(now: int) -> None:
+        def action(now: int) -> None:
             done(all([core.scheduler.manager.reset() for core in self.cores]))
 
-        self.driver.receive(deed)
+        self.driver.receive(action)
 
     def stall(self, seconds: float) -> None:
         """Let the engine stand still for so many real seconds."""

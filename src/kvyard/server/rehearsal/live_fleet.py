@@ -32,7 +32,7 @@ from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.fleet import MockFleet
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
-from kvyard.server.rehearsal.recording import Deed, LiveRecording
+from kvyard.server.rehearsal.recording import EngineAction, LiveRecording
 from kvyard.server.running import HttpServer, listen
 
 ANY = "tcp://127.0.0.1:0"
@@ -52,8 +52,8 @@ class LiveFleet:
         """Binds ports, starts nothing. Raises ``KvyardError`` for what a live fleet can't be."""
         self.config = config
         self.fleet_config = fleet_config(config, speed)
-        self._deeds: list[list[Deed]] = [[] for _ in range(self.fleet_config.workers)]
-        self.fleet = MockFleet(self.fleet_config, journal=self._keep_deeds if recorded else None)
+        self._actions: list[list[EngineAction]] = [[] for _ in range(self.fleet_config.workers)]
+        self.fleet = MockFleet(self.fleet_config, journal=self._keep_actions if recorded else None)
         self.logs: list[list[EngineLog]] = []
         self._recorded = recorded
         self._entries: list[AnyEntry] = []
@@ -82,9 +82,9 @@ class LiveFleet:
         """The gateway itself."""
         return self._gateway
 
-    def _keep_deeds(self, number: int) -> Journal:
-        deeds = self._deeds[number]
-        return lambda stamp, what, job, rank: deeds.append(Deed.of(stamp, what, job, rank))
+    def _keep_actions(self, number: int) -> Journal:
+        actions = self._actions[number]
+        return lambda stamp, what, job, rank: actions.append(EngineAction.of(stamp, what, job, rank))
 
     async def __aenter__(self) -> LiveFleet:
         from kvyard.server.gateway.routes import build
@@ -193,7 +193,7 @@ class LiveFleet:
             fleet=self.fleet_config,
             gateway=self.gateway_config,
             entries=entries,
-            deeds=[list(deeds) for deeds in self._deeds],
+            actions=[list(actions) for actions in self._actions],
             answers={name: answer for one in every for name, answer in one.answers.items()},
             log=log,
             first={name: at for one in every for name, at in one.first.items()},

@@ -166,8 +166,8 @@ class EngineLog(Watcher):
             if isinstance(event, Cleared):
                 counts["cleared"] += 1
             else:
-                deed = "stored" if isinstance(event, Stored) else "removed"
-                counts[f"{deed} {event.tier.name}"] += len(event.hashes)
+                action = "stored" if isinstance(event, Stored) else "removed"
+                counts[f"{action} {event.tier.name}"] += len(event.hashes)
         facts: dict[str, object] = {"sequence": batch.seq, **dict(sorted(counts.items()))}
         self.lines.append(LogLine(now, "announced", "", facts | {"digest": xxhash.xxh3_64_hexdigest(payload)}))
 

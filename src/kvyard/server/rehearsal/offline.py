@@ -40,7 +40,7 @@ from kvyard.router.entries import (
 from kvyard.router.journal import JournaledIndexer
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
-from kvyard.server.rehearsal.recording import Deed, LiveRecording, RecordedPrompt
+from kvyard.server.rehearsal.recording import EngineAction, LiveRecording, RecordedPrompt
 
 Prompts = Callable[[str], RecordedPrompt]
 """A request's prompt by its id."""
@@ -61,7 +61,7 @@ class OfflineEngine:
         self.logs = [EngineLog() for _ in self.worker.cores]
         self.present: set[str] = set()
         """Requests that the router has sent here."""
-        self._deeds = deque(recording.deeds[number])
+        self._actions = deque(recording.actions[number])
         self._answers = recording.answers
         self._prompts = prompts
         self._jobs: dict[str, object] = {}
@@ -102,32 +102,32 @@ class OfflineEngine:
 
     def _step(self) -> bool:
         """Carry out the next instant; returns whether there was one."""
-        engine, deeds = self.worker.engine, self._deeds
+        engine, actions = self.worker.engine, self._actions
         now = engine.next_decision()
-        if deeds and (now is None or deeds[0].stamp < now):
-            now = deeds[0].stamp
+        if actions and (now is None or actions[0].stamp < now):
+            now = actions[0].stamp
         if now is None:
             return False
         engine.advance(now)
-        while deeds and deeds[0].stamp <= now:
-            self._do(deeds.popleft(), now)
+        while actions and actions[0].stamp <= now:
+            self._do(actions.popleft(), now)
         engine.begin(now)
         return True
 
-    def _do(self, deed: Deed, now: int) -> None:
-        if deed.what == "cancel":
-            job = self._jobs[deed.job]
-            self.worker.engine.cancel(job, now, deed.rank)  # type: ignore[arg-type]
+    def _do(self, action: EngineAction, now: int) -> None:
+        if action.what == "cancel":
+            job = self._jobs[action.job]
+            self.worker.engine.cancel(job, now, action.rank)  # type: ignore[arg-type]
             return
-        if deed.request not in self.present:
-            raise Apart(f"{self.worker.name} was sent {deed.request} live, and isn't offline")
-        prompt = self._prompts(deed.request)
-        known = self._answers.get(deed.job, [])
-        answer = known + [0] * (deed.max_tokens - len(known))  # one that was given up had more to say
-        job = self.worker.make_job(deed.job, prompt.tokens, answer, Namespace(salt=prompt.salt), deed.priority)
+        if action.request not in self.present:
+            raise Apart(f"{self.worker.name} was sent {action.request} live, and isn't offline")
+        prompt = self._prompts(action.request)
+        known = self._answers.get(action.job, [])
+        answer = known + [0] * (action.max_tokens - len(known))  # one that was given up had more to say
+        job = self.worker.make_job(action.job, prompt.tokens, answer, Namespace(salt=prompt.salt), action.priority)
         job.arrival = now
-        self._jobs[deed.job] = job
-        self.worker.engine.submit(job, now, deed.rank)
+        self._jobs[action.job] = job
+        self.worker.engine.submit(job, now, action.rank)
 
 
 class Offline:

@@ -16,7 +16,7 @@ from kvyard.server.mock.config import MockConfig
 from kvyard.server.rehearsal.log import Log, request_of
 
 
-class Deed(msgspec.Struct, frozen=True, gc=False):
+class EngineAction(msgspec.Struct, frozen=True, gc=False):
     """Something that was asked of an engine, with the stamp it got on receipt."""
 
     stamp: int
@@ -29,7 +29,7 @@ class Deed(msgspec.Struct, frozen=True, gc=False):
     priority: int
 
     @classmethod
-    def of(cls, stamp: int, what: str, job: Job, rank: int) -> Deed:
+    def of(cls, stamp: int, what: str, job: Job, rank: int) -> EngineAction:
         """That of a mock's journal."""
         return cls(stamp, what, job.id, request_of(job), rank, job.max_tokens, job.priority)
 
@@ -49,7 +49,7 @@ class LiveRecording(msgspec.Struct, kw_only=True):
     gateway: GatewayConfig
     entries: list[AnyEntry]
     """The router's journal."""
-    deeds: list[list[Deed]]
+    actions: list[list[EngineAction]]
     """By worker, in the order in which they were carried out."""
     answers: dict[str, list[int]]
     """What each job produced, by its id: a mock's words are an input too."""

@@ -1,0 +1,50 @@
+"""What no fleet can be, and where workers have their ports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.server.mock.support import ENGINE
+
+from kvyard.engine.config import EngineConfig
+from kvyard.errors import KvyardError
+from kvyard.server.mock.config import MockConfig, make_config
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        ({"workers": 0}, "workers"),
+        ({"speed": 0}, "speed"),
+        ({"replay_endpoint": "tcp://*:5558"}, "events endpoint"),
+        ({"events_endpoint": "ipc:///tmp/x", "dp_size": 2}, "rank 1"),
+        ({"events_endpoint": "nonsense"}, "not an endpoint"),
+        ({"events_endpoint": "tcp://*:65534", "workers": 3}, "port"),
+        ({"events_endpoint": "tcp://h:1", "events_connect": True, "workers": 2}, "{worker}"),
+        ({"tool_call_rate": 2}, "tool_call_rate"),
+    ],
+)
+def test_what_no_fleet_can_be(given_: dict[str, Any], words: str) -> None:
+    with pytest.raises(KvyardError, match=words):
+        MockConfig(engine=EngineConfig(**ENGINE), **given_).check()
+
+
+def test_workers_and_ranks_have_ports_of_their_own() -> None:
+    config = MockConfig(engine=EngineConfig(**ENGINE), workers=3, dp_size=2, events_endpoint="tcp://*:5557")
+    assert [config.endpoint_of("tcp://*:5557", worker) for worker in range(3)] == [
+        "tcp://*:5557",
+        "tcp://*:5559",
+        "tcp://*:5561",
+    ]
+    assert config.endpoint_of("tcp://127.0.0.1:0", 2) == "tcp://127.0.0.1:0"
+
+
+def test_flat_settings_describe_a_fleet() -> None:
+    made = make_config({"model": "llama-3.1-8b", "data_parallel_size": "2", "seed": 3, "speed": "2"})
+    assert (made.served_model_name, made.dp_size, made.speed, made.engine.seed) == ("llama-3.1-8b", 2, 2.0, 3)
+    assert made.engine.num_gpu_blocks == 16384
+    plain = make_config({})
+    assert (plain.served_model_name, plain.engine.block_size, plain.engine.max_model_len) == ("mock", 16, 32_768)
+    with pytest.raises(KvyardError, match="did you mean max_num_seqs"):
+        make_config({"max_num_seq": 1})
