@@ -317,16 +317,6 @@ class TestRefusals:
 
 
 class TestStats:
-    def test_counts_and_the_last_bad_payload(self):
-        decoder = Decoder(keep_bytes=8)
-        decoder.decode(array(stored([1, 2, 3]), ["BlockRemoved", [1, 2]]))
-        bad = array(["Mystery"], ["BlockRemoved", [1], "GPU", -1])
-        decoder.decode(bad)
-        stats = decoder.stats
-        assert (stats.payloads, stats.events, stats.stored_blocks, stats.removed_blocks) == (2, 2, 3, 2)
-        assert stats.problems == {"unknown": 1, "group": 1} and stats.unknown == {"Mystery": 1}
-        assert stats.last_bad == bad[:8] and stats.last_bad_size == len(bad) and "group -1" in stats.last_reason
-
     def test_names_of_unknown_kinds_are_bounded(self):
         decoder = Decoder()
         for at in range(1000):

@@ -32,7 +32,6 @@ def flip_bytes(dialect: str, count: int, seed: int) -> None:
     for at in range(count):
         payload = fuzzing.mutate(rng, payloads[at % len(payloads)], payloads)
         fuzzing.check(decoder.decode(payload), decoder)
-    assert decoder.stats.payloads == count
 
 
 def corrupt_one_event(count: int, seed: int) -> None:

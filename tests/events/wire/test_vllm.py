@@ -73,7 +73,7 @@ def test_nothing_was_read_the_slow_way():
     decoder = Decoder()
     for case in CASES:
         decoder.decode(bytes.fromhex(case["hex"]))
-    assert decoder.stats.slow_payloads == 0 and decoder.stats.dialects == {"map": len(CASES)}
+    assert decoder.stats.slow_payloads == 0
 
 
 def vllm_python() -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.clock import SECOND, Clock, WallClock
+from kvyard.clock import SECOND, WallClock
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.endpoint import at_rank, is_bound
 from kvyard.events.transport.frames import Frame
@@ -63,8 +63,6 @@ class Outlet:
         hwm: int = 100_000,
         bind: bool | None = None,
         counts_subscribers: bool = False,
-        clock: Clock | None = None,
-        context: Any = None,
     ) -> None:
         """Nothing is opened yet. ``bind`` says whether the stream's address is bound or connected to, where that isn't for the
         address to say. Raises ``KvyardError`` for endpoints that ``rank`` can't have.
@@ -79,8 +77,7 @@ class Outlet:
         self._hwm = hwm
         self._bind = bind
         self._counts_subscribers = counts_subscribers
-        self._clock = clock or WallClock()
-        self._context = context
+        self._clock = WallClock()
         self._pub: Any = None
         self._router: Any = None
         self._answers: deque[_Unsent] = deque()
@@ -88,7 +85,7 @@ class Outlet:
     def open(self) -> None:
         """Bind or connect. Raises ``KvyardError`` without pyzmq, or where an address can't be had; then nothing is open."""
         zmq = require()
-        context = self._context or zmq.Context.instance()
+        context = zmq.Context.instance()
         try:
             self._pub = context.socket(zmq.XPUB if self._counts_subscribers else zmq.PUB)
             if self._counts_subscribers:

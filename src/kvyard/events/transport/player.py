@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kvyard.clock import MS, Clock, WallClock, from_seconds
+from kvyard.clock import MS, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.faults import Faults
 from kvyard.events.recording import Recorded
@@ -34,7 +34,6 @@ class Player(Relay):
         replay: str | None = None,
         speed: float = 1.0,
         faults: Faults | None = None,
-        clock: Clock | None = None,
     ) -> None:
         """``speed`` scales the pace; 0 is as fast as can be. Raises ``KvyardError`` for a negative one or a bad endpoint."""
         if speed < 0:
@@ -42,7 +41,7 @@ class Player(Relay):
         super().__init__(endpoint, faults or Faults(), replay=replay, counts_subscribers=True)
         self.counters = PlayCounters()
         self._speed = speed
-        self._clock = clock or WallClock()
+        self._clock = WallClock()
         self._waker = Waker()
 
     @property

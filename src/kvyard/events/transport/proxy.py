@@ -23,13 +23,10 @@ from kvyard.events.transport.zeromq import attach, require
 class FaultProxy(Relay):
     """Subscribes to ``upstream`` and publishes at ``endpoint``, in a thread of its own."""
 
-    def __init__(
-        self, upstream: str, endpoint: str, faults: Faults, *, replay: str | None = None, context: Any = None
-    ) -> None:
+    def __init__(self, upstream: str, endpoint: str, faults: Faults, *, replay: str | None = None) -> None:
         """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
-        super().__init__(endpoint, faults, replay=replay, context=context)
+        super().__init__(endpoint, faults, replay=replay)
         self._upstream = check(upstream)
-        self._context = context
         self._sub: Any = None
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
@@ -42,7 +39,7 @@ class FaultProxy(Relay):
         zmq = require()
         self.outlet.open()
         try:
-            self._sub = (self._context or zmq.Context.instance()).socket(zmq.SUB)
+            self._sub = zmq.Context.instance().socket(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, 0)
             self._sub.setsockopt(zmq.SUBSCRIBE, b"")
             attach(self._sub, self._upstream, is_bound_by_subscriber(self._upstream))

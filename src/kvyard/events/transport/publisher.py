@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
-from kvyard.clock import Clock, WallClock
+from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
 from kvyard.events.outbox import Outbox
 from kvyard.events.transport.archive import Archive
@@ -44,8 +43,6 @@ class Publisher:
         buffer_steps: int = 10_000,
         max_events: int = 100_000,
         snapshots: bool = True,
-        clock: Clock | None = None,
-        context: Any = None,
     ) -> None:
         """Nothing is opened or started yet.
 
@@ -66,7 +63,7 @@ class Publisher:
         """Asked of every batch, in the thread: one that is withheld is kept for replay and not sent. For tests of readers."""
         self._recover = recover
         self._topic = topic.encode()
-        self._clock = clock or WallClock.since_epoch()
+        self._clock = WallClock.since_epoch()
         self._encoder = Encoder(dialect, integers=integers)
         self._archive = Archive(
             topic=self._topic,
@@ -77,7 +74,7 @@ class Publisher:
             integers=integers,
         )
         self._outbox = Outbox(recover, max_events)
-        self._outlet = Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, bind=bind, context=context)
+        self._outlet = Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, bind=bind)
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
         self._stopping = self._aborting = self._failed = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from kvyard.clock import MS, Clock, WallClock
 from kvyard.errors import KvyardError
@@ -60,13 +59,13 @@ def _messages(
                 yield clock.now(), parts
 
 
-def fetch_replay(endpoint: str, start: int = 0, *, timeout: float = 2.0, context: Any = None) -> Iterator[Frame]:
+def fetch_replay(endpoint: str, start: int = 0, *, timeout: float = 2.0) -> Iterator[Frame]:
     """The batches from sequence ``start`` on that the publisher at ``endpoint`` still has.
 
     Raises ``KvyardError`` where it is silent for ``timeout`` seconds before it said that this was all.
     """
     zmq = require()
-    with (context or zmq.Context.instance()).socket(zmq.DEALER) as dealer:
+    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, 0)
         attach(dealer, check(endpoint), bind=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvyard.clock import WallClock
 from kvyard.events.faults import FaultCounters, Faults, Injector
 from kvyard.events.mirror import Mirror
@@ -22,13 +20,11 @@ class Relay:
         faults: Faults,
         *,
         replay: str | None,
-        batches: int = 10_000,
         counts_subscribers: bool = False,
-        context: Any = None,
     ) -> None:
         """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
-        archive = Archive(topic=None, epoch=WallClock.since_epoch().now(), batches=batches)
-        self.outlet = Outlet(endpoint, archive, replay=replay, counts_subscribers=counts_subscribers, context=context)
+        archive = Archive(topic=None, epoch=WallClock.since_epoch().now())
+        self.outlet = Outlet(endpoint, archive, replay=replay, counts_subscribers=counts_subscribers)
         self._injector = Injector(faults)
         self._decoder = Decoder()
 

@@ -33,12 +33,12 @@ class SubscriberSockets:
         self._monitor: Any = None
         self._dealers: dict[int, Any] = {}
 
-    def open(self, context: Any = None) -> None:
+    def open(self) -> None:
         """Subscribe; to be called on the event loop. Raises ``KvyardError``, with nothing left open, where that fails."""
         zmq = require()
         import zmq.asyncio  # noqa: F811
 
-        self._context = zmq.asyncio.Context(context or zmq.Context.instance())
+        self._context = zmq.asyncio.Context(zmq.Context.instance())
         try:
             self._sub = self._context.socket(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, self._hwm)

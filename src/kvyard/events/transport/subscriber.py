@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any
 
 from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
@@ -29,19 +28,16 @@ class Subscriber:
         topic: str = "",
         rank: int = 0,
         dialect: str = "auto",
-        narrow: bool = False,
         hwm: int = 100_000,
         limits: Limits | None = None,
         stream: str | None = None,
         clock: Clock | None = None,
-        context: Any = None,
     ) -> None:
         """Nothing is opened yet.
 
         ``replay`` is where the publisher answers for what was missed; without it a gap makes the stream stale. ``topic`` is
-        a prefix. ``rank`` moves both endpoints. ``dialect`` and ``narrow`` are the decoder's. ``stream`` names what comes
-        out, the endpoint unless given. ``context`` is an ordinary one of pyzmq, whose sockets are then awaited. Raises
-        ``KvyardError`` for what can't be an endpoint or a dialect.
+        a prefix. ``rank`` moves both endpoints. ``dialect`` is the decoder's. ``stream`` names what comes
+        out, the endpoint unless given. Raises ``KvyardError`` for what can't be an endpoint or a dialect.
         """
         Decoder(dialect)  # refuses an unknown one here, where the caller can act on it
         self._sockets = SubscriberSockets(endpoint, replay=replay, topic=topic, rank=rank, hwm=hwm)
@@ -50,10 +46,9 @@ class Subscriber:
             source=replay is not None,
             prefix=topic,
             limits=limits,
-            decoder=lambda: Decoder(dialect, narrow=narrow),
+            decoder=lambda: Decoder(dialect),
         )
         self._clock = clock or WallClock()
-        self._context = context
         self._open = self._opened = False
 
     @property
@@ -81,7 +76,7 @@ class Subscriber:
         """
         if self._opened:
             raise KvyardError("a subscriber opens once: make another")
-        self._sockets.open(self._context)
+        self._sockets.open()
         self._open = self._opened = True
         self.subscription.start(self._clock.now())
         return self

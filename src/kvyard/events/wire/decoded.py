@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvyard.events.types import Event, Removed, Stored
+from kvyard.events.types import Event
 
 PAYLOAD = "payload"
 """Nothing of the payload could be read."""
@@ -88,48 +88,14 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeStats(msgspec.Struct):
-    """Counts over all payloads of a decoder, and the last bad one for inspection."""
+    """What a decoder met besides problems."""
 
-    payloads: int = 0
-    payload_bytes: int = 0
-    events: int = 0
-    stored_blocks: int = 0
-    removed_blocks: int = 0
     slow_payloads: int = 0
     """Payloads that weren't as their kind usually is, and were read event by event."""
     partial_blocks: int = 0
     """Blocks that weren't full, which TensorRT-LLM announces and no other request can share; left out."""
-    ignored: int = 0
-    """Events that change nothing we track, such as a new priority."""
-    problems: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many of each kind."""
     unknown: dict[str, int] = msgspec.field(default_factory=dict)
     """Names of unknown event kinds; only so many are kept apart."""
-    dialects: dict[str, int] = msgspec.field(default_factory=dict)
-    last_bad: bytes = b""
-    """The start of the last payload with a problem."""
-    last_bad_size: int = 0
-    last_reason: str = ""
-
-    def note(self, decoded: Decoded, payload: object, keep: int) -> None:
-        """Count ``decoded``; keep up to ``keep`` bytes of its ``payload`` if anything was wrong with it."""
-        self.payloads += 1
-        raw = payload if isinstance(payload, bytes) else b""
-        self.payload_bytes += len(raw)
-        self.events += len(decoded.events)
-        self.dialects[decoded.dialect] = self.dialects.get(decoded.dialect, 0) + 1
-        for event in decoded.events:
-            if isinstance(event, Stored):
-                self.stored_blocks += len(event.hashes)
-            elif isinstance(event, Removed):
-                self.removed_blocks += len(event.hashes)
-        if not decoded.problems:
-            return
-        for problem in decoded.problems:
-            self.problems[problem.kind] = self.problems.get(problem.kind, 0) + 1
-        self.last_reason = decoded.problems[-1].reason
-        self.last_bad = raw[:keep]
-        self.last_bad_size = len(raw)
 
     def note_unknown(self, name: str, most: int = 64) -> None:
         """Count an event of an unknown kind under its ``name``, or under "…" once ``most`` names are known."""

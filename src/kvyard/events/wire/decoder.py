@@ -13,7 +13,7 @@ MAX_BYTES = 128 << 20
 
 
 class Decoder:
-    """Reads the payloads of one stream and keeps count. Not for several threads at once."""
+    """Reads the payloads of one stream. Not for several threads at once."""
 
     def __init__(
         self,
@@ -22,7 +22,6 @@ class Decoder:
         narrow: bool = False,
         block_size: int | None = None,
         max_bytes: int = MAX_BYTES,
-        keep_bytes: int = 64 << 10,
     ) -> None:
         """``dialect`` says whose stream it is; what it can't read is tried as any other. "auto" has no preference.
 
@@ -32,7 +31,6 @@ class Decoder:
         self.dialect = dialect
         self.stats = DecodeStats()
         self._max_bytes = max_bytes
-        self._keep_bytes = keep_bytes
         readers: dict[type[PayloadReader], PayloadReader] = {}
         for name in reading_order(dialect):
             reader = WIRES.get(name).reader(narrow, block_size)
@@ -44,12 +42,10 @@ class Decoder:
         if isinstance(payload, bytearray | memoryview):
             payload = bytes(payload)
         try:
-            decoded = self._read(payload)
+            return self._read(payload)
         except Exception as error:
             # Nothing is known to get here. A consumer must outlive a bug in here all the same.
-            decoded = no_events(f"unexpected {type(error).__name__}: {error}"[:200])
-        self.stats.note(decoded, payload, self._keep_bytes)
-        return decoded
+            return no_events(f"unexpected {type(error).__name__}: {error}"[:200])
 
     def _read(self, payload: object) -> Decoded:
         if isinstance(payload, bytes):

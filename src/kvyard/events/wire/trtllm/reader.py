@@ -152,7 +152,6 @@ class TrtllmReader:
             return self._removed([self._key(key) for key in data.block_hashes], group, rank)
         move = data.cache_level
         if move is None or move.new_value == move.old_value:
-            stats.ignored += 1
             return ()
         key, new, old = self._key(data.block_hash), _tier(move.new_value), _tier(move.old_value)
         self._remember(rank, group, (key,), new)
