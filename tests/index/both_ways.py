@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from kvyard.blocks import GroupSpec
 from kvyard.events import Batcher, EventBatch
-from kvyard.events.transport.follower import Follower
 from kvyard.events.transport.frames import Frame
+from kvyard.events.transport.subscription import Follower
 from kvyard.events.types import Tier
 from kvyard.events.wire import Encoder
 from kvyard.hashing import Run

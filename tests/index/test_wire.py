@@ -16,7 +16,7 @@ from tests.index.fleet import PRESETS, Engine, prompts_of
 from kvyard.errors import KvyardError
 from kvyard.events.faults import Faults
 from kvyard.events.transport import Limits, Publisher, State
-from kvyard.events.transport.proxy import FaultProxy
+from kvyard.events.transport.relay import FaultProxy
 from kvyard.index import Holder, Identity, Indexer, Source
 
 pytestmark = pytest.mark.zmq

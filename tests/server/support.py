@@ -15,7 +15,7 @@ from kvyard.blocks import GroupSpec
 from kvyard.errors import KvyardError
 from kvyard.events.faults import Faults
 from kvyard.events.transport import Publisher
-from kvyard.events.transport.proxy import FaultProxy
+from kvyard.events.transport.relay import FaultProxy
 from kvyard.server.indexer.config import Config, convert
 from kvyard.server.indexer.routes import build
 from kvyard.server.indexer.service import Service

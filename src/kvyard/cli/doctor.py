@@ -16,14 +16,12 @@ from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
 from kvyard.hashing import Namespace, algorithm
-from kvyard.server.doctor.case import Case
+from kvyard.server.doctor.case import LIMITS, Case, ask_for_replay, play, watch
 from kvyard.server.doctor.diagnosis import Diagnosis, diagnose
-from kvyard.server.doctor.engines import Local
+from kvyard.server.doctor.engine_rules import Local
 from kvyard.server.doctor.finding import Expected
-from kvyard.server.doctor.round import Round
 from kvyard.server.doctor.template import rendered
-from kvyard.server.doctor.visit import TEXT, Questions, Visit, questions
-from kvyard.server.doctor.watching import LIMITS, ask_for_replay, play, watch
+from kvyard.server.doctor.visit import TEXT, Questions, Round, Visit, questions
 from kvyard.server.indexer.config import check_token_text, read_token
 from kvyard.server.tokens import encode_text, gather_prompt
 

@@ -20,9 +20,8 @@ from kvyard.events.faults import Faults
 from kvyard.events.recording import About, Recording, RecordingWriter
 from kvyard.events.transport import Subscriber
 from kvyard.events.transport.endpoint import SCHEMES
-from kvyard.events.transport.player import Player
-from kvyard.events.transport.proxy import FaultProxy
 from kvyard.events.transport.raw import raw_messages
+from kvyard.events.transport.relay import FaultProxy, Player
 from kvyard.events.transport.state import Origin
 from kvyard.events.wire import WIRES
 from kvyard.settings import settings_of

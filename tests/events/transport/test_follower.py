@@ -8,9 +8,9 @@ from tests.events.transport.world import TOPIC, World
 from kvyard.clock import SECOND
 from kvyard.events import Tier
 from kvyard.events.faults import Faults
-from kvyard.events.transport.follower import Follower
 from kvyard.events.transport.frames import Frame, Reply, ReplyKind, StreamHead, read_reply
 from kvyard.events.transport.state import Limits, Origin, State
+from kvyard.events.transport.subscription import Follower
 
 BAD = Limits(held_batches=5)
 

@@ -12,7 +12,7 @@ from kvyard.events import Mirror, Tier
 from kvyard.events.faults import Faults
 from kvyard.events.transport import Limits, Origin, Publisher, State, Subscriber
 from kvyard.events.transport.frames import END_SEQUENCE, SNAPSHOT_WORD
-from kvyard.events.transport.proxy import FaultProxy
+from kvyard.events.transport.relay import FaultProxy
 
 zmq = pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytestmark = pytest.mark.zmq

@@ -16,7 +16,7 @@ from kvyard.events import Mirror, Tier
 from kvyard.events.faults import Faults
 from kvyard.events.transport import Origin, State
 from kvyard.events.transport.endpoint import reachable
-from kvyard.events.transport.proxy import FaultProxy
+from kvyard.events.transport.relay import FaultProxy
 from kvyard.events.wire import Decoder
 
 # Not marked zmq: what is missing, if they are skipped, is vLLM.

@@ -8,9 +8,9 @@ from kvyard.clock import SECOND
 from kvyard.events import Batcher, EventBatch, GroupMeta, Mirror, Tier
 from kvyard.events.faults import Faults, Injector
 from kvyard.events.transport.archive import Archive
-from kvyard.events.transport.follower import Follower
 from kvyard.events.transport.frames import Frame, read_reply, request
 from kvyard.events.transport.state import Limits, State
+from kvyard.events.transport.subscription import Follower
 from kvyard.events.wire import Encoder
 from kvyard.hashing import Run
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.events.fake_map import FakeMap, token_chain
+from tests.events.transport.live import QUICK
 
 from kvyard.errors import KvyardError
 from kvyard.events import Batcher, GroupMeta, Tier
@@ -54,6 +55,7 @@ class Reader:
             tokens=[*map(int, tokens.split(","))],
             block_size=int(size),
             group=0,
+            kind="full_attention",
         )
 
 
@@ -162,13 +164,13 @@ class TestFromOutside:
 
         async def follow() -> None:
             endpoints = {"endpoint": publisher.endpoint, "replay": publisher.replay_endpoint, "stream": "s"}
-            async with Subscriber(**endpoints, dialect=dialect) as subscriber:
+            async with Subscriber(**endpoints, dialect=dialect, limits=QUICK) as subscriber:
                 while not (matched() == 3 and subscriber.state == State.FRESH):
-                    update = await subscriber.receive(5)
+                    update = await subscriber.receive()
                     assert update is not None
                     seen.append(update)
                     indexer.apply(update)
-                    if matched() == 1:  # by a snapshot; the rest comes live
+                    if matched() == 1 and batcher.counters.batches == 1:  # by a snapshot; the rest comes live
                         held.enter(Run(token_chain(1, 2, 3)), 0, Tier.G1)
                         publisher.publish(batcher.end_iteration(1), 1)
 
@@ -176,7 +178,7 @@ class TestFromOutside:
         with Publisher(anywhere, batcher.resync, replay=anywhere, dialect="lines") as publisher:
             held.enter(Run(token_chain(1)), 0, Tier.G1)
             publisher.publish(batcher.end_iteration(0), 0)
-            asyncio.run(asyncio.wait_for(follow(), 20))
+            asyncio.run(asyncio.wait_for(follow(), 30))
         assert "lines" in {update.dialect for update in seen}
 
 

@@ -277,7 +277,7 @@ def test_there_is_no_tokenize(capsys, engine: Served) -> None:
 
 
 def test_it_is_far_away_and_its_clock_is_wrong(capsys, engine: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvyard.server.doctor.engines.FAR_MS", 0.0)
+    monkeypatch.setattr("kvyard.server.doctor.engine_rules.FAR_MS", 0.0)
     with Tampered(engine.url, headers={"Date": "Sat, 01 Jan 2050 00:00:00 GMT"}) as proxy:
         seen = look(capsys, proxy.url, "--no-probe")
         assert seen.code == 0 and seen.says("clock", "s ahead of") and seen.says("far")

@@ -3,8 +3,7 @@
 ``Checker`` collects ``Facts``; ``judge`` says what they mean, as findings. The doctor uses both.
 """
 
-from kvyard.events.check.checker import Checker
-from kvyard.events.check.facts import Facts
+from kvyard.events.check.checker import Checker, Facts
 from kvyard.events.check.findings import Finding, Severity, StreamReport, Texts
 from kvyard.events.check.rules import judge
 

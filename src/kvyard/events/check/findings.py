@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.events.check.facts import Facts
+from kvyard.events.check.checker import Facts
 
 
 class Severity(StrEnum):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.events.check.facts import Facts, Occurrences
+from kvyard.events.check.checker import Facts, Occurrences
 from kvyard.events.check.findings import Finding, Severity, StreamReport, Texts
 from kvyard.events.wire import WIRES, StreamRules
 from kvyard.events.wire.format import UNKNOWN

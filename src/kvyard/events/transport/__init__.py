@@ -3,12 +3,12 @@
 Importing this doesn't import ZeroMQ; opening a socket does, and says what to install where it is missing.
 """
 
-from kvyard.events.transport.follower import Follower
 from kvyard.events.transport.frames import Frame
 from kvyard.events.transport.publisher import Publisher
 from kvyard.events.transport.raw import fetch_replay
 from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
 from kvyard.events.transport.subscriber import Subscriber
+from kvyard.events.transport.subscription import Follower
 
 __all__ = [
     "Follower",

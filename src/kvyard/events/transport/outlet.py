@@ -16,8 +16,7 @@ from kvyard.clock import SECOND, WallClock
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.endpoint import at_rank, is_bound
 from kvyard.events.transport.frames import Frame
-from kvyard.events.transport.waker import Waker
-from kvyard.events.transport.zeromq import attach, require
+from kvyard.events.transport.zeromq import Waker, attach, require
 
 SLICE = 64
 """Messages of one answer before another gets its turn."""

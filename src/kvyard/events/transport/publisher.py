@@ -19,7 +19,7 @@ from kvyard.events.outbox import Outbox
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import Frame
 from kvyard.events.transport.outlet import Outlet
-from kvyard.events.transport.waker import Waker
+from kvyard.events.transport.zeromq import Waker
 from kvyard.events.types import EventBatch
 from kvyard.events.wire import WIRES, Encoder
 

@@ -6,15 +6,149 @@ stays away for long loses batches to the socket's high-water mark, as with any s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
+from typing import Any
 
-from kvyard.clock import Clock, WallClock, from_seconds
+from kvyard.clock import MS, Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
-from kvyard.events.transport.sockets import SubscriberSockets
+from kvyard.events.transport.endpoint import at_rank, is_bound_by_subscriber
+from kvyard.events.transport.frames import request
 from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.transport.subscription import Subscription, SubscriptionCounters
+from kvyard.events.transport.zeromq import attach, require
 from kvyard.events.wire import Decoder
+
+READ_AT_ONCE = 256
+"""Messages taken from a socket before the others get their turn."""
+
+
+class SubscriberSockets:
+    """Carries messages from sockets to a ``Subscription`` and its requests to the publisher."""
+
+    def __init__(self, endpoint: str, *, replay: str | None, topic: str = "", rank: int = 0, hwm: int = 0) -> None:
+        """Raises ``KvyardError`` for endpoints that ``rank`` can't have."""
+        self.endpoint = at_rank(endpoint, rank)
+        self.replay_endpoint = None if replay is None else at_rank(replay, rank)
+        self._topic = topic.encode()
+        self._hwm = hwm
+        self._context: Any = None
+        self._sub: Any = None
+        self._monitor: Any = None
+        self._dealers: dict[int, Any] = {}
+
+    def open(self) -> None:
+        """Subscribe; to be called on the event loop. Raises ``KvyardError``, with nothing left open, where that fails."""
+        zmq = require()
+        import zmq.asyncio  # noqa: F811
+
+        self._context = zmq.asyncio.Context(zmq.Context.instance())
+        try:
+            self._sub = self._context.socket(zmq.SUB)
+            self._sub.setsockopt(zmq.RCVHWM, self._hwm)
+            self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+            # Notice a peer that vanished without closing, as machines do.
+            self._sub.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+            self._sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+            self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
+            self._monitor = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self.endpoint = attach(self._sub, self.endpoint, is_bound_by_subscriber(self.endpoint))
+        except BaseException:
+            self.close()
+            raise
+
+    async def exchange(
+        self,
+        subscription: Subscription,
+        until: int | None,
+        clock: Clock,
+        message: Callable[[Sequence[bytes], int], None] | None = None,
+    ) -> None:
+        """Make requests that are due, wait for messages up to the time ``until``, and hand in what arrived.
+
+        ``message`` takes live messages in place of the subscription. Returns early with what the first socket to have
+        something brings, or when the subscription is due.
+        """
+        now = clock.now()
+        subscription.tick(now)
+        self._adjust(subscription)
+        if subscription.updates:
+            return
+        dues = [due for due in (until, subscription.due) if due is not None]
+        ready = await self._poll(
+            [self._monitor, self._sub, *self._dealers.values()],
+            -(-max(0, min(dues) - now) // MS) if dues else None,
+        )
+        now = clock.now()
+        # Connections first: the publisher may be another one.
+        if self._monitor in ready:
+            for parts in await _read(self._monitor):
+                _note_connection(parts, subscription, now)
+        for number, dealer in list(self._dealers.items()):
+            if dealer in ready:
+                for parts in await _read(dealer):
+                    subscription.reply(number, parts, now)
+        if self._sub in ready:
+            for parts in await _read(self._sub):
+                (message or subscription.message)(parts, now)
+
+    async def connected(self, seconds: float) -> bool:
+        """Whether a publisher is there, waiting up to ``seconds`` for it; to be asked before the first ``exchange``."""
+        return bool(await self._poll([self._monitor], round(seconds * 1000)))
+
+    def close(self) -> None:
+        """Close every socket; closing twice does nothing more."""
+        for dealer in self._dealers.values():
+            dealer.close(linger=0)
+        self._dealers.clear()
+        if self._sub is not None:
+            self._sub.disable_monitor()
+            self._sub.close(linger=0)
+        if self._monitor is not None:
+            self._monitor.close(linger=0)
+        self._sub = self._monitor = None
+
+    def _adjust(self, subscription: Subscription) -> None:
+        """Send the requests that ``subscription`` wants, and drop those that it no longer does."""
+        requests, dealers = subscription.requests, self._dealers
+        for number in [number for number in dealers if number not in requests]:
+            dealers.pop(number).close(linger=0)
+        for number, wanted in requests.items():
+            if number not in dealers:
+                zmq = require()
+                dealer = dealers[number] = self._context.socket(zmq.DEALER)
+                dealer.setsockopt(zmq.RCVHWM, 0)
+                attach(dealer, str(self.replay_endpoint), bind=False)
+                dealer.send_multipart(request(wanted.word), zmq.NOBLOCK)
+
+    async def _poll(self, sockets: list[Any], ms: int | None) -> dict[Any, int]:
+        zmq = require()
+        poller = zmq.asyncio.Poller()
+        for socket in sockets:
+            poller.register(socket, zmq.POLLIN)
+        return dict(await poller.poll(ms))
+
+
+async def _read(socket: Any) -> list[list[bytes]]:
+    zmq = require()
+    found: list[list[bytes]] = []
+    while len(found) < READ_AT_ONCE:
+        try:
+            found.append(await socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            break
+    return found
+
+
+def _note_connection(parts: list[bytes], subscription: Subscription, now: int) -> None:
+    zmq = require()
+    from zmq.utils.monitor import parse_monitor_message
+
+    event = parse_monitor_message(parts)["event"]
+    if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        subscription.connected(now)
+    elif event == zmq.EVENT_DISCONNECTED:
+        subscription.disconnected()
 
 
 class Subscriber:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import ModuleType
 from typing import Any
 
@@ -38,3 +39,36 @@ def attach(socket: Any, endpoint: str, bind: bool) -> str:
         port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         return f"{endpoint.removesuffix(':0')}:{port}"
     return endpoint
+
+
+class Waker:
+    """``wake`` may be called by any thread, everything else by the one that waits."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def fileno(self) -> int:
+        """What to poll for reading."""
+        return self._read.fileno()
+
+    def wake(self) -> None:
+        """End the wait under way, or the next one. Never blocks; once closed it does nothing."""
+        try:
+            self._write.send(b"\0")
+        except OSError:
+            pass  # full: it will wake anyway
+
+    def rest(self) -> None:
+        """Forget all wakes so far."""
+        try:
+            while self._read.recv(4096):
+                pass
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Give the sockets back."""
+        self._read.close()
+        self._write.close()

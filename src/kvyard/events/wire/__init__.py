@@ -1,8 +1,7 @@
 """The wire: every engine's KV events in, ours out. See ``docs/events.md`` for what is tolerated and why."""
 
 from kvyard.events.wire.decoded import Decoded, DecodeStats, Problem
-from kvyard.events.wire.decoder import Decoder, decode
-from kvyard.events.wire.encoder import Encoder, encode
+from kvyard.events.wire.decoder import Decoder, Encoder, decode, encode
 from kvyard.events.wire.format import (
     WIRES,
     EngineGuess,

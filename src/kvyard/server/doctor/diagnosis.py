@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from kvyard.events.check import Finding
-from kvyard.server.doctor import engines, hashes, prompts, streams, together
+from kvyard.server.doctor import case_rules
 from kvyard.server.doctor.case import Case
-from kvyard.server.doctor.engines import Local
+from kvyard.server.doctor.engine_rules import Local, about_engines
 from kvyard.server.doctor.finding import Expected
 from kvyard.server.doctor.visit import Visit
 
@@ -39,21 +39,18 @@ def diagnose(
     cases: Sequence[Case], expected: Expected, visits: Sequence[Visit] = (), local: Local | None = None
 ) -> Diagnosis:
     """What is wrong, and what is good to know. Changes nothing."""
-    findings: list[Finding] = [
-        *engines.judge(visits, expected, local or Local()),
-        *together.compare(visits, cases),
-    ]
+    findings = list(about_engines(visits, cases, expected, local or Local()))
     matched: dict[str, int] = {}
     prompt = None
     for case in cases:
         prompt = case.prompt
         matched[case.name] = max((match.tokens for match in case.matches()), default=0)
         if not _heard(case):
-            findings += streams.silence(case)
+            findings += case_rules.silence(case)
             continue
         for rule in RULES:
             findings += rule(case, expected)
-    findings += hashes.between(cases)
+    findings += case_rules.seeds_differ(cases)
     findings.sort(key=lambda finding: not finding.broken)
     tokens = None if prompt is None else len(prompt)
     return Diagnosis(findings=findings, matched=matched, tokens=tokens, engines=list(visits))
@@ -65,13 +62,13 @@ def _heard(case: Case) -> bool:
 
 
 RULES: list[Callable[[Case, Expected], Iterator[Finding]]] = [
-    streams.stream,
-    streams.trust,
-    streams.clears,
-    prompts.block_size,
-    prompts.namespace,
-    prompts.text,
-    prompts.groups,
-    hashes.hashes,
+    case_rules.stream,
+    case_rules.trust,
+    case_rules.clears,
+    case_rules.block_size,
+    case_rules.namespace,
+    case_rules.text,
+    case_rules.groups,
+    case_rules.hashes,
 ]
 """In the order of the links."""
