@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,7 +130,8 @@ def query(
     if endpoint:
         from kvyard.server.indexer.transient import ask
 
-        found = ask(asked, pairs(endpoint, replay), seconds=seconds, block_size=block_size, explain=explain)
+        listening = ask(asked, pairs(endpoint, replay), seconds=seconds, block_size=block_size, explain=explain)
+        found = asyncio.run(listening)
     else:
         if replay:
             raise KvyardError("--replay belongs to --endpoint: give both, or neither to ask a service")

@@ -30,8 +30,6 @@ class FeedCounters(msgspec.Struct):
     stored: int = 0
     """Resolved and stored, repetitions included."""
     removed: int = 0
-    cleared: int = 0
-    """Events."""
     unresolved: int = 0
     """Hashes of stores without text, where no event before said it either; they wait."""
     unknown_removed: int = 0
@@ -40,8 +38,6 @@ class FeedCounters(msgspec.Struct):
     """Stored with an unknown parent; they wait."""
     refused: int = 0
     """Stores that can't be named: adapters in direct mode, extra keys without a place, another block size."""
-    partial: int = 0
-    """Entries that end inside one of their group's blocks; they serve only their engine."""
     last_refusal: str = ""
 
 
@@ -239,7 +235,6 @@ class Feed:
                 self.bridge.rest(key)
 
     def _clear(self, event: Cleared, everything: bool) -> None:
-        self.counters.cleared += 1
         if event.tier is not None:
             self.clear(event.tier)
         else:
@@ -264,8 +259,7 @@ class Feed:
             end = span.begin + (at + 1) * span.size
             width = span.size if spec is None else spec.block_size
             if end % width:
-                self.counters.partial += 1
-                continue
+                continue  # it ends inside one of its group's blocks, and serves only its engine
             if storing:
                 self.counters.stored += 1
             else:

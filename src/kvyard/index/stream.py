@@ -61,7 +61,6 @@ class FollowedStream:
         self.source = source
         self.state = State.STALE
         self.reason = "nothing heard yet"
-        self.epoch = -1
         self.seq = -1
         self.updated = 0
         """When an update last came, on the clock of the caller."""
@@ -80,7 +79,7 @@ class FollowedStream:
         if update.ts:
             self.ts = update.ts
         if update.origin is not _STATE:
-            self.epoch, self.seq = update.epoch, update.seq
+            self.seq = update.seq
             if update.replaces:
                 self.resets += 1
                 self._lost = False
@@ -95,5 +94,5 @@ class FollowedStream:
 
     def resume(self, seq: int, state: State, reason: str, ts: float, now: int) -> None:
         """Go on after batch ``seq``, up to which another index followed the stream."""
-        self.epoch, self.seq, self.state, self.reason = 0, seq, state, reason
+        self.seq, self.state, self.reason = seq, state, reason
         self.ts, self.updated = ts, now

@@ -135,11 +135,6 @@ class Directory:
 
         return translate
 
-    def slot(self, place: int) -> int | None:
-        """The slot of a place here, if it has one there."""
-        named = self.name(place)
-        return next((slot for slot, known in self.slots.items() if known == named), None)
-
 
 def owner_of(holder: Holder) -> str:
     """Whose lease covers what ``holder`` has. All ranks of a worker are one: one stream may speak for several of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -41,6 +42,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StreamRecord)
 
 
+@lru_cache(1 << 14)
 def read(text: bytes) -> StreamRecord | None:
     """A record from the server; ``None`` for what is none, so that it speaks for nothing."""
     try:

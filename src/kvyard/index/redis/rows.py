@@ -225,7 +225,8 @@ class RedisIndex:
             return
         self.session.ready()
         self.session.look(now=True)
-        slot = self.directory.slot(place)
+        named = self.directory.name(place)
+        slot = next((slot for slot, known in self.directory.slots.items() if known == named), None)
         seen: set[bytes] = set()
         cursor = b"0"
         while slot is not None:

@@ -33,7 +33,6 @@ class SessionCounters(msgspec.Struct):
     """Leases that turned out to be another replica's when we used them."""
     epochs: int = 0
     """Epochs that were begun here: servers that were empty, or may not have held what they should."""
-    acquired: int = 0
 
 
 class ReplicaSession:
@@ -112,7 +111,6 @@ class ReplicaSession:
         for owner, reply in zip(lacking, replies, strict=True):
             if reply[0] == b"ok":
                 self.tokens[owner] = reply[1]
-                self.counters.acquired += 1
                 self._acquired(owner)
             elif reply[2] > 0:
                 # Not before its end, and soon after it.

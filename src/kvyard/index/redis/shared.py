@@ -66,7 +66,6 @@ class SharedIndexer(Indexer):
         self._linger = from_seconds(linger)
         self._flushed = 0
         self._judged: tuple[int, bool] = (-1, False)
-        self._records: dict[bytes, StreamRecord | None] = {}
         self._heard: dict[bytes, tuple[int, int]] = {}
         """Per record, the last sequence and when it was first seen."""
         self._orphaned: dict[str, int] = {}
@@ -148,7 +147,7 @@ class SharedIndexer(Indexer):
         self._flushed = self.backend.clock.now()
         for owner in self.backend.directory.owners.values():
             for name, text in owner.says.items():
-                record = self._record(text)
+                record = read(text)
                 if record is not None and self._heard.get(name, (-2, 0))[0] != record.seq:
                     self._heard[name] = (record.seq, now)
                     self._dirty = True
@@ -274,7 +273,7 @@ class SharedIndexer(Indexer):
         tokens = self.backend.session.tokens
         for name, owner in self.backend.directory.owners.items():
             for key, text in sorted(owner.says.items()):
-                record = self._record(text)
+                record = read(text)
                 if record is None or owner_of(record.source.holder()) != name:
                     continue
                 stream = FollowedStream(record.source)
@@ -284,13 +283,6 @@ class SharedIndexer(Indexer):
                     stream.state, stream.reason = State.STALE, f"the replica that wrote {name} is gone"
                 found.setdefault(record.source.stream, []).append((record, stream))
         return found
-
-    def _record(self, text: bytes) -> StreamRecord | None:
-        if text not in self._records:
-            if len(self._records) > 1 << 14:
-                self._records.clear()
-            self._records[text] = read(text)
-        return self._records[text]
 
     def _adopt(self, source: Source, feed: FeedRecord) -> None:
         """Learn of a holder's groups what its writer knows, unless we know it ourselves."""

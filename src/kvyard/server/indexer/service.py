@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from kvyard.blocks.geometry import resolve_geometry
 from kvyard.clock import WallClock, pause
@@ -66,9 +65,7 @@ class Service:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
     async def start(self) -> None:

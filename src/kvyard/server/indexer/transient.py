@@ -24,7 +24,7 @@ SETTLE = 0.3
 """Seconds that every stream has to be whole before that is believed to be all."""
 
 
-def ask(
+async def ask(
     asked: dict[str, Any],
     endpoints: Sequence[tuple[str, str | None]],
     *,
@@ -36,16 +36,6 @@ def ask(
 
     Raises ``KvyardError`` for what isn't an endpoint or can't be asked.
     """
-    return asyncio.run(_ask(asked, endpoints, seconds, block_size, explain))
-
-
-async def _ask(
-    asked: dict[str, Any],
-    endpoints: Sequence[tuple[str, str | None]],
-    seconds: float,
-    block_size: int,
-    explain: bool,
-) -> dict[str, Any]:
     tenant = asked.get("tenant_id", "default")
     subscriptions = [
         schemas.Register(
