@@ -169,8 +169,7 @@ class Feed:
         ):
             return False
         parent = span.parent.last if span.parent is not None else None
-        keys: list[int] = span.keys.tolist()
-        self._dedup.repeated(place, self._backend.store(place, keys, parent))
+        self._store_keys(place, span.keys.tolist(), parent)
         self.counters.stored += len(span.hashes)
         return True
 
@@ -183,7 +182,7 @@ class Feed:
             self.waiting.add_nameless(place, lacking)
         self.bridge.wake(known)
         for keys, parent in self._runs(place, known, storing=True):
-            self._dedup.repeated(place, self._backend.store(place, keys, parent))
+            self._store_keys(place, keys, parent)
 
     def _store_direct(self, place: int, event: Stored, hashes: Sequence[Key]) -> None:
         size = event.block_size
@@ -196,16 +195,19 @@ class Feed:
             parent = event.parent
             if parent is not None and (not isinstance(parent, int) or parent < 0):
                 parent = wire_hash(parent)
-            repeated = self._backend.store(place, keys, parent)
-            if repeated:
-                self._dedup.repeated(place, repeated)
+            self._store_keys(place, keys, parent)
             self.counters.stored += len(keys)
+
+    def _store_keys(self, place: int, keys: list[int], parent: int | None) -> None:
+        repeated = self._backend.store(place, keys, parent)
+        if repeated:
+            self._dedup.repeated(place, repeated)
 
     def _resume(self, span: TextSpan) -> None:
         """Apply what waited for ``span``."""
         for place, known in self.waiting.named(span.hashes):
             for keys, parent in self._runs(place, known, storing=True):
-                self._dedup.repeated(place, self._backend.store(place, keys, parent))
+                self._store_keys(place, keys, parent)
         for event, gone in self.waiting.parented(span.hashes):
             self._store(event)
             if gone:
@@ -286,15 +288,10 @@ class Feed:
         if found is None:
             return False
         span, at = found
-        end = span.begin + (at + 1) * span.size
-        if end % self._size or span.size % self._size:
-            return self._parts.holds(key) or self._ends_a_held_block(span, end)
-        return self._ends_a_held_block(span, end)
-
-    def _ends_a_held_block(self, span: TextSpan, end: int) -> bool:
-        if end % self._size:
-            return False
-        last = self.bridge.keys_between(span, end // self._size - 1, end // self._size)
+        block, rest = divmod(span.begin + (at + 1) * span.size, self._size)
+        if (rest or span.size % self._size) and self._parts.holds(key):
+            return True
+        last = [] if rest else self.bridge.keys_between(span, block - 1, block)
         return bool(last) and any(self._backend.holds(number, last[0]) for number in self._numbers.values())
 
     def _place(self, tier: Tier, group: int | None) -> int:

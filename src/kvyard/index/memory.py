@@ -110,13 +110,9 @@ class MemoryIndex:
                 if old == bit:
                     _exhaust(map(where.pop, keys if count == most else keys[at : at + count]))
             else:
-                for piece_low, piece_high, was in segment.paint(low, low + count, 0, bit):
-                    if not was:
-                        elsewhere += segment.keys[piece_low:piece_high]
-                    elif was & bit:
-                        removed += piece_high - piece_low
-                        if was == bit:
-                            _exhaust(map(where.pop, segment.keys[piece_low:piece_high]))
+                gone, dead = self._unset(segment, low, low + count, bit)
+                removed += gone
+                elsewhere += dead
             self._settle(number, segment, place, bit)
             at += count
         if elsewhere:
@@ -126,14 +122,10 @@ class MemoryIndex:
     def clear(self, place: int) -> int:
         """See ``IndexBackend``."""
         bit = 1 << place
-        where, removed = self._where, 0
+        removed = 0
         for number in list(self._held_by(place)):
             segment = self._segments[number]
-            for low, high, old in segment.paint(0, len(segment.keys), 0, bit):
-                if old & bit:
-                    removed += high - low
-                    if old == bit:
-                        _exhaust(map(where.pop, segment.keys[low:high]))
+            removed += self._unset(segment, 0, len(segment.keys), bit)[0]
             self._settle(number, segment, place, bit)
         return removed
 
@@ -245,6 +237,18 @@ class MemoryIndex:
         while len(held) <= place:
             held.append(set())
         return held[place]
+
+    def _unset(self, segment: Segment, low: int, high: int, bit: int) -> tuple[int, list[int]]:
+        """Take ``bit`` from the rows; returns how many had it, and the keys of dead stretches, which may live elsewhere."""
+        removed, dead = 0, array("Q")
+        for start, stop, was in segment.paint(low, high, 0, bit):
+            if not was:
+                dead += segment.keys[start:stop]
+            elif was & bit:
+                removed += stop - start
+                if was == bit:
+                    _exhaust(map(self._where.pop, segment.keys[start:stop]))
+        return removed, dead.tolist()
 
     def _store_rest(self, held: set[int], bit: int, keys: list[int], at: int) -> list[int]:
         """Store ``keys`` from ``at`` on, whatever is known of them; returns those that were held."""
