@@ -3,7 +3,7 @@
 ``Router`` joins the parts; ``docs/routing.md`` says why they are what they are.
 """
 
-from kvyard.router.config import RouterConfig, parse_router_config
+from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, Overlaps, Reach, RoutingInput
 from kvyard.router.overlaps import PrefixIndex
 from kvyard.router.policies import POLICIES, Policy
@@ -24,5 +24,4 @@ __all__ = [
     "Router",
     "RouterConfig",
     "RoutingInput",
-    "parse_router_config",
 ]

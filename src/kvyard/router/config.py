@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -11,6 +11,11 @@ from kvyard.errors import KvyardError
 from kvyard.settings import Setting
 
 LOADS = ("requests", "tokens", "blocks")
+_AT_LEAST_0 = (
+    *("overlap_credit", "overlap_decay", "host_credit", "storage_credit", "remote_credit", "prefill_scale"),
+    *("request_weight", "temperature", "predicted_ttl_s", "reserve_output", "guard"),
+)
+_OPTIONAL = ("guard", "approx_ttl_s")
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,26 +67,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _one_of("load", self.load, LOADS)
         if self.policy == "affinity":
             _one_of("fallback", self.fallback, [name for name in policies if name != "affinity"])
-        for key in (
-            "overlap_credit",
-            "overlap_decay",
-            "host_credit",
-            "storage_credit",
-            "remote_credit",
-            "prefill_scale",
-            "request_weight",
-            "temperature",
-            "predicted_ttl_s",
-            "reserve_output",
-        ):
+        for key in _AT_LEAST_0:
             _number(key, getattr(self, key), 0.0, inclusive=True)
-        for key in ("session_ttl_s", "forget_after_s"):
+        for key in ("session_ttl_s", "forget_after_s", "approx_ttl_s"):
             _number(key, getattr(self, key), 0.0, inclusive=False)
         _number("guard_ratio", self.guard_ratio, 1.0, inclusive=True)
-        if self.guard is not None:
-            _number("guard", self.guard, 0.0, inclusive=True)
-        if self.approx_ttl_s is not None:
-            _number("approx_ttl_s", self.approx_ttl_s, 0.0, inclusive=False)
         for key in ("remembered_blocks", "sessions", "block_size"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
@@ -91,18 +81,6 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def lower_credits(self) -> tuple[float, ...]:
         """What a block is worth on each tier below the device, closest first."""
         return (self.host_credit, self.storage_credit, self.remote_credit)
-
-
-def parse_router_config(raw: Mapping[str, object]) -> RouterConfig:
-    """The configuration that a file describes. Raises ``KvyardError`` for an unknown key or a value that can't be."""
-    unknown = [key for key in raw if key not in RouterConfig.__struct_fields__]
-    if unknown:
-        known = ", ".join(RouterConfig.__struct_fields__)
-        raise KvyardError(f"unknown key {unknown[0]!r} of a router: choose from {known}")
-    try:
-        return msgspec.convert(dict(raw), RouterConfig)
-    except msgspec.ValidationError as error:
-        raise KvyardError(f"the router's configuration can't be read: {error}") from error
 
 
 def _policies() -> list[str]:
@@ -117,6 +95,8 @@ def _one_of(key: str, value: object, choices: Sequence[str]) -> None:
 
 
 def _number(key: str, value: object, least: float, *, inclusive: bool) -> None:
+    if value is None and key in _OPTIONAL:
+        return
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     if not fine or not (least <= value < float("inf") if inclusive else least < value < float("inf")):  # type: ignore[operator]
         raise KvyardError(

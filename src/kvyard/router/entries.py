@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from kvyard.engine.role import Role
-from kvyard.events.transport import Update
+from kvyard.events.transport import Origin, State, Update
 from kvyard.index import Holder, Source
 from kvyard.router.config import RouterConfig
 from kvyard.router.request import Decision
@@ -61,8 +61,8 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     epoch: int = 0
     seq: int
     rank: int | None = None
-    origin: str = "live"
-    state: str = "fresh"
+    origin: Origin = Origin.LIVE
+    state: State = State.FRESH
     dialect: str = ""
     """Of the wire; ``none`` where the subscriber itself speaks."""
     events: int = 0
@@ -72,19 +72,8 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     @classmethod
     def of(cls, update: Update, now: int) -> Applied:
         """The entry for ``update``, applied at ``now``."""
-        return cls(
-            at=now,
-            stream=update.stream,
-            topic=update.topic,
-            epoch=update.epoch,
-            seq=update.seq,
-            rank=update.rank,
-            origin=update.origin.value,
-            state=update.state.value,
-            dialect=update.dialect,
-            events=len(update.events),
-            reason=update.reason,
-        )
+        said = {name: getattr(update, name) for name in cls.__struct_fields__ if name not in ("at", "events")}
+        return cls(at=now, events=len(update.events), **said)
 
 
 class Lost(Entry, frozen=True, kw_only=True, tag="lost"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvyard.events.types import Tier
 from kvyard.router.config import RouterConfig
-from kvyard.router.request import Candidate, Decision
+from kvyard.router.request import Decision
 
 REASONS = {
     "cost": "it costs least",
@@ -82,30 +82,17 @@ def _ties(decision: Decision) -> str:
 def _table(decision: Decision) -> list[str]:
     depth = max(3, *(len(candidate.tiers) for candidate in decision.candidates))
     tiers = [tier.label for tier in Tier][:depth]
-    heads = ("worker", "cost", *tiers, "to prefill", "held", "shared", "requests")
-    rows = [
-        heads,
-        *(_row(candidate, depth) for candidate in sorted(decision.candidates, key=lambda c: (c.cost, c.worker))),
+    rows = [["  worker", "cost", *tiers, "to prefill", "held", "shared", "requests"]]
+    for one in sorted(decision.candidates, key=lambda candidate: (candidate.cost, candidate.worker)):
+        mark = "* " if one.worker == decision.worker else "  "
+        figures = [*one.tiers, *[0] * (depth - len(one.tiers)), one.prefill_tokens, one.active_blocks]
+        figures += [one.shared_blocks, one.active_requests]
+        rows.append([f"{mark}{one.worker}", _figure(one.cost), *map(str, figures)])
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
+        for row in rows
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    out = []
-    for row, worker in zip(rows, (None, *sorted(decision.candidates, key=lambda c: (c.cost, c.worker))), strict=True):
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        chosen = worker is not None and worker.worker == decision.worker
-        out.append(("* " if chosen else "  ") + "  ".join(cells))
-    return out
-
-
-def _row(candidate: Candidate, depth: int) -> tuple[str, ...]:
-    tiers = candidate.tiers + (0,) * (depth - len(candidate.tiers))
-    figures = (
-        *tiers,
-        candidate.prefill_tokens,
-        candidate.active_blocks,
-        candidate.shared_blocks,
-        candidate.active_requests,
-    )
-    return (str(candidate.worker), _figure(candidate.cost), *(str(figure) for figure in figures))
 
 
 def _blocks(count: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from kvyard.errors import KvyardError
 from kvyard.events.mirror import Mirror
-from kvyard.events.transport import Origin, State, Update
+from kvyard.events.transport import Origin, Update
 from kvyard.events.types import Cleared, Event, EventBatch
 from kvyard.events.wire import Decoder, Encoder
 from kvyard.hashing import Namespace
@@ -268,8 +268,8 @@ class Offline:
             epoch=entry.epoch,
             seq=entry.seq,
             rank=entry.rank,
-            origin=Origin(entry.origin),
-            state=State(entry.state),
+            origin=entry.origin,
+            state=entry.state,
             dialect=entry.dialect,
             events=events,
             reason=entry.reason,

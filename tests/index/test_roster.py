@@ -1,0 +1,54 @@
+"""A roster: the answers of the scorer about given workers, as lists by position."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvyard.blocks import GroupSpec
+from kvyard.events.types import Tier
+from kvyard.hashing import Run, TraceChain
+from kvyard.index import Holder
+from kvyard.index.places import bits
+from kvyard.index.runs import RunIndexer
+
+GROUPS = {
+    "full": (GroupSpec(block_size=4),),
+    "two full": (GroupSpec(block_size=4), GroupSpec(block_size=4)),
+    "larger blocks": (GroupSpec(block_size=8),),
+    "hybrid": (GroupSpec(block_size=4), GroupSpec(kind="sliding_window", window=9, block_size=4)),
+}
+TEXT = TraceChain(range(40), 4, 160, 4, 1)
+
+
+def test_bits_are_those_that_are_set() -> None:
+    for members in (0, 1, 0b1011, 1 << 255, (1 << 300) - 1):
+        assert list(bits(members)) == [bit for bit in range(300) if members >> bit & 1]
+
+
+@given(seed=st.integers(0, 1 << 32), workers=st.integers(1, 20), tokens=st.integers(1, 200))
+@settings(max_examples=40)
+def test_it_says_what_the_scorer_says(seed: int, workers: int, tokens: int) -> None:
+    rng = random.Random(seed)
+    index = RunIndexer(4)
+    for number in range(workers):
+        groups = GROUPS[rng.choice(list(GROUPS))]
+        feed = index.attach(Holder("w", number), groups, [Tier.G1, Tier.G2])
+        for group, spec in enumerate(groups):
+            for tier in (Tier.G1, Tier.G2):
+                stop = rng.randrange(41) * 4 // spec.block_size
+                feed.entered(Run(TEXT.coarser(spec.block_size), 0, stop), group, tier, True)
+        feed.end_iteration(0)
+    index.flush(0)
+    order = [Holder("w", number) for number in range(workers)] + [Holder("", -1)]
+    rng.shuffle(order)
+    roster = index.roster(order)
+    levels = index.reaches(roster, TEXT.keys, tokens)  # type: ignore[arg-type]
+    scores = index.scorer.score(TEXT.keys, tokens, order).workers  # type: ignore[arg-type]
+    assert (levels[-1] if levels else [0] * len(order)) == [scores[worker].blocks for worker in order]
+    if levels:
+        device = [scores[worker].tiers[Tier.G1].blocks if Tier.G1 in scores[worker].tiers else 0 for worker in order]
+        assert levels[roster.tiers.index(Tier.G1)] == device
+    assert roster.alignments[order.index(Holder("", -1))] == 4 and roster.confidence is None
