@@ -6,9 +6,7 @@ share count once. Tokens of a prefill count net of what the worker was credited 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kvyard.router.request import Load
+from kvyard.router.request import Load, RouteRequest
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 
@@ -48,21 +46,11 @@ class ActiveLoads:
         for figures in (self.prefill, self.blocks, self.requests):
             figures += [0] * missing
 
-    def begin(
-        self,
-        id_: object,
-        slot: int,
-        keys: Sequence[int],
-        found: Path,
-        num_tokens: int,
-        prefill: int,
-        reserved: int,
-        now: int,
-    ) -> None:
+    def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> None:
         """Book a request on ``slot``. ``found`` is its way in ``tree``; ``reserved`` blocks are held for its output."""
         tree = self.tree
         tail = None
-        path = tree.extend(keys, found)
+        path = tree.extend(request.keys, found)
         if path:
             fresh = 0
             for node in path:
@@ -75,7 +63,8 @@ class ActiveLoads:
             tree.size += fresh
             self.blocks[slot] += fresh
             tail = path[-1]
-        entry = self.active[id_] = Active(slot, tail, num_tokens, len(keys), prefill, now)
+        blocks = len(request.keys)
+        entry = self.active[request.id] = Active(slot, tail, request.num_tokens, blocks, prefill, now)
         self.prefill[slot] += prefill
         self.requests[slot] += 1
         if reserved:

@@ -313,7 +313,7 @@ class Router:
         reserved = 0
         if self.config.reserve_output and request.expected_output:
             reserved = int(self.config.reserve_output * request.expected_output / self.block_size)
-        self.loads.begin(request.id, slot, request.keys, found, request.num_tokens, prefill, reserved, now)
+        self.loads.begin(request, slot, found, prefill, reserved, now)
 
     def _refuse_twice(self, request: RouteRequest) -> None:
         if request.id in self.loads.active:
