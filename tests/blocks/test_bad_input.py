@@ -206,7 +206,7 @@ class Stage:
         before = snapshot(self.manager, self.running, self.waiting)
         with pytest.raises(error) as refused:
             call()
-        assert str(refused.value) == message
+        assert message in str(refused.value)
         assert snapshot(self.manager, self.running, self.waiting) == before
         self.manager.check_integrity()
         assert run(self.manager, self.running, 1), "and life goes on"
@@ -357,7 +357,7 @@ def test_caching_more_than_there_is(stage: Stage, tokens: int) -> None:
 def test_a_wish_that_makes_no_sense(wish: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Retention(*wish)
-    assert str(refused.value) == message
+    assert message in str(refused.value)
 
 
 def test_a_wish_that_this_manager_cannot_grant(stage: Stage) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from kvyard.blocks.eviction import EvictionOrder
 from kvyard.blocks.extent import Extent, Marks, Node
+from kvyard.blocks.spans import Spans
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
 from kvyard.hashing.stretches import parting
@@ -54,6 +55,19 @@ class CacheMap:
                 continue
             return nodes, parting(node.keys, keys, at, stop - 1)
         return nodes, at
+
+    def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:
+        """The intervals of a chain's first ``limit`` blocks that have copies, and the nodes along it, holes included."""
+        nodes, at = self.walk(keys, limit)
+        spans: list[tuple[int, int]] = []
+        for node in nodes:
+            if node.copies:
+                stop = node.stop if node.stop < at else at
+                if spans and spans[-1][1] == node.start:
+                    spans[-1] = (spans[-1][0], stop)
+                else:
+                    spans.append((node.start, stop))
+        return spans, nodes
 
     def enter(self, chain: Chain, extent: Extent, before: Extent | None = None) -> list[Extent]:
         """Register ``extent``, whose content is now that of ``chain`` at its positions.

@@ -74,16 +74,7 @@ class Group:
         if self.is_full:
             nodes, at = self.map.walk(keys, blocks, through_holes=False)
             return ([(0, at)] if at else []), nodes
-        nodes, at = self.map.walk(keys, blocks)
-        spans: list[tuple[int, int]] = []
-        for node in nodes:
-            if node.copies:
-                stop = min(node.stop, at)
-                if spans and spans[-1][1] == node.start:
-                    spans[-1] = (spans[-1][0], stop)
-                else:
-                    spans.append((node.start, stop))
-        return spans, nodes
+        return self.map.spans(keys, blocks)
 
     def required(self, demand: Demand) -> int:
         """How long the table must be to meet ``demand``."""

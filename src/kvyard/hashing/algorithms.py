@@ -30,6 +30,9 @@ from kvyard.hashing.namespace import TAGS, ExtraKeys
 Key: TypeAlias = int | bytes
 """One chained block hash: an integer, or the digest itself."""
 
+Extras: TypeAlias = Sequence[ExtraKeys | None] | None
+"""What joins the hash of each full block; ``None`` for plain text."""
+
 VLLM_SEED = "vllm-none-hash"
 XXH3_SEED = "kvyard-root"
 
@@ -54,11 +57,7 @@ class Algorithm(Protocol):
         ...
 
     def hash_blocks(
-        self,
-        parent: Key | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: Sequence[ExtraKeys | None] | None = None,
+        self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: Extras = None
     ) -> list[Key]:
         """The keys of every full block of ``tokens``, chained from ``parent`` (``None`` or empty: from ``root``).
 
@@ -113,11 +112,7 @@ class _PickledDigests(_Digests):
         super().__init__(name, seed, digest, _pickled)
 
     def hash_blocks(
-        self,
-        parent: Key | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: Sequence[ExtraKeys | None] | None = None,
+        self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: Extras = None
     ) -> list[Key]:
         digest, dump, version = self._digest, pickle.dumps, pickle.HIGHEST_PROTOCOL
         key = self._parent(parent)
@@ -139,11 +134,7 @@ class _CborDigests(_Digests):
         self._front = _array_head(3) + _cbor(bytes(self._size))[: -self._size]
 
     def hash_blocks(
-        self,
-        parent: Key | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: Sequence[ExtraKeys | None] | None = None,
+        self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: Extras = None
     ) -> list[Key]:
         _check(tokens, block_size, extras)
         endings = repeat(_cbor(None)) if extras is None else map(_cbor_of_extra, extras)
@@ -174,11 +165,7 @@ class _Xxh3:
         self.root: int = xxhash.xxh3_64_intdigest(seed.encode())
 
     def hash_blocks(
-        self,
-        parent: Key | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: Sequence[ExtraKeys | None] | None = None,
+        self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: Extras = None
     ) -> list[Key]:
         _check(tokens, block_size, extras)
         digest = xxhash.xxh3_64_intdigest
@@ -204,9 +191,7 @@ class _Xxh3:
         return parent
 
 
-def _with_wide_tokens(
-    tokens: Sequence[int], block_size: int, extras: Sequence[ExtraKeys | None] | None
-) -> Iterator[bytes]:
+def _with_wide_tokens(tokens: Sequence[int], block_size: int, extras: Extras) -> Iterator[bytes]:
     """The bytes that ``_Xxh3`` hashes, block by block, where a token somewhere takes more than 32 bits."""
     blocks = zip(*[iter(tokens)] * block_size, strict=False)
     for block, extra in zip(blocks, repeat(None) if extras is None else extras, strict=False):
@@ -227,7 +212,7 @@ def _packed(width: str, tokens: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
-def _check(tokens: Sequence[int], block_size: int, extras: Sequence[ExtraKeys | None] | None) -> None:
+def _check(tokens: Sequence[int], block_size: int, extras: Extras) -> None:
     if block_size < 1:
         raise HashingError(f"block size must be at least 1, got {block_size}")
     if extras is not None and len(extras) != len(tokens) // block_size:

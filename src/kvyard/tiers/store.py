@@ -53,16 +53,7 @@ class TierStore:
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that are here and whole."""
-        nodes, at = self.pool.maps[group].walk(keys, min(limit, len(keys)))
-        spans: list[tuple[int, int]] = []
-        for node in nodes:
-            if node.copies:
-                stop = node.stop if node.stop < at else at
-                if spans and spans[-1][1] == node.start:
-                    spans[-1] = (spans[-1][0], stop)
-                else:
-                    spans.append((node.start, stop))
-        return spans
+        return self.pool.maps[group].spans(keys, min(limit, len(keys)))[0]
 
     def on_the_way(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that a transfer is bringing."""

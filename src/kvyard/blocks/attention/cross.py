@@ -24,12 +24,8 @@ class CrossGroup(Group):
         """Nothing of the prompt concerns this group."""
 
 
-def _rule(spec: GroupSpec) -> Rule:
-    return Rule(spec.block_size)
-
-
 def _group(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
     return CrossGroup
 
 
-CROSS = Attention(wire="cross_attention", cacheable=False, rule=_rule, group_class=_group)
+CROSS = Attention(wire="cross_attention", cacheable=False, rule=lambda spec: Rule(spec.block_size), group_class=_group)

@@ -246,10 +246,6 @@ class AlignedStateGroup(StateGroup):
         return block.ids
 
 
-def _rule(spec: GroupSpec) -> Rule:
-    return StateRule(spec.block_size)
-
-
 def _check(spec: GroupSpec, where: str) -> None:
     if spec.mode not in STATE_MODES:
         raise ConfigError(f"{where}: unknown state mode {spec.mode!r}; choose one of {', '.join(STATE_MODES)}")
@@ -262,5 +258,10 @@ def _group(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
 
 
 MAMBA = Attention(
-    wire="mamba", is_state=True, fields=("mode", "spec_blocks"), rule=_rule, check=_check, group_class=_group
+    wire="mamba",
+    is_state=True,
+    fields=("mode", "spec_blocks"),
+    rule=lambda spec: StateRule(spec.block_size),
+    check=_check,
+    group_class=_group,
 )

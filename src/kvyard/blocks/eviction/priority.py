@@ -25,16 +25,17 @@ class PriorityOrder:
         self._compact_at = 64
 
     def push(self, extent: Extent) -> None:
-        self._expire()  # what expired before is ahead
-        self._line(extent.priority).push(extent)
-        if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
-            self._arm(extent, self._now() + extent.expires)
+        self._line_for(extent).push(extent)
 
     def push_front(self, extent: Extent) -> None:
-        self._expire()
-        self._line(extent.priority).push_front(extent)
+        self._line_for(extent).push_front(extent)
+
+    def _line_for(self, extent: Extent) -> LruOrder:
+        """The line that ``extent``, now free, goes to; from now on its priority may expire."""
+        self._expire()  # what expired before is ahead
         if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
             self._arm(extent, self._now() + extent.expires)
+        return self._line(extent.priority)
 
     def remove(self, extent: Extent) -> None:
         self._lines[extent.priority].remove(extent)

@@ -14,6 +14,7 @@ import cbor2
 import xxhash
 
 from kvyard.hashing import ExtraKeys, HashingError, Key, Namespace
+from kvyard.hashing.algorithms import Extras
 from kvyard.index.identity import Identity
 
 LOCAL_SEED = 1337
@@ -31,11 +32,7 @@ class LocalNames:
         self.root: int = xxhash.xxh3_64_intdigest(seed.encode())
 
     def hash_blocks(
-        self,
-        parent: Key | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: Sequence[ExtraKeys | None] | None = None,
+        self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: Extras = None
     ) -> list[Key]:
         """See ``Algorithm``. Raises ``HashingError`` for token ids of more than 32 bits."""
         if block_size < 1:
