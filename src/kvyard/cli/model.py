@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from kvyard.cli.tables import print_table
-from kvyard.engine.models import ModelPlan, plan, preset, presets, read_config
+from kvyard.engine.models import ModelPlan, find_config, plan, preset, presets
 from kvyard.errors import KvyardError
 from kvyard.units import parse_bytes, show_bytes
 
@@ -51,7 +50,7 @@ def model(
     if gpu_memory is None:
         raise KvyardError("how much memory has a card? Say --gpu-memory 80GiB")
     found = plan(
-        _find(config),
+        find_config(config),
         parse_bytes(gpu_memory),
         gpu_memory_utilization=gpu_memory_utilization,
         tensor_parallel_size=tensor_parallel_size,
@@ -69,14 +68,6 @@ def model(
         typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
     else:
         _show(found, config, tensor_parallel_size)
-
-
-def _find(config: str) -> dict[str, Any]:
-    if config in presets():
-        return preset(config)
-    if not Path(config).exists() and "/" not in config and not config.endswith(".json"):
-        return preset(config)  # refuses, and names those there are
-    return read_config(config)
 
 
 def _list() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from inspect import signature
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from kvyard.blocks import ORDERS
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
-from kvyard.engine.models import plan, preset, presets, read_config
+from kvyard.engine.models import find_config, plan
 from kvyard.engine.timing import parse_timing, timing_choices
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
@@ -150,11 +149,9 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
         raise KvyardError(
             "how many blocks has a worker? Beside model say gpu_memory, such as 80GiB, or num_gpu_blocks, and not both"
         )
-    name = given["model"]
-    found = read_config(name) if name not in presets() and Path(name).exists() else preset(name)
     # Where the blocks are given, the card is as large as it has to be.
     card = {name: given[name] for name in signature(plan).parameters if name in given}
-    made = plan(found, given.get("gpu_memory", 2**60), **card)
+    made = plan(find_config(given["model"]), given.get("gpu_memory", 2**60), **card)
     options = made.engine_options()
     options |= {"groups": made.groups, "block_size": None}
     if "num_gpu_blocks" in given:

@@ -6,6 +6,7 @@ It knows spellings and types, and nothing of what the numbers mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,23 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise KvyardError(f"{path}: not a JSON object; a model's config.json is needed")
     return value
+
+
+def presets() -> list[str]:
+    """The names of the configs that ship with kvyard; each says where its numbers come from."""
+    folder = files("kvyard.engine.models") / "configs"
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The config of one of them. Raises ``KvyardError`` for a name that isn't there."""
+    if name not in presets():
+        raise KvyardError(f"no preset {name!r}; choose one of {', '.join(presets())}, or give a config.json")
+    text = (files("kvyard.engine.models") / "configs" / f"{name}.json").read_bytes()
+    return msgspec.json.decode(text, type=dict[str, Any])
+
+
+def find_config(name: str) -> dict[str, Any]:
+    """The config of a preset or of a file, whichever ``name`` is. Raises ``KvyardError``."""
+    is_file = Path(name).exists() or "/" in name or name.endswith(".json")
+    return read_config(name) if name not in presets() and is_file else preset(name)

@@ -10,11 +10,12 @@ from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, card, esc, grid, head, listing, row, table, tile
-from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, Report, RouterReport, Share
+from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share
 from kvyard.replay.report.words import (
     COLUMNS,
     REASONS,
     SOURCES,
+    TRANSFERS,
     amount,
     measured,
     name_of,
@@ -22,6 +23,7 @@ from kvyard.replay.report.words import (
     percent,
     span,
     summary,
+    transfer_rows,
     whole,
 )
 
@@ -252,29 +254,12 @@ def _tiers(made: Page, report: Report) -> None:
         )
     ]
     if report.transfers:
-        rows = []
-        for name, words in MOVES.items():
-            flow = report.transfers.get(name)
-            if flow is not None:
-                each = flow.waiting_ms / flow.transfers if flow.transfers else 0.0
-                rows.append(
-                    row(
-                        [
-                            words.capitalize(),
-                            whole(flow.transfers),
-                            whole(flow.blocks),
-                            amount(flow.bytes),
-                            span(flow.waiting_ms / 1000),
-                            f"{measured(each)} ms",
-                        ]
-                    )
-                )
         wait = report.loading
         text = "Waited: how much later they landed than on idle links."
         if wait.count:
             times = f"{measured(wait.mean)} ms on average, p99 {measured(wait.p99)} ms"
             text += f" {wait.count:,} requests waited for loads, {times}."
-        cards.append(card("Transfers", text, table(["", "count", "blocks", "bytes", "waited in all", "each"], rows)))
+        cards.append(card("Transfers", text, table(["", *TRANSFERS], map(row, transfer_rows(report)))))
     made.add(grid("one", *cards))
 
 

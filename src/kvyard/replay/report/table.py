@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING
 
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Spread
-from kvyard.replay.report.report import LATENCIES, LENGTHS, MOVES, LiveReport, Report
+from kvyard.replay.report.report import LATENCIES, LENGTHS, LiveReport, Report
 from kvyard.replay.report.words import (
     COLUMNS,
     REASONS,
     SHORT,
     SOURCES,
+    TRANSFERS,
     amount,
     measured,
     name_of,
     notes,
     percent,
     short,
-    span,
     summary,
+    transfer_rows,
     whole,
 )
 
@@ -173,19 +174,9 @@ def _tiers(report: Report) -> Table:
 
 
 def _transfers(report: Report) -> Table:
-    table = _table("Transfers", "count", "blocks", "bytes", "waited in all", "each")
-    for name, words in MOVES.items():
-        flow = report.transfers.get(name)
-        if flow is not None:
-            each = flow.waiting_ms / flow.transfers if flow.transfers else 0.0
-            table.add_row(
-                words.capitalize(),
-                f"{flow.transfers:,}",
-                f"{flow.blocks:,}",
-                amount(flow.bytes),
-                span(flow.waiting_ms / 1000),
-                f"{measured(each)} ms",
-            )
+    table = _table("Transfers", *TRANSFERS)
+    for cells in transfer_rows(report):
+        table.add_row(*cells)
     if report.loading.count:
         wait = report.loading
         table.caption = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.replay.report.report import Report
+from kvyard.replay.report.report import MOVES, Report
 
 SOURCES = {
     "device": "Found on the device",
@@ -100,6 +100,21 @@ def summary(report: Report) -> str:
         parts.append(span(report.duration_s) + (f" at {speed:g} times the speed" if speed != 1 else ""))
     others = [f"{count:,} {status}" for status, count in requests.items() if status not in ("all", "finished")]
     return " · ".join(parts + others)
+
+
+TRANSFERS = ("count", "blocks", "bytes", "waited in all", "each")
+
+
+def transfer_rows(report: Report) -> list[list[str]]:
+    """Rows of a table of transfers: what moved, and the columns ``TRANSFERS``."""
+    found = []
+    for name, words in MOVES.items():
+        flow = report.transfers.get(name)
+        if flow is not None:
+            each = flow.waiting_ms / flow.transfers if flow.transfers else 0.0
+            counts = (whole(flow.transfers), whole(flow.blocks), amount(flow.bytes))
+            found.append([words.capitalize(), *counts, span(flow.waiting_ms / 1000), f"{measured(each)} ms"])
+    return found
 
 
 def notes(report: Report) -> list[str]:
