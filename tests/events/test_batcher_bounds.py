@@ -1,13 +1,12 @@
 """What the batcher and the outbox do when there is too much: lose nothing that matters, and show what was lost."""
 
-import threading
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.events.fake_map import FakeMap, token_chain
 
-from kvyard.events import Batcher, Cleared, GroupMeta, Mirror, Outbox, Tier
+from kvyard.events import Batcher, Cleared, GroupMeta, Mirror, Tier
+from kvyard.events.outbox import Outbox
 from kvyard.hashing import Run
 
 G1, G2, G3, _ = Tier
@@ -99,19 +98,6 @@ class TestOutbox:
     def test_a_bound_is_needed(self):
         with pytest.raises(ValueError, match="at least one event"):
             Outbox(lambda now: None, max_events=0)
-
-    def test_take_waits_for_another_thread(self):
-        held, batcher = make()
-        outbox = Outbox(batcher.resync)
-        got = []
-        thread = threading.Thread(target=lambda: got.append(outbox.take(timeout=10)))
-        thread.start()
-        held.enter(Run(token_chain(1)), 0, G1)
-        outbox.offer(batcher.end_iteration(0), 0)
-        thread.join(10)
-        assert got[0].seq == 0
-        outbox.close()
-        assert outbox.take(timeout=None) is None
 
     @settings(max_examples=200, deadline=None)
     @given(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from kvyard.cli.events import until_interrupted
 from kvyard.cli.events_show import finding_lines
+from kvyard.cli.serving import TOKEN_VARIABLE, read_token
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
@@ -21,12 +21,10 @@ from kvyard.server.doctor.diagnosis import Diagnosis, diagnose
 from kvyard.server.doctor.engine_rules import Local
 from kvyard.server.doctor.finding import Expected
 from kvyard.server.doctor.template import rendered
-from kvyard.server.doctor.visit import TEXT, Questions, Round, Visit, questions
-from kvyard.server.indexer.config import check_token_text, read_token
+from kvyard.server.doctor.visit import MESSAGES, TEXT, Questions, Round, Visit
 from kvyard.server.tokens import encode_text, gather_prompt
 
 HTTP = ("http://", "https://")
-TOKEN_VARIABLE = "KVYARD_TOKEN"
 
 
 def doctor(
@@ -93,7 +91,7 @@ def doctor(
             raise KvyardError("the prompt is empty: give at least one token")
     urls = [source for source in sources if source.startswith(HTTP)]
     local, ask = _questions(urls, tokenizer, special, template, messages_file, model, probe, block_size)
-    token = _token(token_file) if urls else None
+    token = read_token(token_file) if urls else None
     live = [source for source in sources if source.startswith(SCHEMES)]
     if replay and len(replay) != len(live):
         raise KvyardError(f"{len(live)} endpoints and {len(replay)} replay endpoints: give one for each, or none")
@@ -157,7 +155,8 @@ def _questions(
         raise KvyardError("--model, --template and --messages-file are about engines at http://: name one")
     if template is not None and tokenizer is None:
         raise KvyardError("--template needs --tokenizer: templates are compared by the tokens they make")
-    ask = questions(model, None if messages_file is None else _messages(messages_file), probe, block_size)
+    messages = MESSAGES if messages_file is None else _messages(messages_file)
+    ask = Questions(model=model, messages=messages, probe=probe, block_size=block_size or 16)
     if tokenizer is None or not urls:
         return Local(), ask
     file = str(tokenizer)
@@ -174,13 +173,6 @@ def _messages(path: Path) -> list[dict[str, Any]]:
         raise KvyardError(f"can't read {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, LookupError, UnicodeError):
         raise KvyardError(f"{path} holds no chat: write a JSON list of messages, each with role and content") from None
-
-
-def _token(path: Path | None) -> str | None:
-    if path is not None:
-        return read_token(str(path))
-    given = os.environ.get(TOKEN_VARIABLE)
-    return check_token_text(given, TOKEN_VARIABLE) if given else None
 
 
 def _show_engine(seen: Visit) -> None:

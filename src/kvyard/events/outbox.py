@@ -10,14 +10,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Condition
+from threading import Lock
 
-from kvyard.events.counters import OutboxCounters
+import msgspec
+
 from kvyard.events.types import Cleared, EventBatch
 
 
+class OutboxCounters(msgspec.Struct):
+    """What went through an outbox."""
+
+    offered: int = 0
+    taken: int = 0
+    overflows: int = 0
+    lost_batches: int = 0
+    lost_events: int = 0
+
+
 class Outbox:
-    """``offer`` is for the engine's thread, ``take`` for the sender's."""
+    """``offer`` is for the engine's thread, ``take`` for the sender's. Neither waits."""
 
     def __init__(self, recover: Callable[[int], EventBatch], max_events: int = 100_000) -> None:
         """``recover`` gives the batch that replaces everything lost (``Batcher.resync``); it runs inside ``offer``.
@@ -27,57 +38,44 @@ class Outbox:
         """
         if max_events < 1:
             raise ValueError(f"an outbox needs room for at least one event, got {max_events}")
-        self.max_events = max_events
         self.counters = OutboxCounters()
+        self.waiting_events = 0
+        """How many events count against the bound now."""
+        self._max_events = max_events
         self._recover = recover
         self._queue: deque[EventBatch] = deque()
-        self._events = 0
-        self._closed = False
-        self._changed = Condition()
+        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    @property
-    def waiting_events(self) -> int:
-        """How many events count against the bound now."""
-        return self._events
-
     def offer(self, batch: EventBatch, now: int) -> bool:
-        """Queue ``batch``; never blocks. Returns whether it fitted: where not, everything was replaced by a resync."""
+        """Queue ``batch``. Returns whether it fitted: where not, everything was replaced by a resync."""
         self.counters.offered += 1
         weight = _weight(batch)
-        with self._changed:
-            fits = weight == 0 or self._events + weight <= self.max_events
+        with self._lock:
+            fits = weight == 0 or self.waiting_events + weight <= self._max_events
             if fits:
-                self._events += weight
+                self.waiting_events += weight
                 self._queue.append(batch)
             else:
                 self.counters.overflows += 1
                 self.counters.lost_batches += len(self._queue) + 1
                 self.counters.lost_events += sum(len(lost.events) for lost in self._queue) + len(batch.events)
                 self._queue.clear()
-                self._events = 0
+                self.waiting_events = 0
                 self._queue.append(self._recover(now))
-            self._changed.notify()
         return fits
 
-    def take(self, timeout: float | None = 0.0) -> EventBatch | None:
-        """The oldest batch, waiting up to ``timeout`` seconds (``None``: for ever); ``None`` where there is none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed, timeout)
+    def take(self) -> EventBatch | None:
+        """The oldest batch; ``None`` where there is none."""
+        with self._lock:
             if not self._queue:
                 return None
             batch = self._queue.popleft()
-            self._events -= _weight(batch)
+            self.waiting_events -= _weight(batch)
             self.counters.taken += 1
             return batch
-
-    def close(self) -> None:
-        """Wake a thread that waits in ``take``; what is queued can still be taken."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 def _weight(batch: EventBatch) -> int:

@@ -123,7 +123,6 @@ class Publisher:
     def close(self, timeout: float = 1.0) -> None:
         """Send what waits, within ``timeout`` seconds, then end the thread and close the sockets. Twice does no harm."""
         self._stopping = True
-        self._outbox.close()
         thread, self._thread = self._thread, None
         if thread is None or self._waker is None:
             return

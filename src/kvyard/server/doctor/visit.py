@@ -47,7 +47,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to send requests at all, and not only ask."""
     block_size: int = 16
     """What is expected: prompts must fill a few."""
-    common: str = ""
+    common: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
     """A text that all engines get."""
 
     def text(self, start: str, seen: Visit) -> str:
@@ -55,19 +55,6 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
         words = "once upon a time there was a doctor who asked every engine the same thing twice "
         text = f"{start} " + words * (1 + 6 * max(self.block_size, seen.block_size or 0) // 16)
         return text if seen.max_model_len is None else text[: max(1, seen.max_model_len - 8)]
-
-
-def questions(
-    model: str | None, messages: list[dict[str, Any]] | None, probe: bool, block_size: int | None
-) -> Questions:
-    """Those of one run."""
-    return Questions(
-        model=model,
-        messages=messages or MESSAGES,
-        probe=probe,
-        block_size=block_size or 16,
-        common=secrets.token_hex(8),
-    )
 
 
 class Visit(msgspec.Struct, kw_only=True):
