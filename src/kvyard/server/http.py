@@ -235,10 +235,10 @@ def application(
     described = document(operations, title=title, version=version, secured=token is not None, problem=problem)
 
     async def describe(body: None, headers: Mapping[str, str]) -> Any:
+        """This document."""
         return described
 
-    own = Operation(method="GET", path="/openapi.json", summary="This document.", handler=describe, open=True)
-    routes = [route(operation) for operation in (*operations, own)]
+    routes = [route(operation) for operation in (*operations, get("/openapi.json", describe, open=True))]
     return Application(routes=routes, exception_handlers={HTTPException: refused})
 
 
@@ -260,15 +260,9 @@ def check_origin(headers: Mapping[str, str]) -> None:
 
 async def _read(request: Any, bounds: Bounds) -> bytes:
     """The body, up to the bounds."""
-    too_long = Refusal(
-        413,
-        f"the body is longer than {bounds.body_bytes} bytes",
-        fix="send less at once, or raise limits.body_bytes",
-        Connection="close",
-    )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > bounds.body_bytes:
-        raise too_long
+        raise _too_long(bounds)
     parts: list[bytes] = []
     size = 0
     try:
@@ -276,11 +270,16 @@ async def _read(request: Any, bounds: Bounds) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > bounds.body_bytes:
-                    raise too_long
+                    raise _too_long(bounds)
                 parts.append(part)
     except TimeoutError:
         raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
     return b"".join(parts)
+
+
+def _too_long(bounds: Bounds) -> Refusal:
+    fix = "send less at once, or raise limits.body_bytes"
+    return Refusal(413, f"the body is longer than {bounds.body_bytes} bytes", fix=fix, Connection="close")
 
 
 def decode(type_: Any, body: bytes) -> Any:
