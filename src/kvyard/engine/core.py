@@ -255,13 +255,14 @@ class EngineCore:
 
     def _commit(self, count: int) -> None:
         """Carry out the plan's passes up to, not including, number ``count``."""
-        blocks, batch, ends, done = self.scheduler.blocks, self._batch, self._ends, self._done
+        together, batch, ends, done = self.scheduler.blocks.together, self._batch, self._ends, self._done
         assert batch is not None
         at = done
         while at < count:
-            until = self._take_blocks(at, count) if batch.decoding else count
+            # The first pass of a plan got its blocks when it was decided on, unless those of all are taken together.
+            until = self._take_blocks(at, count) if batch.decoding and (count > 1 or together) else count
             # What was taken together is told together; otherwise nothing is to be told of the passes after this one.
-            told = until - 1 if blocks.together else at
+            told = until - 1 if together else at
             if told + 1 < len(ends):
                 self._announce(ends[told])
             at = until

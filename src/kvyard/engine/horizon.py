@@ -75,7 +75,12 @@ class Horizon:
         """
         if self._blocks.together:
             return True
-        return self._never_forgets and all(isinstance(job.chain, TraceChain) for job in self._running.values())
+        if not self._never_forgets:
+            return False
+        for job in self._running.values():  # a plain loop: it is run often
+            if not isinstance(job.chain, TraceChain):
+                return False
+        return True
 
 
 def in_lockstep(running: Mapping[int, Job], loads: Loads | None) -> list[Job]:

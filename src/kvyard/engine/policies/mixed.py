@@ -202,7 +202,7 @@ class MixedPasses(PassMaker):
         stable_for = 1
         if not (chunks or drafted or preempted or prefilling or speculative is not None):
             stable_for = self.horizon.passes(longest, took_blocks)
-        return Pass(chunks, batch.count + len(drafted), context, drafted=drafted, stable_for=stable_for)
+        return Pass(chunks, batch.count + len(drafted), context, drafted, stable_for)
 
     def _continue(self, job: Job, budget: int, chunks: list[Chunk], now: int) -> int:
         """Go on with a prompt; returns how many tokens it takes of the budget."""
