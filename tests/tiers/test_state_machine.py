@@ -81,7 +81,7 @@ class Tiers(RuleBasedStateMachine):
 
         for tier in pages:
             assert self.timeline is not None
-            tier = self.timeline.shared(tier)
+            tier = self.timeline.tiers.get(tier)
             assert tier is not None
             tier.watch = moved
         self.now = 0

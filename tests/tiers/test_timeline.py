@@ -59,7 +59,7 @@ class Fleet:
         assert not self.mirror.repeated and not self.mirror.unknown
         held = {}
         for tier in LOWER_TIERS:
-            shared = self.timeline.shared(tier)
+            shared = self.timeline.tiers.get(tier)
             keys = {key for _, key, _ in shared.store.pool.cached_blocks()} if shared is not None else set()
             if keys:
                 held[0, tier] = keys
@@ -220,7 +220,7 @@ def test_the_worker_sees_its_own_side_when_it_ticks() -> None:
     one, two = fleet.workers
     one.finish(one.run("a", range(41), now=0), 0)
     two.tick(25_000)
-    assert len(fleet.timeline.shared(Tier.G3).store.pool.maps[0].starts) == 1  # type: ignore[union-attr]
+    assert len(fleet.timeline.tiers.get(Tier.G3).store.pool.maps[0].starts) == 1  # type: ignore[union-attr]
     assert (one.held(Tier.G2), one.manager.pool.free, one.offload.earliest_deadline()) == (0, 39, 10_000)
     one.tick(25_000)
     assert (one.held(Tier.G2), one.manager.pool.free, one.offload.earliest_deadline()) == (10, 49, None)
@@ -241,7 +241,7 @@ def test_time_does_not_run_backwards() -> None:
     one, two = fleet.workers
     one.run("a", range(41), now=10_000)
     with pytest.raises(ClockError):
-        fleet.timeline.shared(Tier.G2).link.advance(5_000)  # type: ignore[union-attr]
+        fleet.timeline.tiers.get(Tier.G2).link.advance(5_000)  # type: ignore[union-attr]
     two.tick(5_000)  # late, but nothing to do
     two.run("b", range(100, 141), now=5_000)  # taken at the time the link is at
     fleet.until(29_999)
@@ -346,7 +346,7 @@ def test_bytes_survive_between_workers(name: str, groups: list[GroupSpec], seed:
         engines[copy.worker].moved(copy)
 
     for tier in pages:
-        timeline.shared(tier).watch = moved  # type: ignore[union-attr]
+        timeline.tiers.get(tier).watch = moved  # type: ignore[union-attr]
     texts: dict[Any, Any] = {}
     rng = random.Random(seed)
     walks = []
@@ -399,9 +399,9 @@ def test_a_failed_worker_leaves_nothing_behind_in_a_shared_host() -> None:
     assert one.onboard(again, 10_000_000).step is LoadStep.WAITING and one.offload.state.requests[again].keep
     running = one.make("c", range(2000, 2017))
     one.compute(running, 10_000_000)
-    store = fleet.timeline.shared(Tier.G2).store
+    store = fleet.timeline.tiers.get(Tier.G2).store
     assert one.offload.counters.tiers[0].stores.submitted - one.offload.counters.tiers[0].stores.landed == 1
-    assert store.pool.free < 20 and any(copy.rest for copy in fleet.timeline.shared(Tier.G2).under_way.values())
+    assert store.pool.free < 20 and any(copy.rest for copy in fleet.timeline.tiers.get(Tier.G2).under_way.values())
     submitted = one.offload.counters.tiers[0].stores.submitted
     one.offload.close(10_000_000)
     one.offload.check_integrity()

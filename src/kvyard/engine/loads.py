@@ -12,8 +12,8 @@ from typing import Final
 from kvyard.blocks import Hit
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.job import Job, JobState
-from kvyard.tiers.answer import LoadStep
 from kvyard.tiers.offload import Offload
+from kvyard.tiers.state import LoadStep
 
 NO_HELP: Final = -1
 """Lower tiers have nothing that a job could use."""

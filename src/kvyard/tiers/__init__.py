@@ -1,11 +1,11 @@
 """Lower tiers of the cache: links with finite bandwidth, stores, the offload engine, the shared time line."""
 
-from kvyard.tiers.answer import LoadAnswer, LoadStep
 from kvyard.tiers.config import OffloadConfig, TierConfig, parse_offload_config
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.counters import OffloadCounters
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.policy import POLICIES
+from kvyard.tiers.state import LoadAnswer, LoadStep
 from kvyard.tiers.store import TierStore
 from kvyard.tiers.timeline import Timeline
 

@@ -7,7 +7,7 @@ removed twice, and readers must count (llm-d #680). Offload connectors of real e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -40,14 +40,6 @@ def blocks_of(run: Run, block_size: int) -> Run:
     chain: Chain = run.chain.finer(block_size)
     factor = run.chain.block_size // block_size
     return Run(chain, run.start * factor, run.stop * factor)
-
-
-def blocks_of_all(
-    snapshot: Iterable[tuple[int, Tier, list[Run]]], block_sizes: Sequence[int]
-) -> Iterator[tuple[int, Tier, list[Run]]]:
-    """A store's snapshot in blocks."""
-    for group, tier, runs in snapshot:
-        yield group, tier, [blocks_of(run, block_sizes[group]) for run in runs]
 
 
 def legacy(batch: EventBatch) -> EventBatch:

@@ -8,7 +8,7 @@ worker that asked for it next ticks: what only that worker sees changes then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvyard.blocks import Request
 from kvyard.blocks.table import Table
@@ -85,7 +85,7 @@ class CopyQueue:
 
     def earliest(self) -> int | None:
         """When the next copy lands, if nothing changes."""
-        return self.link.earliest()
+        return self.link.earliest() if self.under_way else None
 
     def advance(self, now: int) -> bool:
         """Land what is due by ``now``; returns whether anything was. Nothing happens for a time that has passed already."""
@@ -110,3 +110,13 @@ class CopyQueue:
     def landed(self, copy: Copy) -> None:
         """What the ends do at the instant at which ``copy`` lands."""
         raise NotImplementedError
+
+
+def next_landing(queues: Sequence[CopyQueue]) -> int | None:
+    """When the next copy lands in any of ``queues``, if nothing changes."""
+    earliest: int | None = None
+    for queue in queues:
+        at = queue.earliest()
+        if at is not None and (earliest is None or at < earliest):
+            earliest = at
+    return earliest

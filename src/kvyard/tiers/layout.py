@@ -15,7 +15,7 @@ from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.agreement import Agreement
 from kvyard.blocks.demand import NO_HIT, Demand
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.spans import Spans
+from kvyard.blocks.spans import Spans, unite
 from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
@@ -84,14 +84,7 @@ class PageLayout:
 
     def pages_of(self, extents: Iterable[Extent]) -> Spans:
         """The intervals of pages that ``extents`` cover in whole."""
-        spans: list[tuple[int, int]] = []
-        for extent in extents:
-            start = extent.start
-            stop = start + len(extent.ids)
-            if spans and spans[-1][1] == start:
-                spans[-1] = (spans[-1][0], stop)
-            else:
-                spans.append((start, stop))
+        spans = unite([(extent.start, extent.stop) for extent in extents])
         chunk = self.chunk
         if chunk == 1:
             return spans

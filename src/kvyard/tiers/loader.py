@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import overlaps, without
-from kvyard.tiers.answer import NO_ROOM, NOTHING, LoadAnswer, LoadStep
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.links import Direction
 from kvyard.tiers.lookup import Need, PrefixLookup
 from kvyard.tiers.pages import PageRange, PendingPages, total_pages
-from kvyard.tiers.state import OffloadState, RequestState
+from kvyard.tiers.state import NO_ROOM, NOTHING, LoadAnswer, LoadStep, OffloadState, RequestState
 
 
 class Loader:

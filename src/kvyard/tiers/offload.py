@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
 from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import EventBatch, Sink, Tier
 from kvyard.hashing import Run
-from kvyard.tiers.announce import blocks_of_all, legacy
-from kvyard.tiers.answer import LoadAnswer, LoadStep
+from kvyard.tiers.announce import blocks_of, legacy
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.config import OffloadConfig
-from kvyard.tiers.copies import Copy
+from kvyard.tiers.copies import Copy, next_landing
 from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.linked_tier import make_tier
 from kvyard.tiers.links import Direction
 from kvyard.tiers.loader import Loader
 from kvyard.tiers.policy import POLICIES
-from kvyard.tiers.state import OffloadState
+from kvyard.tiers.state import LoadAnswer, LoadStep, OffloadState
 from kvyard.tiers.storer import Storer
 from kvyard.tiers.timeline import Timeline
 
@@ -104,7 +101,7 @@ class Offload:
         if self.timeline is not None:
             self.timeline.advance(now)
             self._deliver()
-        while (at := self._next_landing()) is not None and at <= now:
+        while (at := next_landing(self.tiers)) is not None and at <= now:
             for tier in self.tiers:
                 tier.advance(at)
             self._deliver()
@@ -126,16 +123,7 @@ class Offload:
         for tier in self._shared:
             if tier.landings != self._heard[tier]:
                 return tier.last_landing  # another worker let time pass, and a request here may wait for what landed
-        return self._next_landing()
-
-    def _next_landing(self) -> int | None:
-        earliest = None
-        for tier in self.tiers:
-            if tier.under_way:
-                at = tier.link.earliest()
-                if at is not None and (earliest is None or at < earliest):
-                    earliest = at
-        return earliest
+        return next_landing(self.tiers)
 
     @property
     def line(self) -> tuple[int, ...]:
@@ -186,7 +174,7 @@ class Offload:
         """
         outcome = self._loader.onboard(request, hit, now, must_fit, has_running)
         if outcome.step is LoadStep.STARTED or outcome.step is LoadStep.WAITING:
-            return msgspec.structs.replace(outcome, deadline=self.earliest_deadline())
+            return outcome._replace(deadline=self.earliest_deadline())
         return outcome
 
     def offload(self, request: Request, now: int) -> None:
@@ -232,9 +220,10 @@ class Offload:
     def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
         """What private tiers hold, as ``Pool.snapshot`` says it of the device: for a ``Batcher`` over both."""
         for tier in self._private:
-            runs = tier.store.pool.snapshot()
-            chunks = self.layout.chunk > 1 and self.config.events == "self-describing"
-            yield from blocks_of_all(runs, self.layout.block_sizes) if chunks else runs
+            for group, name, runs in tier.store.pool.snapshot():
+                if self.layout.chunk > 1 and self.config.events == "self-describing":
+                    runs = [blocks_of(run, self.layout.block_sizes[group]) for run in runs]
+                yield group, name, runs
 
     def finish_batch(self, batch: EventBatch) -> EventBatch:
         """``batch`` in the configured form of events; the same object where there is nothing to change."""

@@ -5,12 +5,12 @@ A page is ``blocks_per_chunk`` consecutive blocks of one group: what a lower tie
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvyard.blocks.spans import Spans, clip
 from kvyard.hashing import Chain, Key, Keys
-from kvyard.hashing.stretches import parting
 
 
 class PageRange(NamedTuple):
@@ -76,4 +76,5 @@ class PendingPages:
 
 def _agree(left: Keys, right: Keys, start: int, stop: int) -> int:
     """Up to where two chains that agree at ``start`` do so, at most ``stop``."""
-    return stop if left[stop - 1] == right[stop - 1] else parting(left, right, start, stop - 1)
+    rest = range(start + 1, stop)
+    return start + 1 + bisect_left(rest, True, key=lambda at: left[at] != right[at])

@@ -21,7 +21,7 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.errors import KvyardError
 from kvyard.events.types import Sink, Tier
 from kvyard.tiers.config import OffloadConfig, TierConfig
-from kvyard.tiers.copies import CopyQueue
+from kvyard.tiers.copies import CopyQueue, next_landing
 from kvyard.tiers.layout import Contract, PageLayout
 from kvyard.tiers.linked_tier import LinkedTier, make_tier
 from kvyard.tiers.links import LinkConfig, make_link
@@ -37,7 +37,9 @@ class Timeline:
         self._contract: Contract | None = None
         self.members: list[str] = []
         """Who has joined, in that order."""
-        self._tiers: dict[Tier, tuple[TierConfig, LinkedTier]] = {}
+        self.tiers: dict[Tier, LinkedTier] = {}
+        """Those that are shared."""
+        self._configs: dict[Tier, TierConfig] = {}
         self._private: list[LinkedTier] = []
         """The members' own tiers, in the order in which they joined."""
         self._worker_links: dict[tuple[str, str], WorkerLink] = {}
@@ -58,17 +60,15 @@ class Timeline:
             raise ConfigError(f"a worker that shares a tier needs a name of its own, and {name!r} is taken or empty")
         shared = {tier: wanted for tier, wanted in config.levels if wanted.scope == "shared"}
         if self._contract is None:
-            self._tiers = {
-                tier: (wanted, make_tier(wanted, tier, layout, self._sink, config.events))
-                for tier, wanted in shared.items()
-            }
-            self._contract = layout.contract
+            for tier, wanted in shared.items():
+                self.tiers[tier] = make_tier(wanted, tier, layout, self._sink, config.events)
+            self._contract, self._configs = layout.contract, shared
         else:
             self._compare(name, layout.contract, shared)
         self.members.append(name)
         self._private += private
         self._order()
-        return {tier: linked for tier, (_, linked) in self._tiers.items()}
+        return self.tiers
 
     def connect(self, ends: tuple[str, str], pools: tuple[Pool, Pool], config: LinkConfig) -> WorkerLink:
         """A link between the devices of two workers with these block pools. Raises ``ConfigError`` for a second one."""
@@ -79,7 +79,7 @@ class Timeline:
         return link
 
     def _order(self) -> None:
-        self._queues = [*self._private, *(tier for _, tier in self._tiers.values()), *self._worker_links.values()]
+        self._queues = [*self._private, *self.tiers.values(), *self._worker_links.values()]
 
     def _compare(self, name: str, contract: Contract, shared: dict[Tier, TierConfig]) -> None:
         """Raise ``ConfigError`` unless the newcomer has what the first worker has."""
@@ -88,30 +88,24 @@ class Timeline:
             new, old = getattr(contract, field), getattr(self._contract, field)
             if new != old:
                 raise ConfigError(f"{name} can't share a tier with {first}: {field} is {new!r} here and {old!r} there")
-        if shared.keys() != self._tiers.keys():
+        if shared.keys() != self._configs.keys():
             raise ConfigError(
-                f"{name} shares {_names(shared)}, but {first} shares {_names(self._tiers)}: give both the same tiers"
+                f"{name} shares {_names(shared)}, but {first} shares {_names(self._configs)}: give both the same tiers"
             )
         for tier, config in shared.items():
-            if config != self._tiers[tier][0]:
+            if config != self._configs[tier]:
                 raise ConfigError(
                     f"{name} and {first} configure their shared {tier.name} differently: give both the same"
                 )
 
-    def shared(self, tier: Tier) -> LinkedTier | None:
-        """The shared tier of that name, if there is one."""
-        found = self._tiers.get(tier)
-        return found[1] if found is not None else None
-
     @property
     def disturbances(self) -> int:
         """Changes when a shared tier has made room for something: what it has to offer may be less from then on."""
-        return sum(tier.store.reservations for _, tier in self._tiers.values())
+        return sum(tier.store.reservations for tier in self.tiers.values())
 
     def earliest(self) -> int | None:
         """When the next copy lands on any link of the members, as things stand."""
-        times = [queue.link.earliest() for queue in self._queues if queue.under_way]
-        return min((at for at in times if at is not None), default=None)
+        return next_landing(self._queues)
 
     def advance(self, now: int) -> bool:
         """Land what is due at or before ``now``, each in its turn; returns whether anything was.
@@ -136,7 +130,7 @@ class Timeline:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every shared tier and every link between workers is sound."""
-        for _, tier in self._tiers.values():
+        for tier in self.tiers.values():
             tier.check_integrity()
         for link in self._worker_links.values():
             link.check_integrity()

@@ -7,11 +7,10 @@ A link is told the time, is handed transfers, and says when they land. It knows 
 from collections.abc import Callable
 
 from kvyard.blocks.spec import ConfigError
-from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
+from kvyard.tiers.links.config import PRESETS, LaneConfig, LinkConfig, parse_link_config
 from kvyard.tiers.links.fair import FairLink
 from kvyard.tiers.links.fifo import FifoLink
 from kvyard.tiers.links.link import Direction, LaneStats, Link, LinkError, Transfer
-from kvyard.tiers.links.presets import PRESETS
 
 DISCIPLINES: dict[str, Callable[[LinkConfig], Link]] = {"fair": FairLink, "fifo": FifoLink}
 """Makers of links by the name of their discipline. A maker raises ``ConfigError`` for what it can't honour."""

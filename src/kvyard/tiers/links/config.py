@@ -73,6 +73,27 @@ def _check_amount(key: str, value: object, unit: str) -> None:
         raise ConfigError(f"{key} must be a whole number of {unit}, 0 or more; got {value!r}")
 
 
+_GB = 10**9
+
+PRESETS: dict[str, LinkConfig] = {
+    "h200": LinkConfig(
+        outward=LaneConfig(bandwidth=553 * _GB // 10, first_byte_ns=35_000, piece_overhead=130_000),
+        inward=LaneConfig(bandwidth=553 * _GB // 10, first_byte_ns=42_000, piece_overhead=158_000),
+        duplex_bandwidth=70 * _GB,
+    ),
+    "h200-queued": LinkConfig(
+        outward=LaneConfig(bandwidth=553 * _GB // 10, first_byte_ns=6_500, piece_overhead=116_000),
+        inward=LaneConfig(bandwidth=553 * _GB // 10, first_byte_ns=5_000, piece_overhead=144_000),
+        duplex_bandwidth=1005 * _GB // 10,
+    ),
+}
+"""Links that were measured, by name; how, and how well the constants fit, is in docs/links.md.
+
+``h200``: an H200 on PCIe 5, blocks copied one by one as the host gets to them. ``h200-queued``: the same kind of card when the
+copies are queued ahead of it, so that the host isn't what holds the two directions back.
+"""
+
+
 def parse_link_config(raw: Mapping[str, object] | str) -> LinkConfig:
     """The configuration that a file or a command line describes: the name of a preset, or the keys of ``LinkConfig``.
 
@@ -95,8 +116,6 @@ def parse_link_config(raw: Mapping[str, object] | str) -> LinkConfig:
 
 
 def _preset(name: object) -> LinkConfig:
-    from kvyard.tiers.links.presets import PRESETS
-
     preset = PRESETS.get(name) if isinstance(name, str) else None
     if preset is None:
         raise ConfigError(f"unknown link preset {name!r}; choose one of {', '.join(sorted(PRESETS))}")

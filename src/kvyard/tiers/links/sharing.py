@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from fractions import Fraction
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -31,27 +31,18 @@ class ClientGroup(Generic[T]):
         self.den = 1
 
 
-class _Sized(Protocol):
-    cap: int | None
-    num: int
-    den: int
-
-    @property
-    def members(self) -> Collection[object]: ...
-
-
 class _OpenLane:
     """One direction while it is being filled."""
 
     __slots__ = ("count", "groups", "left")
 
-    def __init__(self, left: int | None, groups: list[_Sized]) -> None:
+    def __init__(self, left: int | None, groups: list[ClientGroup[Any]]) -> None:
         self.left = left
         self.groups = groups
         self.count = sum(len(group.members) for group in groups)
 
 
-def fill(lanes: Collection[tuple[int | None, Collection[_Sized]]], duplex: int | None) -> None:
+def fill(lanes: Collection[tuple[int | None, Collection[ClientGroup[Any]]]], duplex: int | None) -> None:
     """Set ``num / den`` of every group in ``lanes``, pairs of a direction's bandwidth and its groups, none of them empty.
 
     Every group must be under some limit. Takes time proportional to the number of groups, and of sorting them.
@@ -91,11 +82,11 @@ def fill(lanes: Collection[tuple[int | None, Collection[_Sized]]], duplex: int |
         open_lanes.remove(tight)
 
 
-def _size(group: _Sized) -> int:
+def _size(group: ClientGroup[Any]) -> int:
     return len(group.members)
 
 
-def _freeze(groups: Collection[_Sized], num: int, den: int) -> None:
+def _freeze(groups: Collection[ClientGroup[Any]], num: int, den: int) -> None:
     for group in groups:
         group.num = num
         group.den = den
