@@ -18,6 +18,7 @@ from kvyard.events.faults import Faults, Injector
 from kvyard.events.transport import Follower, Frame, State
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import read_reply, request
+from kvyard.events.transport.recovery import Signal
 from kvyard.events.types import Cleared, EventBatch, Tier
 from kvyard.events.wire import Encoder
 from kvyard.index import Holder, Identity, Indexer, Source
@@ -59,12 +60,12 @@ class Link:
         self.restarts += 1
         self._begin()
         self.archive.restart(self.archive.epoch + 1)
-        self.follower.reconnected(self.now)
+        self.follower.recovery.handle(Signal.RECONNECTED, self.now)
         self._pass_on()
 
     def serve(self) -> None:
         answered, answer = None, iter(())
-        while (ask := self.follower.request) is not None:
+        while (ask := self.follower.inquiry.request) is not None:
             if answered != ask.number:
                 answered, answer = ask.number, self.archive.answer(request(ask.word)[1])
             message = next(answer, None)
@@ -80,9 +81,9 @@ class Link:
             self.follower.live(frame, self.now)
         self.serve()
         stop = self.now + 60 * SECOND
-        while (due := self.follower.due) is not None and due <= stop:
+        while (due := self.follower.recovery.due) is not None and due <= stop:
             self.now = max(self.now, due)
-            self.follower.tick(self.now)
+            self.follower.recovery.tick(self.now)
             self.serve()
         self.now = stop
         self._pass_on()
@@ -97,7 +98,7 @@ def check(indexer: Indexer, links: list[Link], prompts: list[list[int]]) -> int:
     indexer.check_integrity()
     fresh = 0
     for link in links:
-        trusted = link.follower.state == State.FRESH
+        trusted = link.follower.log.state == State.FRESH
         fresh += trusted
         for prompt in prompts:
             keys = indexer.keys(prompt)
@@ -154,7 +155,7 @@ def test_without_anybody_to_ask_a_loss_means_no_credit(seed: int) -> None:
         for link in links:
             link.settle()
             # A loss at the very end is seen with the next batch only, without anybody to ask.
-            if link.follower.state != State.FRESH:
+            if link.follower.log.state != State.FRESH:
                 check(indexer, [link], prompts[:3])
 
 

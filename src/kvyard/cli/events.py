@@ -74,7 +74,7 @@ def tail(
 
     with until_interrupted(), suppress(TimeoutError):
         asyncio.run(show() if duration is None else asyncio.wait_for(show(), duration))
-    for line in summary(subscriber.statuses(), subscriber.counters.malformed):
+    for line in summary(subscriber.subscription):
         typer.echo(line, err=True)
 
 

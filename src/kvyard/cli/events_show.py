@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from kvyard.events.check import Finding, Severity, StreamReport
-from kvyard.events.transport.state import Origin, State, StreamStatus, Update
+from kvyard.events.transport.state import Origin, State, Update
+from kvyard.events.transport.subscription import Subscription
 from kvyard.events.types import Event, Removed, Stored
 from kvyard.hashing import Key
 
@@ -57,8 +58,9 @@ def values(update: Update) -> Iterator[dict[str, Any]]:
         yield {**common, "event": "problem", "kind": problem.kind, "reason": problem.reason, "index": problem.index}
 
 
-def summary(statuses: Sequence[StreamStatus], malformed: int) -> Iterator[str]:
+def summary(subscription: Subscription) -> Iterator[str]:
     """What was seen, when it is over."""
+    statuses, malformed = subscription.statuses(), subscription.counters.malformed
     for status in statuses:
         counters = status.counters
         odd = {

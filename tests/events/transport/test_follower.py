@@ -9,6 +9,7 @@ from kvyard.clock import SECOND
 from kvyard.events import Tier
 from kvyard.events.faults import Faults
 from kvyard.events.transport.frames import Frame, Reply, ReplyKind, StreamHead, read_reply
+from kvyard.events.transport.recovery import Signal
 from kvyard.events.transport.state import Limits, Origin, State
 from kvyard.events.transport.subscription import Follower
 
@@ -107,7 +108,7 @@ class TestWithReplay:
     def test_broken_connection_to_the_same_publisher(self, plain):
         world = begun(plain=plain)
         dropped(world)
-        world.follower.reconnected(world.now)
+        world.follower.recovery.handle(Signal.RECONNECTED, world.now)
         world.enter(7)
         world.iterate()
         assert world.state == State.CATCHING_UP
@@ -118,7 +119,7 @@ class TestWithReplay:
     def test_broken_connection_and_no_answer(self, plain):
         world = begun(plain=plain)
         world.deaf = True
-        world.follower.reconnected(world.now)
+        world.follower.recovery.handle(Signal.RECONNECTED, world.now)
         world.wait(20 * SECOND)
         assert world.state == State.STALE and world.equal, "not to be trusted, but kept"
         world.settle()
@@ -162,7 +163,7 @@ class TestWithReplay:
         first = world.send(world.batcher.end_iteration(0), deliver=False)
         world.enter(51)
         world.iterate()
-        ask = world.follower.request
+        ask = world.follower.inquiry.request
         answer = list(world.archive.answer(ask.word.to_bytes(8, "big")))
         world.deliver(first)
         world.leave(50)
@@ -210,7 +211,7 @@ class TestWithReplay:
         world.enter(9)
         world.iterate()
         world.wait(20 * SECOND)
-        assert world.state == State.STALE and "doesn't answer" in world.follower.status().reason
+        assert world.state == State.STALE and "doesn't answer" in world.follower.log.status().reason
         world.enter(10)
         world.iterate()
         assert world.updates[-1].state == State.STALE and world.updates[-1].origin == Origin.LIVE
@@ -257,7 +258,7 @@ class TestReplayTooShort:
         world.iterate()
         world.serve()
         assert world.state == State.STALE
-        assert "reach back" in world.follower.status().reason
+        assert "reach back" in world.follower.log.status().reason
         asked = world.asked
         world.settle()
         assert world.asked == asked + 2, (
@@ -301,7 +302,7 @@ class TestWithoutReplay:
         dropped(world, 2)
         world.enter(1)
         world.iterate()
-        assert world.state == State.STALE and "before 2" in world.follower.status().reason
+        assert world.state == State.STALE and "before 2" in world.follower.log.status().reason
         assert world.updates[-1].events
 
     def test_gap_is_stale_after_a_while(self):
@@ -360,7 +361,7 @@ class TestWithoutReplay:
 def test_restart_behind_a_proxy_that_keeps_the_connection():
     """The numbers fit and no connection broke: the epoch in the publisher's head tells."""
     world = begun()
-    world.follower.look(world.now)
+    world.follower.recovery.handle(Signal.LOOK, world.now)
     world.serve()
     world.restart(noticed=False)
     dropped(world, 3)
@@ -551,18 +552,18 @@ def test_nothing_that_arrives_breaks_it(inputs, source):
         if kind == "live":
             follower.live(value, now)
         elif kind == "reply":
-            follower.reply(follower.request.number if follower.request else 0, value, now)
+            follower.reply(follower.inquiry.request.number if follower.inquiry.request else 0, value, now)
         elif kind == "old reply":
             follower.reply(max(0, asked - 1), value, now)
         elif kind == "wait":
             now += value * SECOND
-            follower.tick(now)
+            follower.recovery.tick(now)
         else:
-            follower.reconnected(now)
+            follower.recovery.handle(Signal.RECONNECTED, now)
         follower.at.check_integrity()
         assert len(follower.at.held) <= 3
-        if follower.request is not None:
-            assert follower.request.number >= asked and source
-            asked = follower.request.number
-        if follower.state == State.FRESH:
-            assert follower.whole and not follower.at.held
+        if follower.inquiry.request is not None:
+            assert follower.inquiry.request.number >= asked and source
+            asked = follower.inquiry.request.number
+        if follower.log.state == State.FRESH:
+            assert follower.recovery.whole and not follower.at.held

@@ -9,6 +9,7 @@ from kvyard.events import Batcher, EventBatch, GroupMeta, Mirror, Tier
 from kvyard.events.faults import Faults, Injector
 from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import Frame, read_reply, request
+from kvyard.events.transport.recovery import Signal
 from kvyard.events.transport.state import Limits, State
 from kvyard.events.transport.subscription import Follower
 from kvyard.events.wire import Encoder
@@ -81,7 +82,7 @@ class World:
         self._engine()
         self.archive.restart(self.archive.epoch + 1)
         if noticed:
-            self.follower.reconnected(self.now)
+            self.follower.recovery.handle(Signal.RECONNECTED, self.now)
             self._collect()
 
     # -- the channel ------------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class World:
         """Let the publisher answer what is asked, up to ``most`` messages. Returns whether anything was said."""
         said = False
         for _ in range(most):
-            ask = self.follower.request
+            ask = self.follower.inquiry.request
             if ask is None or self.deaf:
                 return said
             if self.asked != ask.number:
@@ -115,9 +116,9 @@ class World:
     def wait(self, ns: int, served: bool = False) -> None:
         """Let time pass; requests are answered at once if ``served``, else not at all."""
         stop = self.now + ns
-        while (due := self.follower.due) is not None and due <= stop:
+        while (due := self.follower.recovery.due) is not None and due <= stop:
             self.now = max(self.now, due)
-            self.follower.tick(self.now)
+            self.follower.recovery.tick(self.now)
             self._collect()
             if served:
                 self.serve()
@@ -141,18 +142,18 @@ class World:
 
     @property
     def state(self) -> State:
-        return self.follower.state
+        return self.follower.log.state
 
     @property
     def counters(self):
-        return self.follower.status().counters
+        return self.follower.log.status().counters
 
     @property
     def equal(self) -> bool:
         return self.mirror.held == self.map.held()
 
     def assert_whole(self) -> None:
-        status = self.follower.status()
+        status = self.follower.log.status()
         assert self.state == State.FRESH, status
         assert self.equal, f"{self.mirror.held} is not {self.map.held()}: {status}"
 

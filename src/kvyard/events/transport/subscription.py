@@ -46,58 +46,31 @@ class Follower:
         self.updates: deque[Update] = deque() if updates is None else updates
         self._source = source
         self._prefix = prefix
-        self._log = UpdateLog(stream, topic, self.at, self.updates)
-        self._inquiry = Inquiry(limits, numbers or count(1))
-        self._recovery = Recovery(self.at, self._log, self._inquiry, decoder or Decoder(), limits, source)
-
-    @property
-    def request(self) -> ReplayRequest | None:
-        """What the publisher should be asked."""
-        return self._inquiry.request
-
-    @property
-    def state(self) -> State:
-        return self._log.state
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything up to the last applied batch was applied."""
-        return self._recovery.whole
-
-    @property
-    def topic(self) -> bytes | None:
-        """The stream's topic, once known."""
-        return self._log.topic
-
-    @property
-    def due(self) -> int | None:
-        """When ``tick`` should be called, ``None`` where nothing is to be waited for."""
-        return self._recovery.due
-
-    def status(self) -> StreamStatus:
-        return self._log.status()
+        self.log = UpdateLog(stream, topic, self.at, self.updates)
+        self.inquiry = Inquiry(limits, numbers or count(1))
+        self.recovery = Recovery(self.at, self.log, self.inquiry, decoder or Decoder(), limits, source)
 
     def start(self, now: int) -> None:
         """Begin: ask for what there is, if there is a replay socket."""
-        self._recovery.heard = self._recovery.probed = now
-        self._log.reason = "nothing is known yet"
-        self._recovery.handle(Signal.LOOK, now)
+        self.recovery.heard = self.recovery.probed = now
+        self.log.reason = "nothing is known yet"
+        self.recovery.handle(Signal.LOOK, now)
 
     def resume(self, topic: bytes, seq: int, digest: int, publisher_epoch: int | None, now: int) -> None:
         """Go on after batch ``seq``: another reader applied everything up to there, and its result was taken over."""
-        self._recovery.heard = self._recovery.probed = now
-        self._log.topic, self._log.publisher_epoch = topic, publisher_epoch
+        self.recovery.heard = self.recovery.probed = now
+        self.log.topic, self.log.publisher_epoch = topic, publisher_epoch
         self.at.move(seq, digest)
-        self._recovery.resume(now)
+        self.recovery.resume(now)
 
     def live(self, frame: Frame, now: int) -> None:
         """A live batch arrived."""
-        at, counters, recovery = self.at, self._log.counters, self._recovery
+        at, counters, recovery = self.at, self.log.counters, self.recovery
         counters.frames += 1
         recovery.order += 1
         recovery.heard, recovery.quiet = now, 0
-        if self._log.topic is None:
-            self._log.topic = frame.topic
+        if self.log.topic is None:
+            self.log.topic = frame.topic
         seq, mark = frame.seq, fingerprint(frame.payload)
         before, recovery.highest = recovery.highest, max(recovery.highest, seq)
         if seq <= at.applied and self._is_repetition(seq, mark, rising=seq > before):
@@ -116,7 +89,7 @@ class Follower:
 
     def reply(self, number: int, reply: Reply, now: int) -> None:
         """The publisher answered request ``number``."""
-        request, log = self._inquiry.request, self._log
+        request, log = self.inquiry.request, self.log
         if request is None or request.number != number:
             log.counters.late_replies += 1
             return
@@ -125,28 +98,16 @@ class Follower:
                 log.counters.foreign += 1
                 return
             log.topic = reply.topic
-        self._inquiry.take(reply, now)
+        self.inquiry.take(reply, now)
         if reply.kind == ReplyKind.BATCH:
-            if self._inquiry.replays:
-                self._recovery.replayed(reply, now)
+            if self.inquiry.replays:
+                self.recovery.replayed(reply, now)
         elif reply.kind == ReplyKind.END:
-            self._recovery.handle(_ENDED.get(request.kind, Signal.REPLAY), now)
-
-    def tick(self, now: int) -> None:
-        """It is ``now``: does what has become due."""
-        self._recovery.tick(now)
-
-    def reconnected(self, now: int) -> None:
-        """The connection was broken for a while."""
-        self._recovery.handle(Signal.RECONNECTED, now)
-
-    def look(self, now: int) -> None:
-        """Find out now whether anything was missed."""
-        self._recovery.handle(Signal.LOOK, now)
+            self.recovery.handle(_ENDED.get(request.kind, Signal.REPLAY), now)
 
     def _is_repetition(self, seq: int, mark: int, rising: bool) -> bool:
         """Whether an old sequence number is nothing to worry about."""
-        known, counters = self.at.print_of(seq), self._log.counters
+        known, counters = self.at.print_of(seq), self.log.counters
         if known == mark:
             counters.duplicates += 1
         elif known is None and rising:
@@ -206,9 +167,9 @@ class Subscription:
     def positions(self) -> dict[bytes, tuple[int, int, int | None]]:
         """Per topic of a stream that is whole: the last batch applied, the digest of all, and the publisher's epoch."""
         return {
-            follower.topic: (follower.at.applied, follower.at.digest, follower.status().publisher_epoch)
+            follower.log.topic: (follower.at.applied, follower.at.digest, follower.log.publisher_epoch)
             for follower in self._followers.values()
-            if follower.topic is not None and follower.state == State.FRESH
+            if follower.log.topic is not None and follower.log.state == State.FRESH
         }
 
     def resume(self, topic: bytes, position: tuple[int, int, int | None], now: int) -> None:
@@ -238,7 +199,7 @@ class Subscription:
             self.counters.last_malformed = reply
             return
         for follower in self._followers.values():
-            if follower.request is not None and follower.request.number == number:
+            if follower.inquiry.request is not None and follower.inquiry.request.number == number:
                 follower.reply(number, reply, now)
                 return
 
@@ -247,9 +208,9 @@ class Subscription:
         self.counters.connections += 1
         for follower in self._followers.values():
             if self.counters.disconnections:
-                follower.reconnected(now)
-            elif follower.state == State.STALE:
-                follower.look(now)
+                follower.recovery.handle(Signal.RECONNECTED, now)
+            elif follower.log.state == State.STALE:
+                follower.recovery.handle(Signal.LOOK, now)
 
     def disconnected(self) -> None:
         """A connection broke."""
@@ -258,24 +219,24 @@ class Subscription:
     def tick(self, now: int) -> None:
         """It is ``now``: does what has become due."""
         for follower in self._followers.values():
-            follower.tick(now)
+            follower.recovery.tick(now)
 
     @property
     def due(self) -> int | None:
         """When ``tick`` should be called."""
-        dues = (follower.due for follower in self._followers.values())
+        dues = (follower.recovery.due for follower in self._followers.values())
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def requests(self) -> dict[int, ReplayRequest]:
         """The requests that should be under way, by number."""
-        requests = (follower.request for follower in self._followers.values())
+        requests = (follower.inquiry.request for follower in self._followers.values())
         return {request.number: request for request in requests if request is not None}
 
     @property
     def state(self) -> State:
         """The worst state of any stream; stale where there is none."""
-        states = {follower.state for follower in self._followers.values()}
+        states = {follower.log.state for follower in self._followers.values()}
         for state in (State.STALE, State.CATCHING_UP):
             if state in states:
                 return state
@@ -283,12 +244,12 @@ class Subscription:
 
     def statuses(self) -> list[StreamStatus]:
         """A look at every stream."""
-        return [follower.status() for follower in self._followers.values()]
+        return [follower.log.status() for follower in self._followers.values()]
 
     def _find(self, topic: bytes, now: int) -> Follower | None:
         """The follower of a topic that is heard for the first time."""
         nameless = self._followers.get(None)
-        if nameless is not None and nameless.topic in (None, topic):
+        if nameless is not None and nameless.log.topic in (None, topic):
             self._followers[topic] = nameless
             del self._followers[None]
             return nameless

@@ -41,7 +41,9 @@ class MapStored(Struct, Generic[T], tag=STORED, kw_only=True, gc=False):
     session_id: str | None = None
 
 
-class MapRemoved(Struct, tag=REMOVED, kw_only=True, gc=False):
+class MapRemoved(Struct, tag=REMOVED, kw_only=True, omit_defaults=True, gc=False):
+    """Read and written; what we write always has a medium."""
+
     block_hashes: list[Hash]
     medium: str | None = None
     group_idx: int | None = None
@@ -102,15 +104,6 @@ class WrittenStored(Struct, tag=STORED, kw_only=True, omit_defaults=True, gc=Fal
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
-
-
-class WrittenRemoved(Struct, tag=REMOVED, kw_only=True, omit_defaults=True, gc=False):
-    block_hashes: list[Hash]
-    medium: str | None
-    group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    reason: str | None = None
 
 
 class WrittenArrayCleared(Struct, tag=CLEARED, array_like=True, gc=False):

@@ -18,9 +18,9 @@ from kvyard.events.wire.vllm.shapes import (
     ArrayRemoved,
     ArrayStored,
     MapCleared,
+    MapRemoved,
     VllmBatch,
     WrittenArrayCleared,
-    WrittenRemoved,
     WrittenStored,
 )
 
@@ -57,7 +57,7 @@ class VllmWriter:
                 session_id=event.session_id,
             )
         if isinstance(event, Removed):
-            return WrittenRemoved(
+            return MapRemoved(
                 block_hashes=write_hashes(event.hashes, self._integers),
                 medium=NAMES[event.tier],
                 group_idx=event.group,
