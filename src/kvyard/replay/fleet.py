@@ -100,21 +100,19 @@ class Fleet:
         assert arrivals is not None
         agenda.put(arrivals.peek(), ARRIVAL)
         rounds = 0
-        while True:
-            entry = agenda.pop()
-            if entry is None or (entry[1] == SAMPLE and not agenda.holds_beyond(SAMPLE)):
-                if not self._homeless:
-                    break
-                self._turn_away()  # others may have waited for these
-                if entry is not None:
-                    agenda.put(*entry)
-                continue
+        while (entry := agenda.pop()) is not None:
             now, what, which = entry
-            if what in (SAMPLE, WORKER_LIFE) and self._is_over():
-                break
             if what == SAMPLE:
-                self._sample(now)
+                if self._is_over():
+                    break
+                if agenda.holds_beyond(SAMPLE):
+                    self._sample(now)
+                elif self._homeless:
+                    self._turn_away()  # no worker will come for these, but others may have waited for them
+                    agenda.put(now, SAMPLE)
                 continue
+            if what == WORKER_LIFE and self._is_over():
+                break
             self.now = now
             if shared.active:
                 if what >= LANDING:
@@ -149,8 +147,9 @@ class Fleet:
 
     def _touch(self, number: int, now: int) -> None:
         """Something happened to a worker: it may start a pass at the end of this instant."""
+        if not self._touched:
+            self._agenda.put(now, PASS_START)
         self._touched.add(number)
-        self._agenda.put(now, PASS_START)
 
     def _start_passes(self, now: int) -> None:
         touched, self._touched = self._touched, set()
