@@ -226,9 +226,8 @@ def test_managers_of_every_kind_of_model_are_scored_the_same(preset: str, seed: 
 
 
 def _offload(**more: object) -> OffloadConfig:
-    return OffloadConfig(
-        host=TierConfig(num_blocks=1500, link=LINK), storage=TierConfig(num_blocks=4000, link=LINK), **more
-    )  # type: ignore[arg-type]
+    tiers = (TierConfig(num_blocks=1500, link=LINK), TierConfig(num_blocks=4000, link=LINK))
+    return OffloadConfig(tiers=tiers, **more)  # type: ignore[arg-type]
 
 
 SERVING = {
