@@ -17,7 +17,7 @@ from blocks import one
 
 from kvyard.events import Batcher, EventBatch, GroupMeta, Removed, Tier
 from kvyard.events.wire import Decoder, Encoder, written_dialects
-from kvyard.events.wire.vllm.shapes import MapEvent, VllmBatch
+from kvyard.events.wire.vllm import MapEvent, VllmBatch
 from kvyard.hashing import Run, TokenChain, TraceChain, algorithm
 
 BLOCK = 16

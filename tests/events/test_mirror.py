@@ -6,9 +6,9 @@ from tests.events.fake_map import token_chain
 
 from kvyard.events import Cleared, Mirror, Removed, Stored, Tier
 from kvyard.events.mirror import restates
-from kvyard.events.transport import archive as archive_module
-from kvyard.events.transport.archive import Archive
+from kvyard.events.transport import outlet as archive_module
 from kvyard.events.transport.frames import SNAPSHOT_WORD, ReplyKind, read_reply
+from kvyard.events.transport.outlet import Archive
 from kvyard.events.wire import Decoder
 
 G1, G2, G3, _ = Tier

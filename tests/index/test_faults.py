@@ -16,8 +16,8 @@ from tests.index.support import removed, stored
 from kvyard.clock import SECOND
 from kvyard.events.faults import Faults, Injector
 from kvyard.events.transport import Follower, Frame, State
-from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import read_reply, request
+from kvyard.events.transport.outlet import Archive
 from kvyard.events.transport.recovery import Signal
 from kvyard.events.types import Cleared, EventBatch, Tier
 from kvyard.events.wire import Encoder

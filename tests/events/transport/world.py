@@ -7,8 +7,8 @@ from tests.events.fake_map import FakeMap, token_chain
 from kvyard.clock import SECOND
 from kvyard.events import Batcher, EventBatch, GroupMeta, Mirror, Tier
 from kvyard.events.faults import Faults, Injector
-from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import Frame, read_reply, request
+from kvyard.events.transport.outlet import Archive
 from kvyard.events.transport.recovery import Signal
 from kvyard.events.transport.state import Limits, State
 from kvyard.events.transport.subscription import Follower

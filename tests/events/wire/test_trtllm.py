@@ -8,7 +8,7 @@ from tests.events.fake_map import SHA, XXH3, FakeMap, token_chain
 
 from kvyard.events import Batcher, Cleared, EventBatch, GroupMeta, Mirror, Removed, Stored, Tier
 from kvyard.events.wire import Decoder, Encoder, decode
-from kvyard.events.wire.trtllm import reader as reading
+from kvyard.events.wire import trtllm as reading
 from kvyard.hashing import Namespace, Run, TokenChain
 from kvyard.hashing.namespace import Media
 

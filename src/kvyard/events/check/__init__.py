@@ -4,7 +4,6 @@
 """
 
 from kvyard.events.check.checker import Checker, Facts
-from kvyard.events.check.findings import Finding, Severity, StreamReport, Texts
-from kvyard.events.check.rules import judge
+from kvyard.events.check.rules import Finding, Severity, StreamReport, Texts, judge
 
 __all__ = ["Checker", "Facts", "Finding", "Severity", "StreamReport", "Texts", "judge"]

@@ -16,9 +16,8 @@ import msgspec
 from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
 from kvyard.events.outbox import Outbox
-from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.frames import Frame
-from kvyard.events.transport.outlet import Outlet
+from kvyard.events.transport.outlet import Archive, Outlet
 from kvyard.events.transport.zeromq import Waker
 from kvyard.events.types import EventBatch
 from kvyard.events.wire import WIRES, Encoder

@@ -22,9 +22,8 @@ import msgspec
 from kvyard.events.mirror import restates
 from kvyard.events.transport.frames import Reply, StreamHead, fingerprint
 from kvyard.events.transport.inquiry import Inquiry, RequestKind
-from kvyard.events.transport.position import ReceivedBatch, StreamPosition
+from kvyard.events.transport.position import ReceivedBatch, StreamPosition, UpdateLog
 from kvyard.events.transport.state import Limits, Origin, State
-from kvyard.events.transport.update_log import UpdateLog
 from kvyard.events.types import Cleared
 from kvyard.events.wire import Decoder
 

@@ -14,10 +14,9 @@ from kvyard.errors import KvyardError
 from kvyard.events.faults import FaultCounters, Faults, Injector
 from kvyard.events.mirror import Mirror
 from kvyard.events.recording import Recorded
-from kvyard.events.transport.archive import Archive
 from kvyard.events.transport.endpoint import check, is_bound_by_subscriber
 from kvyard.events.transport.frames import Frame, read_live
-from kvyard.events.transport.outlet import Outlet, OutletCounters
+from kvyard.events.transport.outlet import Archive, Outlet, OutletCounters
 from kvyard.events.transport.subscriber import READ_AT_ONCE
 from kvyard.events.transport.zeromq import Waker, attach, require
 from kvyard.events.wire import Decoder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvyard.events.wire.format import EngineGuess, StreamRules, WireFormat
-from kvyard.events.wire.vllm.reader import ARRAY, VllmReader
+from kvyard.events.wire.vllm import ARRAY, VllmReader
 
 _MEDIA = {"CPU_PINNED", "DISK", "EXTERNAL"}
 

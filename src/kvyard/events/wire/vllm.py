@@ -1,19 +1,20 @@
-"""Payloads of vLLM and SGLang in, events out: maps or arrays, as msgpack or as objects.
+"""vLLM's wire: msgpack batches of maps with names (0.24 and later; also newer SGLang and TensorRT-LLM's streaming sink) or of
+positional arrays with the tag in front (up to 0.23, and SGLang). Ours is the same, with a reason for removals.
 
 Almost every payload is exactly what its engine always sends, and those are read whole, by types, in C. When that fails the
-payload is taken apart and its events are read one by one, so that a bad one costs itself and not its batch. What a value
-means, and which values are refused, is the same for every encoding.
+payload is taken apart and its events are read one by one, so that a bad one costs itself and not its batch. Maps are written
+byte for byte as vLLM's own encoder does; what it has no field for goes along under a name that others skip.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
-from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
+from kvyard.events.types import Cleared, Event, EventBatch, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     BATCH,
     GROUP,
@@ -31,26 +32,130 @@ from kvyard.events.wire.decoded import (
     no_events,
     read_stamp,
 )
-from kvyard.events.wire.keys import BadHash, read_hash, read_hashes
-from kvyard.events.wire.media import tier_of
-from kvyard.events.wire.vllm.shapes import (
-    KNOWN,
-    AnyEvent,
-    ArrayCleared,
-    ArrayEvent,
-    ArrayRemoved,
-    ArrayStored,
-    Extras,
-    LooseArrayEvent,
-    LooseMapEvent,
-    MapCleared,
-    MapEvent,
-    MapRemoved,
-    MapStored,
-    Pair,
-    VllmBatch,
-)
+from kvyard.events.wire.format import EngineGuess, StreamRules, WireFormat
+from kvyard.events.wire.keys import BadHash, read_hash, read_hashes, write_hash, write_hashes
+from kvyard.events.wire.media import NAMES, tier_of
 from kvyard.hashing import Key
+
+T = TypeVar("T")
+"""A token id; or, asked only where that fails, also the pair of ids that SGLang sends under EAGLE."""
+
+Hash: TypeAlias = int | bytes
+Extras: TypeAlias = list[tuple[Any, ...] | None]
+Pair: TypeAlias = int | tuple[int, int]
+
+STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
+KNOWN = frozenset((STORED, REMOVED, CLEARED))
+
+
+# -- shapes: field order is the wire's; what is read may lack every field that can be done without ---------------------
+
+
+class MapStored(Struct, Generic[T], tag=STORED, kw_only=True, gc=False):
+    """A map with names, read."""
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None = None
+    token_ids: list[T]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: Extras | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class MapRemoved(Struct, tag=REMOVED, kw_only=True, omit_defaults=True, gc=False):
+    """Read and written; what we write always has a medium."""
+
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    reason: str | None = None
+    """Ours; others skip it."""
+
+
+class MapCleared(Struct, tag=CLEARED, kw_only=True, omit_defaults=True, gc=False):
+    """Read and written. No engine gives it a payload, and whatever comes along must not spoil it."""
+
+    medium: Any = None
+    """Ours; others skip it and clear everything."""
+
+
+class ArrayStored(Struct, Generic[T], tag=STORED, array_like=True, gc=False):
+    """A positional array, read and written."""
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: list[T]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | dict[str, Any] | None = None
+    """SGLang puts a map of metadata here."""
+    extra_keys: Extras | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class ArrayRemoved(Struct, tag=REMOVED, array_like=True, gc=False):
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class ArrayCleared(Struct, tag=CLEARED, array_like=True, gc=False):
+    medium: Any = None
+
+
+class WrittenStored(Struct, tag=STORED, kw_only=True, omit_defaults=True, gc=False):
+    """A map with names, written: vLLM refuses one without the first seven, null or not."""
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: Extras | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class WrittenArrayCleared(Struct, tag=CLEARED, array_like=True, gc=False):
+    pass
+
+
+class VllmBatch(Struct, Generic[T], array_like=True, gc=False):
+    """Any batch: two elements are enough, more are skipped."""
+
+    ts: float
+    events: list[T]
+    rank: int | None = None
+
+
+MapEvent: TypeAlias = MapStored[int] | MapRemoved | MapCleared
+ArrayEvent: TypeAlias = ArrayStored[int] | ArrayRemoved | ArrayCleared
+LooseMapEvent: TypeAlias = MapStored[Pair] | MapRemoved | MapCleared
+LooseArrayEvent: TypeAlias = ArrayStored[Pair] | ArrayRemoved | ArrayCleared
+AnyEvent: TypeAlias = MapEvent | ArrayEvent | LooseMapEvent | LooseArrayEvent
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
 
 MAP, ARRAY = "map", "array"
 _Decoders: TypeAlias = dict[str, msgspec.msgpack.Decoder[Any]]
@@ -353,3 +458,160 @@ def _count(value: int | None, kind: str, what: str) -> int | None:
     if not 0 <= value < MAX_COUNT:
         raise EventRefused(kind, f"{what} {value} is out of range")
     return value
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class VllmWriter:
+    """Writes batches; remembers nothing."""
+
+    def __init__(self, integers: bool, arrays: bool = False) -> None:
+        """``integers`` writes digests as vLLM does by default, as their last 64 bits; without it they go out whole."""
+        self._integers = integers
+        self._shape = self._array_shape if arrays else self._map_shape
+
+    def encode(self, batch: EventBatch) -> bytes:
+        return _pack(VllmBatch(batch.ts, [self._shape(event) for event in batch.events], batch.rank))
+
+    def _map_shape(self, event: Any) -> Any:
+        if isinstance(event, Stored):
+            return WrittenStored(
+                block_hashes=write_hashes(event.hashes, self._integers),
+                parent_block_hash=write_hash(event.parent, self._integers),
+                token_ids=list(event.tokens or ()),
+                block_size=event.block_size,
+                lora_id=event.lora_id,
+                medium=NAMES[event.tier],
+                lora_name=event.lora_name,
+                extra_keys=event.extra_keys,
+                group_idx=event.group,
+                kv_cache_spec_kind=event.kind,
+                kv_cache_spec_sliding_window=event.window,
+                locality=event.locality,
+                ownership=event.ownership,
+                session_id=event.session_id,
+            )
+        if isinstance(event, Removed):
+            return MapRemoved(
+                block_hashes=write_hashes(event.hashes, self._integers),
+                medium=NAMES[event.tier],
+                group_idx=event.group,
+                locality=event.locality,
+                ownership=event.ownership,
+                reason=event.reason,
+            )
+        return MapCleared(medium=None if event.tier is None else NAMES[event.tier])
+
+    def _array_shape(self, event: Any) -> Any:
+        if isinstance(event, Stored):
+            return ArrayStored(
+                write_hashes(event.hashes, self._integers),
+                write_hash(event.parent, self._integers),
+                list(event.tokens or ()),
+                event.block_size,
+                event.lora_id,
+                NAMES[event.tier],
+                event.lora_name,
+                event.extra_keys,
+                event.group,
+                event.kind,
+                event.window,
+            )
+        if isinstance(event, Removed):
+            return ArrayRemoved(write_hashes(event.hashes, self._integers), NAMES[event.tier], event.group)
+        return WrittenArrayCleared() if event.tier is None else ArrayCleared(NAMES[event.tier])
+
+
+# -- the formats -------------------------------------------------------------------------------------------------------
+
+
+_OPTIONAL = ("group_idx", "kv_cache_spec_kind", "locality", "ownership", "session_id", "reason")
+
+
+def look(payload: Any, guess: EngineGuess) -> bool:
+    """Note what a batch of maps or arrays looks like."""
+    if isinstance(payload, Mapping):
+        payload = [payload.get("ts"), payload.get("events"), *([payload] if "data" in payload else [])]
+    if not isinstance(payload, list) or any(isinstance(item, Mapping) and "data" in item for item in payload):
+        return False
+    guess.batch_lengths[len(payload)] += 1
+    if len(payload) > 1 and isinstance(payload[1], list):
+        for event in payload[1]:
+            _look_at_event(event, guess)
+    return True
+
+
+def _look_at_event(event: Any, guess: EngineGuess) -> None:
+    if isinstance(event, bytes):
+        guess.encodings["wrapped"] += 1
+        try:
+            event = msgspec.msgpack.decode(event)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+            return
+    if isinstance(event, Mapping):
+        guess.encodings["map"] += 1
+        named = [name for name in _OPTIONAL if event.get(name) is not None]
+        hashes, medium = event.get("block_hashes"), event.get("medium")
+    elif isinstance(event, list) and event:
+        guess.encodings["array"] += 1
+        stored = event[0] == "BlockStored"
+        at = 6 if stored else 2
+        hashes, medium = (event[1] if len(event) > 1 else None), (event[at] if len(event) > at else None)
+        named = ["group_idx"] if stored and len(event) > 9 and event[9] is not None else []
+    else:
+        return
+    guess.fields += [name for name in named if name not in guess.fields]
+    if isinstance(medium, str):
+        guess.media[medium[:40]] += 1
+    guess.note_hashes(hashes)
+
+
+def _likeness(guess: EngineGuess) -> int:
+    if {"group_idx", "kv_cache_spec_kind", "locality"} & set(guess.fields):
+        return 70
+    if guess.encodings["array"]:
+        return 0 if guess.hashes["signed"] else 50
+    return 20 if guess.encodings["map"] else 0
+
+
+RULES = StreamRules(
+    repeated_stores="vLLM announces every copy: a block cached twice is stored twice and gone after two removals.",
+    eviction_leaves_children=True,
+    lower_tiers_in_chunks=True,
+    finer_entries=True,
+    offload_forgets=True,
+    empty_stores="vLLM sends them when all blocks of a stretch are masked",
+    sizes_vary=True,
+    single_removals=True,
+    arrays_are_old=True,
+    cautions=(
+        "A clear speaks of the GPU pool only, though it doesn't say so: copies in host memory may still be there.",
+        "With adapters the hash covers the adapter's path, which isn't sent: such hashes can't be computed elsewhere.",
+    ),
+)
+
+VLLM = WireFormat(
+    title="vLLM",
+    reader=lambda narrow, block_size: VllmReader(narrow, MAP),
+    writer=lambda integers, groups: VllmWriter(integers),
+    look=look,
+    likeness=_likeness,
+    rules=RULES,
+)
+VLLM_ARRAY = WireFormat(
+    title="vLLM",
+    reader=lambda narrow, block_size: VllmReader(narrow, MAP),
+    writer=lambda integers, groups: VllmWriter(integers, arrays=True),
+    rules=RULES,
+)
+KVYARD = WireFormat(
+    title="kvyard",
+    reader=lambda narrow, block_size: VllmReader(narrow, MAP),
+    writer=lambda integers, groups: VllmWriter(integers),
+    likeness=lambda guess: 90 if "reason" in guess.fields else 0,
+    rules=StreamRules(made_from_hashes=True),
+)

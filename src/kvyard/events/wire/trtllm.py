@@ -1,19 +1,23 @@
-"""TensorRT-LLM's event dicts in, events out.
+"""TensorRT-LLM's wire: JSON lists of numbered event dicts, fetched from ``/kv_cache_events``. Its own stream over ZeroMQ writes
+vLLM's maps with signed hashes.
 
-This engine's tiers are exclusive: a stored block has one level, ``updated`` moves it, and ``removed`` takes it away without
-saying from where. Our events name the tier, so the reader remembers which blocks it has seen below the device. Groups are
-known by their window, or in newer versions by ``layer_group_id``; without the latter the window is the group's number.
+Every event is an envelope (id, window, rank, group) around one of four payloads. Tiers are exclusive: a stored block has one
+level, ``updated`` moves it, and ``removed`` takes it away without saying from where. Our events name the tier, so the reader
+remembers which blocks it has seen below the device, and the writer, per block, the tiers that hold a copy: it speaks of the
+closest one only. There is no word for a clear: like the engine, the writer removes every block by name. Groups are known by
+their window, or in newer versions by ``layer_group_id``; without the latter the window is the group's number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
+from msgspec import Struct
 
-from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
+from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     GAP,
     GROUP,
@@ -30,18 +34,84 @@ from kvyard.events.wire.decoded import (
     EventRefused,
     Problem,
 )
-from kvyard.events.wire.keys import BadHash, read_hash, read_hex
-from kvyard.events.wire.trtllm.shapes import (
-    KNOWN,
-    Block,
-    Created,
-    Envelope,
-    Hash,
-    RemovedData,
-    StoredData,
-    Token,
-)
+from kvyard.events.wire.format import EngineGuess, StreamRules, WireFormat
+from kvyard.events.wire.keys import U64, BadHash, read_hash, read_hex
 from kvyard.hashing import Key
+
+Hash: TypeAlias = int | str
+"""A 64-bit integer, or the hex digits of a SHA-256."""
+
+DEFAULT_PRIORITY = 35
+
+
+# -- shapes: tokens are objects of their own; the inner objects' ``type`` isn't needed to read them --------------------
+
+
+class Token(Struct, kw_only=True, gc=False):
+    type: str = "unique_token"
+    token_id: int
+    token_extra_id: int | None = 0
+
+
+class MediaKey(Struct, kw_only=True, gc=False):
+    type: str = "mm_key"
+    hash: str
+    """The content's hash; in older versions the user's own name for it, if there is one."""
+    start_offset: int = 0
+    """How far into the item this block starts."""
+    uuid: str | None = None
+
+
+class Block(Struct, kw_only=True, gc=False):
+    type: str = "stored_block"
+    block_hash: Hash
+    tokens: list[Token | int] | None = None
+    cache_level: int | None = 0
+    priority: int | None = DEFAULT_PRIORITY
+    mm_keys: list[MediaKey] | None = None
+    cache_salt: str | None = None
+
+
+class Created(Struct, tag="created", gc=False):
+    num_blocks_per_cache_level: Any = None
+
+
+class StoredData(Struct, tag="stored", gc=False):
+    parent_hash: Hash | None = None
+    blocks: list[Block] = []
+
+
+class RemovedData(Struct, tag="removed", gc=False):
+    block_hashes: list[Hash]
+
+
+class Diff(Struct, kw_only=True, gc=False):
+    type: str = "event_diff"
+    new_value: int
+    old_value: int
+
+
+class Updated(Struct, tag="updated", kw_only=True, gc=False):
+    block_hash: Hash
+    cache_level: Diff | None = None
+    priority: Any = None
+
+
+Payload: TypeAlias = Created | StoredData | RemovedData | Updated
+KNOWN = frozenset(("created", "stored", "removed", "updated"))
+
+
+class Envelope(Struct, omit_defaults=True, gc=False):
+    event_id: int | None
+    data: Payload
+    window_size: int | None = None
+    hash_algo: str | None = None
+    attention_dp_rank: int | None = None
+    layer_group_id: int | None = None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
 
 DRAIN: msgspec.json.Decoder[list[Envelope]] = msgspec.json.Decoder(list[Envelope])
 
@@ -270,3 +340,189 @@ def _token_id(token: Token | int) -> int:
 def _extras(block: Block) -> tuple[object, ...] | None:
     """Media keys as vLLM has them: the item's hash, and where it starts as seen from the block."""
     return tuple((key.hash, -key.start_offset) for key in block.mm_keys or ()) or None
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+MAX_WINDOW = (1 << 31) - 1
+"""The window of a group that sees everything, where no longest sequence is given."""
+
+
+class TrtllmWriter:
+    """Writes one stream: remembers which tiers hold each block, and numbers events."""
+
+    def __init__(self, groups: Sequence[GroupMeta] = (), max_window: int = MAX_WINDOW, announce: bool = True) -> None:
+        """``groups`` go out as ``created`` before anything else, if ``announce``. ``max_window`` is the longest sequence."""
+        self._groups = tuple(groups)
+        self._max_window = max_window
+        self._announce = announce
+        self._held: dict[int | None, dict[Key, int]] = {}
+        """Per group, per block: the tiers with a copy, as bits."""
+        self._windows: dict[int | None, int] = {at: meta.window or max_window for at, meta in enumerate(self._groups)}
+        self._next_id = 0
+        self._expected: int | None = None
+        self._out: list[Envelope] = []
+        self._rank: int | None = None
+
+    def encode(self, batch: EventBatch) -> bytes:
+        """``batch`` as a JSON list. Ids are dense, with a hole wherever the batches' own ids have one."""
+        self._rank = batch.rank
+        if self._announce:
+            self._announce = False
+            for group, meta in enumerate(self._groups):
+                self._put(Created(list(meta.capacity)), group)
+        if self._expected is not None and batch.first_id > self._expected:
+            self._next_id += batch.first_id - self._expected
+        self._expected = batch.first_id + len(batch.events)
+        for event in batch.events:
+            if isinstance(event, Stored):
+                self._store(event)
+            elif isinstance(event, Removed):
+                self._remove(event.hashes, event.group, event.tier)
+            else:
+                self._clear(event)
+        out, self._out = self._out, []
+        return msgspec.json.encode(out)
+
+    def _store(self, event: Stored) -> None:
+        held = self._held.setdefault(event.group, {})
+        self._windows.setdefault(event.group, event.window or self._max_window)
+        bit = 1 << event.tier
+        level = event.tier - 1
+        fresh: list[Block] = []
+        parent = event.parent
+        for at, key in enumerate(event.hashes):
+            before = held.get(key, 0)
+            held[key] = before | bit
+            if not before:
+                fresh.append(_block(event, at, key, level))
+                continue
+            # A known block in between ends the chain that goes into one event.
+            self._put_stored(fresh, parent, event.group)
+            fresh, parent = [], key
+            self._move(key, before, before | bit, event.group)
+        self._put_stored(fresh, parent, event.group)
+
+    def _remove(self, hashes: Sequence[Key], group: int | None, tier: Tier) -> None:
+        held = self._held.get(group, {})
+        gone: list[Key] = []
+        for key in hashes:
+            before = held.get(key, 0)
+            after = before & ~(1 << tier)
+            if after:
+                held[key] = after
+                self._move(key, before, after, group)
+            else:
+                held.pop(key, None)
+                gone.append(key)
+        if gone:
+            self._put(RemovedData([_hash(key) for key in gone]), group, gone[0])
+
+    def _clear(self, event: Cleared) -> None:
+        for group in list(self._held):
+            for tier in Tier if event.tier is None else (event.tier,):
+                self._remove([key for key, bits in self._held[group].items() if bits & 1 << tier], group, tier)
+
+    def _move(self, key: Key, before: int, after: int, group: int | None) -> None:
+        """Say that a block's closest copy is now in another tier, if it is."""
+        old, new = _closest(before), _closest(after)
+        if old != new:
+            self._put(
+                Updated(block_hash=_hash(key), cache_level=Diff(new_value=new - 1, old_value=old - 1)), group, key
+            )
+
+    def _put_stored(self, blocks: list[Block], parent: Key | None, group: int | None) -> None:
+        if blocks:
+            sample = blocks[0].block_hash
+            self._put(StoredData(None if parent is None else _hash(parent), blocks), group, sample)
+
+    def _put(self, data: Payload, group: int | None, sample: Key | str = 0) -> None:
+        self._out.append(
+            Envelope(
+                event_id=self._next_id,
+                data=data,
+                window_size=self._windows.get(group, self._max_window),
+                hash_algo="v2_sha256" if isinstance(sample, bytes | str) else None,
+                attention_dp_rank=self._rank,
+                layer_group_id=group,
+            )
+        )
+        self._next_id += 1
+
+
+def _closest(bits: int) -> int:
+    """The tier of the lowest bit set."""
+    return (bits & -bits).bit_length() - 1
+
+
+def _hash(key: Key) -> int | str:
+    return key.hex() if isinstance(key, bytes) else key & U64
+
+
+def _block(event: Stored, at: int, key: Key, level: int) -> Block:
+    size = event.block_size
+    tokens = event.tokens[at * size : (at + 1) * size] if event.tokens is not None else ()
+    extras = event.extra_keys[at] if event.extra_keys is not None and at < len(event.extra_keys) else None
+    return Block(
+        block_hash=_hash(key),
+        tokens=[Token(token_id=token) for token in tokens],
+        cache_level=level,
+        mm_keys=[key for key in map(_media, extras or ()) if key is not None],
+        cache_salt=event.salt,
+    )
+
+
+def _media(item: object) -> MediaKey | None:
+    """An extra key that is a media item, seen from the item: how far into it the block starts."""
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int):
+        return MediaKey(hash=item[0], start_offset=-item[1])
+    return None
+
+
+# -- the format --------------------------------------------------------------------------------------------------------
+
+
+def look(payload: Any, guess: EngineGuess) -> bool:
+    """Note what a list of event dicts looks like."""
+    items = [payload] if isinstance(payload, Mapping) else payload
+    if not isinstance(items, list) or not any(isinstance(item, Mapping) and "data" in item for item in items):
+        return False
+    for item in items:
+        guess.encodings["trtllm"] += 1
+        data = item.get("data") if isinstance(item, Mapping) else None
+        if isinstance(data, Mapping):
+            blocks = data.get("blocks")
+            if isinstance(blocks, list):
+                guess.note_hashes([block.get("block_hash") for block in blocks if isinstance(block, Mapping)])
+            guess.note_hashes(data.get("block_hashes"))
+    return True
+
+
+def _likeness(guess: EngineGuess) -> int:
+    if guess.encodings["trtllm"]:
+        return 100
+    # Its own stream: the first eight bytes of a digest, signed, and never another medium.
+    signed = guess.encodings["map"] and guess.hashes["signed"]
+    return 30 if signed and set(guess.media) <= {"GPU"} else 0
+
+
+TRTLLM = WireFormat(
+    title="TensorRT-LLM",
+    reader=TrtllmReader,
+    writer=lambda integers, groups: TrtllmWriter(groups),
+    streamed=False,
+    look=look,
+    likeness=_likeness,
+    rules=StreamRules(
+        lower_tiers_in_chunks=True,
+        made_from_hashes=True,
+        partial_blocks=True,
+        ranks_share_a_topic=True,
+        removals_incomplete=True,
+        cautions=(
+            "Its V1 manager announces a reclaimed block, not those below it: hashes of these stay in any mirror for ever.",
+            "Adapters aren't named in its dicts, so requests with adapters can't be matched.",
+        ),
+    ),
+)
