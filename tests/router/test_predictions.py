@@ -163,7 +163,7 @@ def test_they_are_bounded() -> None:
     fleet = Fleet(("a",), remembered_blocks=20)
     for at in range(50):
         fleet.route([at, *PROMPT])
-    memory = fleet.router.overlaps.predicted
+    memory = fleet.router.overlaps.memory
     assert memory is not None and memory.tree.size <= 20
 
 
@@ -216,14 +216,14 @@ def _tiers(decision: Decision) -> tuple[int, int, int]:
 
 def _peek(fleet: Fleet, prompt: Sequence[object], **options: object) -> Decision:
     """What would be said of a prompt, without sending it: a router of the same memory, asked and forgotten."""
-    memory = fleet.router.overlaps.predicted
-    fleet.router.overlaps.predicted = _Deaf(memory)  # type: ignore[assignment, arg-type]
+    memory = fleet.router.overlaps.memory
+    fleet.router.overlaps.memory = _Deaf(memory)  # type: ignore[assignment, arg-type]
     try:
         decision = fleet.route(prompt, id_="peek", **options)
         fleet.router.finished("peek", fleet.now)
         return decision
     finally:
-        fleet.router.overlaps.predicted = memory
+        fleet.router.overlaps.memory = memory
 
 
 class _Deaf:

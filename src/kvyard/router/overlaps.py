@@ -40,18 +40,18 @@ class OverlapView:
     """Overlaps by slot."""
 
     def __init__(
-        self, block_size: int, indexer: PrefixIndex | None, memory: RoutedMemory | None, predicted: RoutedMemory | None
+        self, block_size: int, indexer: PrefixIndex | None, memory: RoutedMemory | None, alone: bool = False
     ) -> None:
-        """``memory`` is looked at instead of an index, ``predicted`` besides it."""
+        """``memory`` is of what was routed. It adds predictions to what an index knows, or, ``alone``, is all there is."""
         self.memory = memory
-        self.predicted = predicted if memory is None else None
+        self._alone = alone
         self._size = block_size
         self._indexer = indexer
         self._roster: Roster | None = None
         self._workers: Sequence[Holder | None] = ()
         self._count = 0
         self._path: Path = ([], 0)
-        """The way of the prompt that was looked at last, in whichever memory there is."""
+        """The way of the prompt that was looked at last, in the memory."""
 
     def changed(self, workers: Sequence[Holder | None]) -> None:
         """These are the workers from now on, by slot."""
@@ -63,14 +63,17 @@ class OverlapView:
 
     def gone(self, slot: int) -> None:
         """Forget what that worker was sent."""
-        for memory in (self.memory, self.predicted):
-            if memory is not None:
-                memory.tree.remove(slot)
+        if self.memory is not None:
+            self.memory.tree.remove(slot)
 
     def look(self, request: RouteRequest, now: int, told: Known | None = None) -> Overlaps | None:
         """What each worker has of a prompt; ``None`` where none has anything. ``told`` counts instead of the index."""
-        if self.memory is not None:
-            return self._remembered(self.memory, request, now)
+        memory = self.memory
+        if memory is not None:
+            memory.expire(now)
+            self._path = memory.tree.find(request.keys)
+            if self._alone:
+                return self._remembered(memory, request)
         known: Overlaps | None = None
         alignments: list[int] | None = None
         if told is not None:
@@ -80,37 +83,30 @@ class OverlapView:
             levels = self._indexer.reaches(roster, request.keys, request.num_tokens)
             known = self._by_tier(roster.tiers, levels, roster.confidence) if levels else None
             alignments = roster.alignments
-        memory = self.predicted
-        if memory is None:
+        if memory is None or not self._path[0]:
             return known
-        memory.expire(now)
-        self._path = memory.tree.find(request.keys)
-        return self._with_predictions(alignments, request, known, memory) if self._path[0] else known
+        return self._with_predictions(alignments, request, known, memory)
 
     def sent(self, slot: int, keys: Sequence[int], now: int) -> None:
         """The prompt that was looked at last went to ``slot``."""
-        memory = self.memory or self.predicted
-        if memory is not None:
-            memory.remember(slot, keys, self._path, now)
+        if self.memory is not None:
+            self.memory.remember(slot, keys, self._path, now)
 
     def heard(self, slot: int, keys: Sequence[int], now: int) -> None:
-        """Somebody else sent a prompt to ``slot``."""
-        memory = self.memory or self.predicted
+        """Another router sent a prompt to ``slot``."""
+        memory = self.memory
         if memory is not None:
             memory.expire(now)
             memory.remember(slot, keys, memory.tree.find(keys), now)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless what is remembered agrees with itself."""
-        for memory in (self.memory, self.predicted):
-            if memory is not None:
-                memory.check_integrity()
+        if self.memory is not None:
+            self.memory.check_integrity()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _remembered(self, memory: RoutedMemory, request: RouteRequest, now: int) -> Overlaps | None:
-        memory.expire(now)
-        self._path = memory.tree.find(request.keys)
+    def _remembered(self, memory: RoutedMemory, request: RouteRequest) -> Overlaps | None:
         depths = memory.tree.depths(self._path, self._count)
         if depths is None:
             return None

@@ -69,9 +69,10 @@ class Router:
         """Requests given up because nobody reported their end."""
         self._rng = Random(seed)
         self._forget_after = from_seconds(config.forget_after_s)
-        predicts = self.identity is not None and config.predicted_ttl_s > 0 and self.policy.needs_index
-        predicted = RoutedMemory(from_seconds(config.predicted_ttl_s), config.remembered_blocks) if predicts else None
-        self.overlaps = OverlapView(self.block_size, indexer, self.policy.memory, predicted)
+        memory, alone = self.policy.memory, self.policy.memory is not None
+        if not alone and self.policy.needs_index and config.predicted_ttl_s > 0:
+            memory = RoutedMemory(from_seconds(config.predicted_ttl_s), config.remembered_blocks)
+        self.overlaps = OverlapView(self.block_size, indexer, memory, alone)
         self._workers: list[Holder | None] = []
         """By slot; ``None`` where a slot is free."""
         self._roles: list[Role] = []
