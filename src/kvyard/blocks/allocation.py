@@ -115,7 +115,7 @@ class Allocator:
         """The careful way: check the call, and the whole sequence if it must fit, then provide."""
         hits = self._check(request, new, hit, external, lookahead, encoder, reserved)
         local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
-        # What is left to others: reserved blocks, and the watermark unless nobody else runs.
+        # What is left to others: reserved blocks, and the watermark unless no other request runs.
         spare = 0 if request.running or not has_running else self.watermark_blocks
         fits = False
         if must_fit:

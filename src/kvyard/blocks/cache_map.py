@@ -80,7 +80,7 @@ class CacheMap:
         known = before.node if before is not None else None
         at = known.stop if known is not None else 0
         if at == start and chain.keys[at] not in self.starts:
-            # Mostly text that nobody cached, right behind what is.
+            # Mostly text that is new, right behind what is cached.
             return [self._add_copy(chain, self._grow(chain, start, stop, known), extent)]
         nodes, at = self.walk(chain.keys, stop, at=at)
         if nodes and nodes[-1].stop > at:
@@ -96,7 +96,7 @@ class CacheMap:
         if at < stop:
             parent = nodes[-1] if nodes else known
             if at < start:
-                # Text that nobody cached leads to what is cached now.
+                # Text that is not cached leads to what is cached now.
                 parent = self._grow(chain, at, start, parent)
                 at = start
             node = self._grow(chain, at, stop, parent)
@@ -106,7 +106,7 @@ class CacheMap:
     def extend(self, last: Extent, ids: list[int], chain: Chain) -> bool:
         """Register ``ids`` as the continuation of ``last`` in place, if nothing stands against it; else change nothing.
 
-        The common case of a growing request: its last registered extent is its own and the only copy, and nobody has
+        The common case of a growing request: its last registered extent is its own and the only copy, and nothing has
         continued that chain yet.
         """
         node = last.node
@@ -174,7 +174,7 @@ class CacheMap:
         holders = self.marks.setdefault(key, [])
         holders.append(extent)
         if extent.marks is None:
-            extent.marks = Marks(self, [])
+            extent.marks = Marks(self.group, [])
         extent.marks.runs.append(run)
         if self.sink is not None:
             self.sink.entered(run, self.group, self.tier, len(holders) == 1)
@@ -208,7 +208,7 @@ class CacheMap:
 
     def split(self, node: Node, at: int) -> Node:
         """Split ``node`` and its copies at position ``at``; returns the new earlier part, ``node`` keeps the later."""
-        front = Node(self, node.chain, node.key, node.start, at, node.parent)
+        front = Node(self.group, node.chain, node.key, node.start, at, node.parent)
         front.kids = 1
         count = at - node.start
         for extent in node.copies:
@@ -259,7 +259,7 @@ class CacheMap:
 
     def _grow(self, chain: Chain, start: int, stop: int, parent: Node | None) -> Node:
         key = chain.keys[start]
-        node = self.starts[key] = Node(self, chain, key, start, stop, parent)
+        node = self.starts[key] = Node(self.group, chain, key, start, stop, parent)
         if parent is not None:
             parent.kids += 1
         return node
@@ -267,7 +267,7 @@ class CacheMap:
     def _add_copy(self, chain: Chain, node: Node, extent: Extent) -> Extent:
         """Make the blocks of ``extent`` that ``node`` covers a copy of it; ``extent`` keeps what follows."""
         if not node.copies:
-            # A hole may have let go of its tokens; whoever fills it has them.
+            # A hole may have let go of its tokens; the chain that fills it has them.
             node.chain, node.keys = chain, chain.keys
         count = node.stop - extent.start
         if len(extent.ids) > count:

@@ -39,7 +39,7 @@ class GroupHit:
         return parts
 
     def free_blocks(self, skip: int) -> int:
-        """How many of its blocks from position ``skip`` on nobody holds, so that pinning them uses up free ones."""
+        """How many of its blocks from position ``skip`` on have no reference, so that pinning them uses up free ones."""
         blocks, low, nodes, tail = self.blocks, self.low, self.nodes, self.tail
         if skip > low:
             low = skip

@@ -2,23 +2,18 @@
 
 An extent lists the physical ids behind consecutive block positions of a sequence and counts its references once for all of
 them. As soon as part of it is treated differently (hit, evicted, released) it is split. The *later* part keeps the object:
-whoever refers to the extent as the end of something still does, and finds the earlier part by following ``left``. So a
-split repairs nobody's table; a table that holds the whole notices when it next looks (``Table.settle``).
+a reference to the extent as the end of something stays right, and finds the earlier part by following ``left``. So a
+split touches no table; one that holds the whole notices when it next looks (``Table.settle``).
 
 Nodes are the logical side, in the tree of what is cached; how they are found, split and joined is ``CacheMap``'s business.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvyard.hashing import Chain, Key, Run
 
-if TYPE_CHECKING:
-    from kvyard.blocks.cache_map import CacheMap
-
 DEFAULT_PRIORITY = 35
-"""The retention priority of what nobody asked to keep, on TensorRT-LLM's scale of 0 to 100."""
+"""The retention priority of what no request asked to keep, on TensorRT-LLM's scale of 0 to 100."""
 
 
 class Extent:
@@ -54,7 +49,7 @@ class Extent:
         """Shorter stretches that end inside this (single) block and can be found too; see ``CacheMap.mark``."""
         self.left: Extent | None = None
         self.right: Extent | None = None
-        # Neighbours in the eviction order while nobody holds the extent.
+        # Neighbours in the eviction order while the extent has no reference.
         self.before: Extent | None = None
         self.after: Extent | None = None
 
@@ -86,7 +81,7 @@ class Extent:
         return front
 
     def forget_neighbours(self) -> None:
-        """Cut the links to the other parts of a former whole, once nobody can follow them any more."""
+        """Cut the links to the other parts of a former whole, once they can't be followed any more."""
         if self.left is not None:
             self.left.right = None
             self.left = None
@@ -102,10 +97,11 @@ class Extent:
 class Node:
     """Blocks ``start`` to ``stop`` of a chain, all in the same condition: each copy covers exactly these."""
 
-    __slots__ = ("chain", "copies", "hole", "key", "keys", "kids", "map", "parent", "start", "stop")
+    __slots__ = ("chain", "copies", "group", "hole", "key", "keys", "kids", "parent", "start", "stop")
 
-    def __init__(self, owner: CacheMap, chain: Chain, key: Key, start: int, stop: int, parent: Node | None) -> None:
-        self.map = owner
+    def __init__(self, group: int, chain: Chain, key: Key, start: int, stop: int, parent: Node | None) -> None:
+        self.group = group
+        """Whose map it is in."""
         self.chain = chain
         self.keys = chain.keys
         self.key = key
@@ -126,8 +122,8 @@ class Node:
 class Marks:
     """The stretches, one hash unit each, that end inside a block and by which it can be found as well."""
 
-    __slots__ = ("map", "runs")
+    __slots__ = ("group", "runs")
 
-    def __init__(self, owner: CacheMap, runs: list[Run]) -> None:
-        self.map = owner
+    def __init__(self, group: int, runs: list[Run]) -> None:
+        self.group = group
         self.runs = runs

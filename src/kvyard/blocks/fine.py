@@ -1,7 +1,7 @@
 """Hits that end inside a block, where hashes are finer than blocks.
 
 A prompt that ends inside a block can be resumed there: its last block is marked with the hash of the prompt's end, and
-whoever hits it continues on a private copy, since the original belongs to others. Only worth it next to state groups,
+a request that hits it continues on a private copy, since the original belongs to others. Only worth it next to state groups,
 whose blocks are large; full attention goes along.
 """
 
@@ -88,7 +88,7 @@ class FineGroup(Group):
 
     def register(self, request: Request, table: Table, tokens: int) -> None:
         super().register(request, table, tokens)
-        # A resend computes at least its last token anew; with a draft head the drop sees to that.
+        # A resend computes at least its last token again; with a draft head the drop sees to that.
         unit = self.hash_block_size
         boundary = (request.num_prompt_tokens - (not self.eagle)) // unit * unit
         if not 0 < boundary <= tokens or boundary % self.block_size == 0 or boundary >= table.length * self.block_size:

@@ -24,8 +24,6 @@ class Group:
 
     restless = False
     """Whether this kind has something to do in every step."""
-    spare = 0
-    """Tokens' worth of blocks at the table's end that are not for ordinary tokens."""
     registers_always = False
     """Whether there may be something to register even if no block has been completed."""
     estimates = False
@@ -43,6 +41,8 @@ class Group:
         self.hash_block_size = hash_block_size
         self._native = spec.block_size == hash_block_size
         self.is_full = spec.is_full
+        self.spare = spec.spec_blocks * spec.block_size
+        """Tokens' worth of blocks at the table's end that are not for ordinary tokens."""
         self.cap = self.rule.cap(max_in_flight, max_model_len)
         self.eagle = False
         """Whether hits of this group give up their last block; the coordinator decides."""
@@ -95,7 +95,7 @@ class Group:
             fresh = 0
         if not hit.blocks:
             return fresh
-        # A cached block that nobody holds stands in the line of free ones, and pinning takes it out.
+        # A cached block without a reference stands in the line of free ones, and pinning takes it out.
         return fresh + hit.free_blocks(max(0, skipped - table.length))
 
     def uses(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
@@ -142,7 +142,7 @@ class Group:
         return ids
 
     def drop_stale(self, request: Request, table: Table, processed: int) -> None:
-        """Release the blocks that nobody will read again after ``processed`` tokens."""
+        """Release the blocks that are never read again after ``processed`` tokens."""
         starts = table.starts
         position = min(self.rule.stale(processed) // self.block_size, table.length)
         if not starts or starts[0] >= position:

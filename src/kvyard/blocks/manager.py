@@ -79,7 +79,7 @@ class BlockManager(Allocator):
 
     @property
     def usage(self) -> float:
-        """The share of blocks in use, 0 to 1; cached blocks that nobody holds are not."""
+        """The share of blocks in use, 0 to 1; cached blocks without a reference are not."""
         return self.pool.usage
 
     def begin_step(self) -> None:
@@ -131,7 +131,7 @@ class BlockManager(Allocator):
         self._stepper.note_limits(request)
 
     def drop_stale(self, request: Request, num_tokens: int) -> None:
-        """Release the blocks that nobody will read again once ``num_tokens`` tokens are computed."""
+        """Release the blocks that are never read again once ``num_tokens`` tokens are computed."""
         self._holding(request)
         if num_tokens < 0:
             raise RequestError(f"request {request.id}: token counts must not be negative")

@@ -43,7 +43,7 @@ class Pool:
         self.order = make_order(eviction, now)
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
-        """How many blocks can be taken: unnamed ones and cached ones that nobody holds."""
+        """How many blocks can be taken: unnamed ones and cached ones without a reference."""
         self.pinned: Counter[Extent] = Counter()
         """References of pending copies."""
         self.holds: set[Table] = set()
@@ -95,19 +95,19 @@ class Pool:
             size = len(ids)
             if size > count:
                 keep = size - count
-                if node is None or node.map.truncate(extent, count):
+                if node is None or self.maps[node.group].truncate(extent, count):
                     taken += ids[: keep - 1 : -1]
                     del ids[keep:]
                     return
                 # Others share the node: make the part to go an extent of its own.
-                node.map.split(node, node.start + keep)
+                self.maps[node.group].split(node, node.start + keep)
                 ids = extent.ids
                 size = count
             order.remove(extent)
             if node is not None:
-                node.map.leave(extent)
+                self.maps[node.group].leave(extent)
             if extent.marks is not None:
-                extent.marks.map.unmark(extent)
+                self.maps[extent.marks.group].unmark(extent)
             if extent.left is not None or extent.right is not None:
                 extent.forget_neighbours()
             taken += ids[::-1]
@@ -124,7 +124,7 @@ class Pool:
     def release(self, extents: Iterable[Extent]) -> None:
         """Drop one reference on each of ``extents``, given in the order of their positions.
 
-        What nobody holds any more becomes free, last position first: unnamed blocks to the front of the line, cached
+        What has no reference left becomes free, last position first: unnamed blocks to the front of the line, cached
         extents to the back.
         """
         push = self.order.push
@@ -191,7 +191,7 @@ class Pool:
         self.release(held.settle())
 
     def put_back(self, held: Table) -> None:
-        """A transfer ends that took ``held`` from the head of the line: what nobody else holds goes back there."""
+        """A transfer ends that took ``held`` from the head of the line: what has no other reference goes back there."""
         self.holds.remove(held)
         for extent in held.settle():
             extent.refs -= 1
@@ -234,7 +234,7 @@ class Pool:
         """Split off the first ``count`` blocks, copies of the same node with them; returns the earlier part."""
         if extent.node is not None:
             at = extent.start + count
-            extent.node.map.split(extent.node, at)
+            self.maps[extent.node.group].split(extent.node, at)
             assert extent.left is not None
             return extent.left
         front = extent.split_front(count)
@@ -244,9 +244,9 @@ class Pool:
 
     def _unname(self, extent: Extent) -> None:
         if extent.node is not None:
-            extent.node.map.leave(extent)
+            self.maps[extent.node.group].leave(extent)
         if extent.marks is not None:
-            extent.marks.map.unmark(extent)
+            self.maps[extent.marks.group].unmark(extent)
 
     def _find(self, block_id: int) -> Extent | None:
         for cache_map in self.maps:
@@ -256,7 +256,7 @@ class Pool:
         return None
 
     def reset(self) -> bool:
-        """Forget everything cached, if nobody holds a block; returns whether it did. The line keeps its order."""
+        """Forget everything cached, if no block is held; returns whether it did. The line keeps its order."""
         if self.free != self.num_blocks - 1:
             return False
         line = list(self.line())

@@ -69,7 +69,7 @@ class Request:
         return self.chain.num_tokens
 
     def grow(self, num_tokens: int) -> None:
-        """Add ``num_tokens`` generated tokens nobody knows the ids of. Raises ``TypeError`` for a chain of real tokens."""
+        """Add ``num_tokens`` generated tokens of unknown ids. Raises ``TypeError`` for a chain of real tokens."""
         if not isinstance(self.chain, TraceChain):
             raise TypeError(f"request {self.id} has real tokens: append them")
         self.chain.grow(num_tokens)

@@ -45,7 +45,7 @@ class Rule:
         self.block_size = block_size
 
     def stale(self, computed: int) -> int:
-        """How many leading tokens nobody will read again once ``computed`` tokens are computed."""
+        """How many leading tokens are never read again once ``computed`` tokens are computed."""
         return 0
 
     def fresh_until(self, position: int) -> int:

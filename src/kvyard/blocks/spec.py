@@ -70,7 +70,7 @@ def kind_on_wire(wire: str) -> str | None:
         try:
             kind = ATTENTION.get(name)
         except KvyardError:
-            continue  # of an installed package, and broken: whoever uses it by name is told
+            continue  # of an installed package, and broken: using it by name says so
         if kind.cacheable and (wire == kind.wire or wire in kind.also_wire):
             return name
     return None

@@ -2,7 +2,7 @@
 
 A decode step mostly fits into the blocks the request has, frees nothing and completes no block. Limits, noted on the request,
 say how long that lasts, and turn each such step into one comparison (with ``quiet_until``, in ``Allocator.allocate``). When one
-of them is passed only what it stands for is done and noted anew:
+of them is passed only what it stands for is done, and the limit is set again:
 
 - ``fits_until``: as many tokens have a slot;
 - ``settled_until``: up to so many computed tokens no block goes stale;

@@ -47,7 +47,7 @@ class Chain:
         return [keys[i] for i in range(start, stop)]
 
     def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
-        """The same, as they are kept: cheaper than a list where nobody looks at each of them."""
+        """The same, as they are kept: cheaper than a list where not each of them is looked at."""
         return self.hashes(start, stop)
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
@@ -56,7 +56,7 @@ class Chain:
         return None if words is None else list(words)
 
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
-        """The same, as they are kept: cheaper than a list where nobody looks at each token."""
+        """The same, as they are kept: cheaper than a list where not each token is looked at."""
         return None
 
     def extras_of(self, start: int, stop: int) -> list[ExtraKeys | None]:

@@ -84,7 +84,7 @@ class _TraceKeys:
             return self.ids[last // size] * size + last % size
         if index >= len(self):
             raise IndexError(f"block {index} of a chain of {len(self)} blocks")
-        # Negative, so that it can't meet an id's key, and unique, so that nobody else hits it.
+        # Negative, so that it can't meet an id's key, and unique, so that no other request hits it.
         return ~((self.own << 40) | index)
 
     def stretch(self, start: int, stop: int) -> list[Key]:

@@ -129,7 +129,7 @@ class Cleaner:
                 break
             depth += len(extent.ids)
             if extent.node is not None:
-                store.touch(extent.node.map.group, whole_chain(extent.node).keys, extent.stop)
+                store.touch(extent.node.group, whole_chain(extent.node).keys, extent.stop)
 
     def _survey(self, count: int, cut: int = 0, hit: Hit | None = None) -> list[_Dirty]:
         """What is not clean among the first ``count`` blocks of the line, nothing reaching across the first ``cut``.
@@ -158,7 +158,7 @@ class Cleaner:
             first = max(start, stop - (count - depth))
             if not clean and node is not None:
                 seen.add(node)
-                chain, group = whole_chain(node), node.map.group
+                chain, group = whole_chain(node), node.group
                 middle = max(first, stop - (cut - depth)) if depth < cut else first
                 for low, high in ((first, middle), (middle, stop)):
                     for begin, end in store.missing(group, chain.keys, low, high) if low < high else ():

@@ -102,10 +102,6 @@ class StateGroup(Group):
                 low, high = max(extent.start, first), min(extent.stop, last)
                 self._this_step.update(keys[position] for position in range(low, high))
 
-    @property
-    def spare(self) -> int:  # type: ignore[override]
-        return self.spec.spec_blocks * self.block_size
-
 
 class _Progress:
     """What an aligned state group remembers of a request between steps."""

@@ -1,4 +1,4 @@
-"""Eviction orders: in which order cached extents that nobody holds are given up. Each is one file and one entry of ``ORDERS``.
+"""Eviction orders: in which order cached extents without a reference are evicted. Each is one file and one entry of ``ORDERS``.
 
 An order is a sequence of extents, next victim first. Inside an extent the last position goes first, since a chain is
 worth less without its head than without its tail. An order only sees extents, not what they contain.
