@@ -320,21 +320,6 @@ class Batcher:
         self._gap = True
         return self._announce_anew(now)
 
-    def snapshot(self, now: int) -> EventBatch:
-        """The map as a batch for a late subscriber: a clear and the current copies, as of the last sequence number.
-
-        Takes no sequence number and no ids. Call it between iterations.
-        """
-        return EventBatch(
-            stream=self.stream,
-            seq=self._seq - 1,
-            events=self._everything(),
-            ts=now / 1e9,
-            rank=self.rank,
-            epoch=self.epoch,
-            first_id=self._next_id,
-        )
-
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if something waits that should not: for tests, between iterations."""
         assert not self._queue and not self._held, "events wait across an iteration boundary"

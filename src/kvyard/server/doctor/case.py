@@ -31,7 +31,6 @@ from kvyard.index.explain import Explanation
 
 MOST_TEXTS = 2000
 """First blocks of prompts that are remembered, to see where ours parts from them."""
-MOST_SAMPLES = 16
 
 
 class Text(msgspec.Struct, frozen=True):
