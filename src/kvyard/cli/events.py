@@ -129,7 +129,10 @@ def play(
             player.stay(None if stay < 0 else stay)
     finally:
         player.close()
-    typer.echo(f"{player.counters.messages} messages played, {player.sent.sent} sent{_done(player.faults)}", err=True)
+    typer.echo(
+        f"{player.counters.messages} messages played, {player.outlet.counters.sent} sent{_done(player.faults)}",
+        err=True,
+    )
 
 
 @app.command()

@@ -419,7 +419,7 @@ class TestProxy:
                         reader.pump(0)
                     reader.until(lambda: proxy.faults.frames > 300)
                     reader.until(
-                        lambda: reader.state == State.FRESH and reader.mirror.held == proxy.mirror.held,
+                        lambda: reader.state == State.FRESH and reader.mirror.held == proxy.outlet.archive.mirror.held,
                     )
                     assert proxy.faults.restarts > 1 and reader.counters.restarts >= 1
 

@@ -7,7 +7,8 @@ import pytest
 
 from kvyard.errors import KvyardError
 from kvyard.events import Cleared, Removed, Stored, Tier
-from kvyard.events.wire import Decoder, Encoder, decode, encode, tier_of
+from kvyard.events.wire import Decoder, Encoder, decode, encode
+from kvyard.events.wire.media import tier_of
 
 pack = msgspec.msgpack.encode
 

@@ -12,11 +12,10 @@ import msgspec
 from kvyard.clock import MS, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.faults import FaultCounters, Faults, Injector
-from kvyard.events.mirror import Mirror
 from kvyard.events.recording import Recorded
 from kvyard.events.transport.endpoint import check, is_bound_by_subscriber
 from kvyard.events.transport.frames import Frame, read_live
-from kvyard.events.transport.outlet import Archive, Outlet, OutletCounters
+from kvyard.events.transport.outlet import Archive, Outlet
 from kvyard.events.transport.subscriber import READ_AT_ONCE
 from kvyard.events.transport.zeromq import Waker, attach, require
 from kvyard.events.wire import Decoder
@@ -53,13 +52,6 @@ class Relay:
     def faults(self) -> FaultCounters:
         """What was done to the stream."""
         return self._injector.counters
-
-    @property
-    def mirror(self) -> Mirror:
-        """What a reader that recovered from everything holds. Look at it when nothing is being sent."""
-        mirror = self.outlet.archive.mirror
-        assert mirror is not None
-        return mirror
 
     def send(self, frame: Frame) -> None:
         """Send ``frame`` on, or whatever becomes of it.
@@ -117,11 +109,6 @@ class Player(Relay):
         self._speed = speed
         self._clock = WallClock()
         self._waker = Waker()
-
-    @property
-    def sent(self) -> OutletCounters:
-        """What went out and what was asked."""
-        return self.outlet.counters
 
     def open(self) -> None:
         """Open the sockets. Raises ``KvyardError`` where that can't be done."""

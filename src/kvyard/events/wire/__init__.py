@@ -1,34 +1,20 @@
 """The wire: every engine's KV events in, ours out. See ``docs/events.md`` for what is tolerated and why."""
 
-from kvyard.events.wire.decoded import Decoded, DecodeStats, Problem
+from kvyard.events.wire.decoded import Decoded, Problem
 from kvyard.events.wire.decoder import Decoder, Encoder, decode, encode
-from kvyard.events.wire.format import (
-    WIRES,
-    EngineGuess,
-    PayloadReader,
-    PayloadWriter,
-    StreamRules,
-    WireFormat,
-    dialects,
-    written_dialects,
-)
-from kvyard.events.wire.media import tier_of
+from kvyard.events.wire.format import WIRES, EngineGuess, StreamRules, WireFormat, dialects, written_dialects
 
 __all__ = [
     "WIRES",
-    "DecodeStats",
     "Decoded",
     "Decoder",
     "Encoder",
     "EngineGuess",
-    "PayloadReader",
-    "PayloadWriter",
     "Problem",
     "StreamRules",
     "WireFormat",
     "decode",
     "dialects",
     "encode",
-    "tier_of",
     "written_dialects",
 ]
