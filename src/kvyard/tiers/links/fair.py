@@ -1,6 +1,6 @@
 """A link whose transfers share bandwidth max-min fairly, without letting any lie idle.
 
-The shares hold from one whole nanosecond to the next: where a transfer starts, lands or is cancelled, they are worked out anew.
+The shares hold from one whole nanosecond to the next: where a transfer starts, lands or is cancelled, they change.
 Bytes are counted in fractions with a whole denominator, each transfer its own, so nothing is ever rounded: a transfer lands at
 the first nanosecond at which all its bytes have moved, however often one looks in between.
 """

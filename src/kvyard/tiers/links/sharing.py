@@ -1,8 +1,8 @@
 """Max-min fair shares: how transfers that move at the same time divide the bandwidth. Pure arithmetic, no time.
 
 The limits are nested: a client's cap within a direction, the direction's bandwidth, and the bandwidth of both directions
-together. Raise the rate of all transfers alike until a limit is full; those under it stay there, the others rise on. Nobody
-can then be given more without taking it from somebody who has no more than they. All transfers of one client in one
+together. Raise the rate of all transfers alike until a limit is full; those under it stay there, the others rise on. None
+can then be given more without taking it from another that has no more. All transfers of one client in one
 direction are alike, so the unit is that group.
 
 Everything frozen under a full limit adds up to that limit, which is a whole number. So each rate is a whole number divided by a
@@ -95,7 +95,7 @@ def _freeze(groups: Collection[ClientGroup[Any]], num: int, den: int) -> None:
 def check_fair(flows: Collection[tuple[Fraction, Mapping[Hashable, int | None]]]) -> None:
     """Raise ``AssertionError`` unless the rates of ``flows``, each with the limits it is under by name, are max-min fair (I7).
 
-    They are if no limit is exceeded, and each flow has one that is full and under which nobody has more.
+    They are if no limit is exceeded, and each flow has one that is full and under which none has more.
     """
     under: dict[Hashable, list[Fraction]] = {}
     for rate, limits in flows:
