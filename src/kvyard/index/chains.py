@@ -43,7 +43,7 @@ class _Stretch:
         self.masks = [0]
 
     def lengthen(self, stop: int) -> None:
-        """Go on to ``stop``; nobody holds what is added."""
+        """Go on to ``stop``; no place holds what is added."""
         self.stop = stop
         if self.masks[-1]:
             self.stops.append(stop)
@@ -205,7 +205,7 @@ class ChainIndex:
         self._stretches[rest.chain.keys[at]] = rest
 
     def _shorten(self, found: _Stretch) -> None:
-        """Nobody holds the end of ``found`` and nothing follows it: let go of it, and of what that leaves behind."""
+        """No place holds the end of ``found`` and nothing follows it: let go of it, and of what that leaves behind."""
         node: _Stretch | None = found
         while node is not None and not node.masks[-1] and not node.children:
             if len(node.masks) > 1:

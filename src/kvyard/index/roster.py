@@ -1,6 +1,6 @@
 """A roster: workers in a caller's order, so that what the index knows of them comes as lists of numbers.
 
-For whoever asks about the same workers time and again and adds figures of his own: a router. The answers are those of
+For a router, which asks about the same workers time and again and adds figures of its own. The answers are those of
 ``Scorer.score``; what is left out is all that costs time to write down.
 """
 
@@ -38,7 +38,7 @@ class Roster:
     def reaches(self, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier of ``tiers`` and worker: blocks of the longest usable prefix from that tier and all closer ones.
 
-        Empty where nobody has anything. ``tokens`` is the prompt's length, where known: its last token is always computed.
+        Empty where none has anything. ``tokens`` is the prompt's length, where known: its last token is always computed.
         """
         scorer = self._scorer
         views = scorer.views

@@ -34,7 +34,7 @@ class RunFeed:
     """What one holder's caches announce, on its way into the index. It stands where a batcher stands (``EventBatcher``).
 
     Changes of a pass become visible when it ends, in order, and a configured lag later. Generated blocks of a trace are left
-    out: no prompt can ask for them, since their names are nobody else's.
+    out: no prompt can ask for them, since no other text has their names.
     """
 
     __slots__ = ("_block_size", "_dedup", "_index", "_lag", "_pending", "_places", "_queue")

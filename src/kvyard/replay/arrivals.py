@@ -78,8 +78,8 @@ class TraceArrivals:
         return out
 
     def ended(self, request: TraceRequest, now: int) -> None:
-        """``request`` is through, however it ended: whoever waits for it may come."""
-        self._ends[request.id] = now  # whoever names it may not have been read yet
+        """``request`` is through, however it ended: those that wait for it may come."""
+        self._ends[request.id] = now  # those that name it may not have been read yet
         for waiter in self._waiting.pop(request.id, ()):
             self._missing[waiter.id] -= 1
             if not self._missing[waiter.id]:
@@ -120,7 +120,7 @@ class TraceArrivals:
         self._row = next(self._rows)
 
     def _fill(self, now: int) -> None:
-        """Read until the next request that depends on nobody comes later than what is known to come."""
+        """Read until the next request that waits for no other comes later than what is known to come."""
         while self._row is not None:
             row = self._row
             waits = self._predecessors(row)

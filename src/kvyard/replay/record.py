@@ -9,7 +9,7 @@ MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "unk
 
 - ``none``: all of the prompt that could be cached was.
 - ``partial_block``: the rest is less than a block, or the block that is always computed again.
-- ``never_seen``: nobody in the fleet had computed the next block before.
+- ``never_seen``: no worker of the fleet had computed the next block before.
 - ``evicted``: this worker had it and has lost it.
 - ``other_worker``: another worker has computed it, this one never.
 - ``unknown``: the trace doesn't say what prompts share.
@@ -54,7 +54,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     best_overlap: int = 0
     """The same of the worker that had most."""
     retries: int = 0
-    """How often it was routed anew because its worker failed."""
+    """How often it was routed again because its worker failed."""
 
     @property
     def ttft(self) -> int:

@@ -21,7 +21,7 @@ _NOTHING = np.zeros(1, dtype=np.int64)
 
 
 class Seen:
-    """Which workers have ever computed which part of which text: what tells a lost prefix from one nobody had."""
+    """Which workers have ever computed which part of which text: what tells a lost prefix from one that none had."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, int] = {}

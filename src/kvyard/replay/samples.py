@@ -1,6 +1,6 @@
 """The timeline of a run: how many requests ran and waited and how full caches were, at points in time.
 
-Nobody knows beforehand how long a run takes. So points are taken at a fixed distance, and whenever there are twice as many as
+How long a run takes isn't known beforehand. So points are taken at a fixed distance, and whenever there are twice as many as
 wanted every second one is dropped and the distance doubled.
 """
 

@@ -115,7 +115,7 @@ class ActiveLoads:
         return Load(self.prefill[slot], self.blocks[slot], self.requests[slot])
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless all figures can be had from the active requests anew."""
+        """Raise ``AssertionError`` unless all figures follow from the active requests."""
         self.tree.check_integrity()
         for slot, prefill in enumerate(self.prefill):
             mine = [entry for entry in self.active.values() if entry.slot == slot]

@@ -77,7 +77,7 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
 
 
 class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
-    """Somebody other than the subscriber found that a stream lacks something."""
+    """A stream was found to lack something, other than by its subscriber."""
 
     stream: str
     reason: str = ""
@@ -132,13 +132,13 @@ class NotRouted(Asked, frozen=True, kw_only=True, tag="refused"):
 
 
 class Previewed(Asked, frozen=True, kw_only=True, tag="previewed"):
-    """Somebody asked what would be decided. Nothing is booked, but predictions that are out of date are struck off."""
+    """``Router.preview`` was called. Nothing is booked, but predictions that are out of date are struck off."""
 
     excluded: tuple[Holder, ...] = ()
 
 
 class Booked(Asked, frozen=True, kw_only=True, tag="booked"):
-    """A request that somebody else routed was taken in."""
+    """A request that another router has routed was taken in."""
 
     worker: Holder
     new_tokens: int | None = None

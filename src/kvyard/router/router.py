@@ -66,7 +66,7 @@ class Router:
         self.block_size = _block_size(config, self.identity, self.policy.memory is not None)
         self.loads = ActiveLoads(self.block_size)
         self.forgotten = 0
-        """Requests given up because nobody reported their end."""
+        """Requests given up because their end was never reported."""
         self._rng = Random(seed)
         self._forget_after = from_seconds(config.forget_after_s)
         memory, alone = self.policy.memory, self.policy.memory is not None
@@ -158,7 +158,7 @@ class Router:
     ) -> Decision:
         """Choose a worker and book the request there. ``exclude`` are workers not to choose this time; with ``detail`` the
         decision has everyone's figures; ``known`` is what an index elsewhere says of the prompt. Raises ``KvyardError`` where
-        nobody may be chosen, or the id is under way already; nothing is changed then.
+        no worker may be chosen, or the id is under way already; nothing is changed then.
         """
         try:
             self._refuse_twice(request)

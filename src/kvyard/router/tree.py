@@ -113,7 +113,7 @@ class PrefixTree:
         node.children = {}
 
     def depths(self, found: Path, count: int) -> list[int] | None:
-        """Per slot (``count`` of them) how many blocks of the prompt it has, from the start; ``None`` for nobody any."""
+        """Per slot (``count`` of them) how many blocks of the prompt it has, from the start; ``None`` where none has any."""
         path, at = found
         if not path:
             return None
