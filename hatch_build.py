@@ -26,7 +26,7 @@ MODULES = {
     "index": "chains runs",
     "replay": "agenda arrivals fleet gaps recorder samples shared worker",
     "router": "active cost inputs memory overlaps record router tree",
-    "tiers": "cleaner copies linked_tier loader lookup offload pages path state store storer worker_link",
+    "tiers": "cleaner copies loader offload state store storer",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""
 

@@ -16,7 +16,7 @@ from kvyard.blocks import GroupSpec
 from kvyard.events import Batcher, Mirror
 from kvyard.events.types import Tier
 from kvyard.tiers import Copy, LoadStep, Offload, OffloadConfig, Timeline
-from kvyard.tiers.linked_tier import LinkedTier
+from kvyard.tiers.copies import LinkedTier
 from kvyard.tiers.links import Direction
 
 Page = list[dict[int, Cell]]

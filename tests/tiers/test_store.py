@@ -11,8 +11,7 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.events import Batcher, Mirror
 from kvyard.events.types import GroupMeta, Removed, Stored, Tier
 from kvyard.hashing import TokenChain
-from kvyard.tiers.pages import PageRange
-from kvyard.tiers.store import TierStore
+from kvyard.tiers.store import PageRange, TierStore
 
 
 def chain(text: int, length: int = 10, common: int = 0) -> TokenChain:

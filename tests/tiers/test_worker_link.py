@@ -14,8 +14,8 @@ from kvyard.events import Batcher, Mirror
 from kvyard.events.types import Tier
 from kvyard.hashing import TokenChain, algorithm
 from kvyard.tiers import Timeline
-from kvyard.tiers.pages import PageRange
-from kvyard.tiers.worker_link import WorkerLink
+from kvyard.tiers.copies import WorkerLink
+from kvyard.tiers.store import PageRange
 
 HASH = algorithm("sha256")
 

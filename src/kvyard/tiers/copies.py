@@ -3,17 +3,24 @@
 A copy holds its source and its destination until it has landed (I6). It ends in two moments. It *arrives* at the instant at
 which its transfer lands, no matter who lets time pass: what follows from it on links is sent then. It is *delivered* when the
 worker that asked for it next ticks: what only that worker sees changes then.
+
+A link leads to the store of a tier (``LinkedTier``) or joins the devices of two workers (``WorkerLink``).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvyard.blocks import Request
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import Table
-from kvyard.tiers.links import Direction, Link, Transfer
-from kvyard.tiers.pages import PageRange
+from kvyard.events.types import Sink, Tier
+from kvyard.tiers.config import TierConfig
+from kvyard.tiers.layout import PageLayout
+from kvyard.tiers.links import Direction, Link, Transfer, make_link
+from kvyard.tiers.store import ChunkSink, PageRange, TierStore, enter_pages
 
 
 class Copy:
@@ -120,3 +127,127 @@ def next_landing(queues: Sequence[CopyQueue]) -> int | None:
         if at is not None and (earliest is None or at < earliest):
             earliest = at
     return earliest
+
+
+class LinkedTier(CopyQueue):
+    """``store`` behind ``link``, which leads to it from the next closer tier.
+
+    Private to a worker, or owned by a ``Timeline`` and lent to several. A shared store has a copy from the instant it lands,
+    a private one from when its worker next ticks.
+    """
+
+    def __init__(self, store: TierStore, link: Link, shared: bool = False) -> None:
+        super().__init__((Tier(store.tier - 1).name, store.tier.name), link)
+        self.store = store
+        self.shared = shared
+        """Whether several workers use it."""
+        self.origins: dict[int, str] = {}
+        """In a shared store: which worker stored each page."""
+
+    def advance(self, now: int) -> bool:
+        if now >= self._now:
+            self.store.clock.sleep_until(now)
+        return super().advance(now)
+
+    def landed(self, copy: Copy) -> None:
+        if self.shared:
+            self.settle(copy)
+        copy.inbox.append(copy)
+
+    def settle(self, copy: Copy) -> None:
+        """Do the store's side of a copy that has landed: what came in can be found, what was read may be evicted."""
+        if copy.direction == Direction.IN:
+            for held in copy.far:
+                self.store.let_go(held)
+            return
+        for piece, held in zip(copy.pieces, copy.far):
+            if self.shared:
+                self.origins.update((page, copy.worker) for extent in held for page in extent.ids)
+            self.store.land(piece, held)
+
+    def foreign(self, copy: Copy) -> int:
+        """How many of the pages that ``copy`` reads were stored by another worker."""
+        if not self.shared:
+            return 0
+        return sum(self.origins.get(page) != copy.worker for held in copy.far for extent in held for page in extent.ids)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless everything under way holds what it reads or fills, and the store is sound."""
+        for transfer, copy in self.under_way.items():
+            for held in copy.far:
+                assert held in self.store.pool.holds, (
+                    f"I6: {transfer} has let go of its pages in {self.store.tier.name}"
+                )
+        self.store.check_integrity()
+        self.link.check_integrity()
+
+
+def make_tier(config: TierConfig, tier: Tier, layout: PageLayout, sink: Sink | None, events: str) -> LinkedTier:
+    """An empty tier for blocks of ``layout``. Raises ``ConfigError``."""
+    if sink is not None and layout.chunk > 1 and events == "self-describing":
+        sink = ChunkSink(sink, layout.block_sizes)
+    pages = layout.pages(config.capacity(layout.block_bytes))
+    store = TierStore(tier, pages, layout.num_groups, eviction=config.eviction, sink=sink)
+    return LinkedTier(store, make_link(config.link), config.scope == "shared")
+
+
+class WorkerLink(CopyQueue):
+    """Copies between the pools of two workers, in both directions. Here a page is a block.
+
+    A transfer is like any other: its source is pinned and its destination reserved until it lands (I6), and it shares the
+    link's bandwidth with all others (I7). Who sends what, and when, is for the caller to say.
+    """
+
+    def __init__(self, ends: tuple[str, str], pools: tuple[Pool, Pool], link: Link) -> None:
+        super().__init__(ends, link)
+        self.pools = pools
+        self.inboxes: dict[str, deque[Copy]] = {name: deque() for name in ends}
+        """By receiving worker, what has landed: its blocks are cached there and may be evicted like any others."""
+
+    def send(self, now: int, sender: str, piece: PageRange, extents: Iterable[Extent], block_bytes: int) -> Copy | None:
+        """Send the blocks of ``piece``, which are among the sender's ``extents``; ``None`` if the receiver has no room now.
+
+        The sender is the client of the transfer, for links that limit what a client may use.
+        """
+        out = sender == self.ends[0]
+        source, target = self.pools if out else self.pools[::-1]
+        count = piece.stop - piece.start
+        if count > target.free:
+            return None
+        sent = source.hold(source.cut(extents, piece.start, piece.stop))
+        received = target.hold_new(count, piece.start)
+        near, far = (sent, received) if out else (received, sent)
+        direction = Direction.OUT if out else Direction.IN
+        inbox = self.inboxes[self.ends[1] if out else self.ends[0]]
+        copy = Copy(0, direction, sender, inbox, [piece], [near], [far])
+        copy.blocks, copy.nbytes = count, count * block_bytes
+        self.submit(now, copy)
+        return copy
+
+    def landed(self, copy: Copy) -> None:
+        """The receiver has the blocks cached, and the sender may evict its own."""
+        target, received = (1, copy.far) if copy.direction == Direction.OUT else (0, copy.near)
+        for piece, held in zip(copy.pieces, received):
+            enter_pages(self.pools[target], piece, held)
+        self._let_go(copy)
+        copy.inbox.append(copy)
+
+    def cancel_all(self, now: int) -> None:
+        """Give up everything under way, at a time that is not before the last: both ends let go, and nothing lands."""
+        self.advance(now)
+        for transfer, copy in self.under_way.items():
+            self.link.cancel(now, transfer)
+            self._let_go(copy)
+        self.under_way.clear()
+
+    def _let_go(self, copy: Copy) -> None:
+        for pool, tables in zip(self.pools, (copy.near, copy.far)):
+            for held in tables:
+                pool.let_go(held)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless everything under way holds both its ends (I6) and the link keeps I7."""
+        for transfer, copy in self.under_way.items():
+            for name, pool, tables in zip(self.ends, self.pools, (copy.near, copy.far)):
+                assert all(held in pool.holds for held in tables), f"I6: {transfer} has let go of its blocks at {name}"
+        self.link.check_integrity()

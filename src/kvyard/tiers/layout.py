@@ -19,7 +19,7 @@ from kvyard.blocks.spans import Spans, unite
 from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
-from kvyard.tiers.pages import PageRange
+from kvyard.tiers.store import PageRange
 
 
 class Contract(msgspec.Struct, frozen=True):

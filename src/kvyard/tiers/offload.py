@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
+
 from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.spec import ConfigError
-from kvyard.events.types import EventBatch, Sink, Tier
+from kvyard.events.types import Event, EventBatch, Sink, Stored, Tier
 from kvyard.hashing import Run
-from kvyard.tiers.announce import blocks_of, legacy
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.config import OffloadConfig
-from kvyard.tiers.copies import Copy, next_landing
+from kvyard.tiers.copies import Copy, make_tier, next_landing
 from kvyard.tiers.layout import PageLayout
-from kvyard.tiers.linked_tier import make_tier
 from kvyard.tiers.links import Direction
 from kvyard.tiers.loader import Loader
 from kvyard.tiers.policy import POLICIES
 from kvyard.tiers.state import LoadAnswer, LoadStep, OffloadState
+from kvyard.tiers.store import blocks_of
 from kvyard.tiers.storer import Storer
 from kvyard.tiers.timeline import Timeline
 
@@ -227,7 +228,7 @@ class Offload:
 
     def finish_batch(self, batch: EventBatch) -> EventBatch:
         """``batch`` in the configured form of events; the same object where there is nothing to change."""
-        return legacy(batch) if self.config.events == "legacy" else batch
+        return _legacy(batch) if self.config.events == "legacy" else batch
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless I1, I2 and I6 hold in every tier, and every hold has a reason."""
@@ -260,3 +261,20 @@ class Offload:
             for copy in self.state.under_way(level):
                 yield copy
                 yield from copy.rest
+
+
+def _legacy(batch: EventBatch) -> EventBatch:
+    """``batch`` with the lower tiers' Stored as older connectors send them: one event per hash, and nothing but the hash.
+
+    The device's own events and all removals stay as they are.
+    """
+    events: list[Event] = []
+    for event in batch.events:
+        if isinstance(event, Stored) and event.tier > Tier.G1:
+            events += [
+                Stored(hashes=[key], parent=None, tokens=None, block_size=0, group=event.group, tier=event.tier)
+                for key in event.hashes
+            ]
+        else:
+            events.append(event)
+    return msgspec.structs.replace(batch, events=events)

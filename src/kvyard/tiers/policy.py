@@ -14,8 +14,7 @@ from kvyard.blocks.spans import Spans, clip
 from kvyard.events.types import Tier
 from kvyard.hashing import Chain
 from kvyard.tiers.config import OffloadConfig
-from kvyard.tiers.pages import PageRange
-from kvyard.tiers.store import TierStore
+from kvyard.tiers.store import PageRange, TierStore
 
 
 class WriteThrough:

@@ -9,13 +9,11 @@ from typing import NamedTuple
 from kvyard.blocks import Request
 from kvyard.blocks.table import Table
 from kvyard.tiers.config import OffloadConfig
-from kvyard.tiers.copies import Copy
+from kvyard.tiers.copies import Copy, LinkedTier
 from kvyard.tiers.counters import CopyTotals, OffloadCounters, TierCounters
 from kvyard.tiers.layout import PageLayout
-from kvyard.tiers.linked_tier import LinkedTier
 from kvyard.tiers.links import Direction
-from kvyard.tiers.pages import total_pages
-from kvyard.tiers.store import TierStore
+from kvyard.tiers.store import TierStore, total_pages
 
 
 class LoadStep(Enum):

@@ -10,18 +10,86 @@ All work is per run. A store knows no links, no requests, and only the time it i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.spans import Spans, overlaps, without
+from kvyard.blocks.spans import Spans, clip, overlaps, without
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
-from kvyard.hashing import Keys
-from kvyard.tiers.pages import PageRange, PendingPages, total_pages
+from kvyard.hashing import Chain, Key, Keys, Run
+
+
+class PageRange(NamedTuple):
+    """Pages ``start`` to ``stop`` of one group of one chain."""
+
+    group: int
+    chain: Chain
+    start: int
+    stop: int
+
+
+def total_pages(pieces: Iterable[PageRange]) -> int:
+    """How many pages ``pieces`` have together."""
+    total = 0
+    for piece in pieces:
+        total += piece[3] - piece[2]
+    return total
+
+
+class PendingPages:
+    """The ranges of one group that are on their way somewhere, and must not be sent there again.
+
+    There are few at a time and they never overlap, so they are kept by where they start and compared by hash: equal at a
+    position means equal before it.
+    """
+
+    __slots__ = ("_starts",)
+
+    def __init__(self) -> None:
+        self._starts: dict[int, dict[Key, PageRange]] = {}
+
+    def add(self, piece: PageRange) -> None:
+        """``piece`` sets out. No part of it may be on its way already."""
+        here = self._starts.setdefault(piece.start, {})
+        key = piece.chain.keys[piece.start]
+        assert key not in here, f"{piece} is sent twice"
+        here[key] = piece
+
+    def remove(self, piece: PageRange) -> None:
+        """``piece`` has arrived, or won't."""
+        here = self._starts[piece.start]
+        del here[piece.chain.keys[piece.start]]
+        if not here:
+            del self._starts[piece.start]
+
+    def spans(self, keys: Keys, limit: int) -> Spans:
+        """The intervals of a chain's first ``limit`` positions that are on their way."""
+        found: list[tuple[int, int]] = []
+        for start, here in self._starts.items():
+            if start < limit:
+                piece = here.get(keys[start])
+                if piece is not None:
+                    found.append((start, _agree(piece.chain.keys, keys, start, min(piece.stop, limit))))
+        return clip(found, 0, limit) if len(found) > 1 else found
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __iter__(self) -> Iterator[PageRange]:
+        for here in self._starts.values():
+            yield from here.values()
+
+
+def _agree(left: Keys, right: Keys, start: int, stop: int) -> int:
+    """Up to where two chains that agree at ``start`` do so, at most ``stop``."""
+    rest = range(start + 1, stop)
+    return start + 1 + bisect_left(rest, True, key=lambda at: left[at] != right[at])
 
 
 class TierStore:
@@ -213,3 +281,35 @@ def enter_pages(pool: Pool, piece: PageRange, held: Table) -> None:
             if node is not None and node.chain is chain:
                 # What outlives the request lets go of the rest of its chain.
                 resident.detach(node, chain)
+
+
+class ChunkSink:
+    """Passes on to ``sink`` what a store of chunks says, as runs of blocks of ``block_sizes`` tokens per group.
+
+    Two chunks of different texts may share their first blocks, when a common prefix ends inside a chunk; both list them, so
+    such a block is announced twice and removed twice, and readers must count (llm-d #680). Offload connectors of real
+    engines do the same.
+    """
+
+    def __init__(self, sink: Sink, block_sizes: Sequence[int]) -> None:
+        self._sink = sink
+        self._sizes = block_sizes
+
+    def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
+        """Announce each chunk's blocks, whether or not another chunk has announced some of them."""
+        self._sink.entered(blocks_of(run, self._sizes[group]), group, tier, first)
+
+    def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
+        """Take back each chunk's blocks, as often as they were announced."""
+        self._sink.left(blocks_of(run, self._sizes[group]), group, tier, last, reason)
+
+    def cleared(self, tier: Tier | None = None) -> None:
+        """Nothing is left of the tier."""
+        self._sink.cleared(tier)
+
+
+def blocks_of(run: Run, block_size: int) -> Run:
+    """``run``, whose blocks are chunks, as the run of the blocks of ``block_size`` tokens that they are made of."""
+    chain: Chain = run.chain.finer(block_size)
+    factor = run.chain.block_size // block_size
+    return Run(chain, run.start * factor, run.stop * factor)

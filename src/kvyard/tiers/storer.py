@@ -14,9 +14,9 @@ from kvyard.blocks.spans import intersect
 from kvyard.blocks.table import Table
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.links import Direction
-from kvyard.tiers.pages import PageRange, total_pages
 from kvyard.tiers.policy import WriteThrough
 from kvyard.tiers.state import OffloadState, RequestState
+from kvyard.tiers.store import PageRange, total_pages
 
 
 class Storer:

@@ -21,11 +21,9 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.errors import KvyardError
 from kvyard.events.types import Sink, Tier
 from kvyard.tiers.config import OffloadConfig, TierConfig
-from kvyard.tiers.copies import CopyQueue, next_landing
+from kvyard.tiers.copies import CopyQueue, LinkedTier, WorkerLink, make_tier, next_landing
 from kvyard.tiers.layout import Contract, PageLayout
-from kvyard.tiers.linked_tier import LinkedTier, make_tier
 from kvyard.tiers.links import LinkConfig, make_link
-from kvyard.tiers.worker_link import WorkerLink
 
 
 class Timeline:

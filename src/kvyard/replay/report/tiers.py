@@ -10,8 +10,8 @@ from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread
 from kvyard.replay.report.report import MOVES, LinkUse, TierReport, TransferReport, share
+from kvyard.tiers.copies import LinkedTier
 from kvyard.tiers.counters import CopyTotals
-from kvyard.tiers.linked_tier import LinkedTier
 from kvyard.tiers.links import Direction, Link
 
 if TYPE_CHECKING:
