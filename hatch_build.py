@@ -17,8 +17,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
-    "blocks": "agreement allocation attention/chunked attention/cross attention/full attention/state attention/window "
-    "cache_map coordinator demand eviction/lru eviction/priority extent fine group manager pool registration "
+    "blocks": "agreement attention/chunked attention/cross attention/full attention/state attention/window "
+    "cache_map coordinator eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
     "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
     "policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvyard.blocks import BlockManager, Coordinator, GroupSpec, Request
-from kvyard.blocks.demand import GroupHit
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.group import Group
+from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.table import Table
 from kvyard.hashing import TokenChain, algorithm
 

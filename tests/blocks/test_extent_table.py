@@ -134,14 +134,11 @@ def test_named_blocks_do_not_grow() -> None:
     assert [part.cached for part in request.tables[0]] == [True, False]
 
 
-def test_dropping_and_crossing() -> None:
+def test_dropping() -> None:
     table = Table()
     first, second = Extent([1, 2, 3], 0), Extent([4, 5], 3)
     table.append(first)
     table.append(second)
-    assert table.crossing(0) is table.crossing(3) is table.crossing(5) is table.crossing(9) is None
-    assert table.crossing(2) is first
-    assert table.crossing(4) is second
     front = first.split_front(2)
     assert table.drop_before(2) == [front]
     assert table.ids() == [0, 0, 3, 4, 5]

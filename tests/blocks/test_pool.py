@@ -159,8 +159,8 @@ def test_letting_go_of_the_front_only() -> None:
     pool = Pool(12)
     held, other = named(pool, [1, 2, 3, 4, 5, 6, 7, 8]), named(pool, [9, 8, 7, 6])
     pool.release([other])
-    pool.release_front(held, 1)
-    pool.release_front(held, 2)
+    pool.release((pool.split(held, 1),))
+    pool.release((pool.split(held, 2),))
     assert list(pool.line())[5:] == [6, 5, 1, 3, 2]
     assert (held.ids, held.start, pool.free) == ([4], 3, 10)
     check_pool(pool, Counter([held]))
@@ -171,7 +171,7 @@ def test_letting_go_of_a_front_that_others_hold() -> None:
     pool = Pool(12)
     held = named(pool, [1, 2, 3, 4, 5, 6])
     pool.pin(held)
-    pool.release_front(held, 2)
+    pool.release((pool.split(held, 2),))
     assert (held.ids, held.refs, pool.free) == ([3], 2, 8)
     assert held.left is not None
     assert (held.left.ids, held.left.refs) == ([1, 2], 1)
@@ -181,7 +181,7 @@ def test_letting_go_of_a_front_that_others_hold() -> None:
 def test_letting_go_of_an_unnamed_front() -> None:
     pool = Pool(12)
     held = Extent(pool.take(4), 0)
-    pool.release_front(held, 3)
+    pool.release((pool.split(held, 3),))
     assert list(pool.line())[:4] == [3, 2, 1, 5]
     assert (held.ids, held.start, held.left) == ([4], 3, None)
     check_pool(pool, Counter([held]))

@@ -226,12 +226,10 @@ class CacheMap:
 
     def detach(self, node: Node, chain: Chain) -> None:
         """Keep no more of ``chain`` alive for the sake of ``node`` than its own stretch; its request has ended."""
-        node.chain = chain.cut(node.start, node.stop, with_tokens=bool(node.copies))
-        node.keys = node.chain.keys
+        self._slim(node)
         hole = node.parent
         if hole is not None and not hole.copies and hole.chain is chain:
-            hole.chain = chain.cut(hole.start, hole.stop, with_tokens=False)
-            hole.keys = hole.chain.keys
+            self._slim(hole)
 
     def clear(self) -> None:
         """Forget every copy at once, without a word to the sink: clearing is the pool's to announce."""

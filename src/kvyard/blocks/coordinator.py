@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvyard.blocks.agreement import Agreed, EqualGroups, agree, equal_groups
-from kvyard.blocks.demand import NO_HIT, Demand, GroupHit
 from kvyard.blocks.extent import Node
 from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.geometry import Geometry
-from kvyard.blocks.group import Group
+from kvyard.blocks.group import NO_HIT, Demand, Group, GroupHit
 from kvyard.blocks.request import Request
 from kvyard.blocks.rule import Match
 from kvyard.blocks.spans import Spans, intersect
@@ -36,14 +35,6 @@ class Hit:
         self.shared_prefix_boundary = boundary
         """How far another group has this text, where a sparser one stops the hit earlier; 0 otherwise."""
         self.version = version
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to adopt in any group."""
-        for group in self.groups:
-            if group.blocks:
-                return False
-        return True
 
     def block_ids(self) -> list[list[int]]:
         """The physical ids per group, 0 for null."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.group import Group
+from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.request import Request
 from kvyard.blocks.rule import NO_MATCH, Match
 from kvyard.blocks.spans import Spans

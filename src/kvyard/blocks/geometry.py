@@ -75,31 +75,17 @@ def check_retention(interval: int | None, groups: Sequence[GroupSpec], scheduler
         )
 
 
-def check_options(
-    groups: Sequence[GroupSpec],
-    geometry: Geometry,
-    *,
-    caching: bool,
-    use_eagle: bool,
-    retention_interval: int | None,
-    watermark: float,
-    **counts: int,
-) -> None:
-    """Raise ``ConfigError`` unless these options can be honoured for ``groups``.
-
-    ``counts`` are the options that must not be negative, by name; ``num_prefill_lookahead`` is one of them.
-    """
-    check_retention(retention_interval, groups, geometry.scheduler_block_size)
+def check_amounts(watermark: float, **counts: int) -> None:
+    """Raise ``ConfigError`` unless ``watermark`` is a share and none of ``counts``, options by name, is negative."""
     for name, value in counts.items():
         if value < 0:
             raise ConfigError(f"{name} must not be negative, got {value}")
     if not 0 <= watermark < 1:
         raise ConfigError(f"watermark is a share of the pool, from 0 to below 1, got {watermark}")
-    if use_eagle or any(spec.eagle for spec in groups):
-        _check_drafts(groups, geometry, caching, counts["num_prefill_lookahead"])
 
 
-def _check_drafts(groups: Sequence[GroupSpec], geometry: Geometry, caching: bool, lookahead: int) -> None:
+def check_drafts(groups: Sequence[GroupSpec], geometry: Geometry, caching: bool, lookahead: int) -> None:
+    """Raise ``ConfigError`` unless ``groups`` can be used with a draft head that prefills ``lookahead`` tokens ahead."""
     for spec in groups:
         if caching and not spec.attention.drafts:
             raise ConfigError(f"{spec.kind} groups can't be cached next to a draft head: switch one of the two off")

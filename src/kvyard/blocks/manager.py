@@ -1,26 +1,33 @@
 """The block manager: the one facade over pool, groups and coordinator.
 
-Here it is put together, and here is the life of a request's blocks around their allocation: looking up, caching what was
-loaded, taking drafts back, preempting, releasing. Allocation itself is in ``allocation``.
+Here it is put together, and here is the life of a request's blocks: looking up, allocating, caching what was loaded, taking
+drafts back, preempting, releasing.
+
+An allocation is predicted in full before anything is touched, so a refused one leaves no trace except the out-of-window blocks
+it released on the way. Its tokens, left to right::
+
+    | computed before | local hit | external (to be loaded) | new | look-ahead |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
-from kvyard.blocks.allocation import Allocator, RequestError
 from kvyard.blocks.coordinator import Coordinator, Hit
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.geometry import check_options, resolve_geometry
-from kvyard.blocks.group import group_class
+from kvyard.blocks.geometry import check_amounts, check_drafts, check_retention, resolve_geometry
+from kvyard.blocks.group import NO_HIT, Demand, GroupHit, group_class
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.request import Request
+from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
+from kvyard.blocks.step import Stepper
+from kvyard.blocks.table import Table
 from kvyard.events.types import Sink, Tier
 
 
-class BlockManager(Allocator):
+class BlockManager:
     """Blocks for requests over hybrid groups with prefix caching."""
 
     def __init__(
@@ -48,17 +55,15 @@ class BlockManager(Allocator):
             groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
         )
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
-        check_options(
-            groups,
-            self.geometry,
-            caching=caching,
-            use_eagle=use_eagle,
-            retention_interval=retention_interval,
-            watermark=watermark,
+        check_retention(retention_interval, groups, self.geometry.scheduler_block_size)
+        check_amounts(
+            watermark,
             max_model_len=max_model_len,
             max_in_flight_tokens=in_flight,
             num_prefill_lookahead=num_prefill_lookahead,
         )
+        if use_eagle or any(spec.eagle for spec in groups):
+            check_drafts(groups, self.geometry, caching, num_prefill_lookahead)
         pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now or (lambda: 0))
         unit = self.geometry.hash_block_size
         made = [
@@ -67,14 +72,30 @@ class BlockManager(Allocator):
             )
             for index, spec in enumerate(groups)
         ]
-        margin = max(0, num_prefill_lookahead - 1)
-        super().__init__(
-            coordinator(made, self.geometry, use_eagle=use_eagle, retention=retention_interval, margin=margin),
-            caching=caching,
-            max_model_len=max_model_len,
-            watermark_blocks=int(watermark * num_blocks),
-            has_clock=now is not None,
+        self.coordinator = coordinator(
+            made,
+            self.geometry,
+            use_eagle=use_eagle,
+            retention=retention_interval,
+            margin=max(0, num_prefill_lookahead - 1),
         )
+        self.groups = made
+        self.pool = pool
+        self.caching = caching
+        self.max_model_len = max_model_len
+        self.watermark_blocks = int(watermark * num_blocks)
+        self.requests: dict[str, Request] = {}
+        """Requests that hold blocks, or did when a call last failed, by id."""
+        self._stepper = Stepper(self.coordinator, caching, max_model_len)
+        self._step = self._stepper.step
+        self._plain = self._stepper.plain
+        self._bounded = self.coordinator.estimates or any(group.cap is not None for group in made)
+        self._chain_size = unit
+        self.keeps_by_priority = pool.order.reads_priorities
+        """Whether the eviction order of any tier makes something of a request's ``retention``; lower tiers set it too."""
+        self._has_clock = now is not None
+        self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made)
+        self._no_hits = [NO_HIT] * len(made)
         self.begin_step()
 
     @property
@@ -102,6 +123,156 @@ class BlockManager(Allocator):
         hit = self.coordinator.lookup(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         return hit
+
+    # -- allocation ----------------------------------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hit: Hit | None = None,
+        *,
+        external: int = 0,
+        lookahead: int = 0,
+        encoder: int = 0,
+        delay_caching: bool = False,
+        must_fit: bool = False,
+        reserved: int = 0,
+        has_running: bool = True,
+    ) -> tuple[Sequence[int], ...] | None:
+        """Give ``request`` slots for ``num_new_tokens`` more tokens, adopting ``hit`` first if it is its first time.
+
+        ``external`` tokens after the hit will be loaded from elsewhere; ``lookahead`` slots are for drafts; ``encoder``
+        tokens are for cross attention. ``must_fit`` refuses unless the whole sequence fits, ``reserved`` free blocks are
+        left to others, and the watermark is too while others are running (``has_running``). With ``delay_caching``
+        nothing is registered until ``cache`` says that a load is done.
+
+        Returns the new block ids per group (adopted ones not included), or ``None`` if they can't be had; then nothing has
+        changed but the release of blocks no longer in any window. The scheduler advances ``num_computed_tokens``.
+
+        Raises ``RequestError``, changing nothing, for negative counts, nothing to do, an id that another request uses, a
+        chain of another block size, a stale hit, or hits for a request that runs already.
+        """
+        if num_new_tokens > 0 <= lookahead and not (
+            hit or external or must_fit or reserved or delay_caching or encoder
+        ):
+            # A step of a running request, and mostly one that fits, frees nothing and completes no block.
+            computed = request.num_computed_tokens
+            slots = computed + num_new_tokens + lookahead
+            if slots <= request.quiet_until:
+                return self._nothing
+            if request.running and self.requests.get(request.id) is request:
+                if self._plain and slots <= self.max_model_len:
+                    return self._step(request, computed, computed + num_new_tokens, slots)
+                return self._provide(request, self._no_hits, computed, 0, num_new_tokens, lookahead)
+        hits = self._check(request, num_new_tokens, hit, external, lookahead, encoder, reserved)
+        local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
+        # What is left to others: reserved blocks, and the watermark unless no other request runs.
+        spare = 0 if request.running or not has_running else self.watermark_blocks
+        fits = False
+        if must_fit:
+            total = min(local + external, self.max_model_len)
+            whole = min(request.chain.num_tokens, self.max_model_len)
+            demand = Demand(whole, whole, local, total, encoder, True)
+            if self.coordinator.need(request, hits, demand) + spare > self.pool.free:
+                if request.id not in self.requests:
+                    request.tables = []
+                return None
+            # Where no group has a cap, what fits as a whole fits in part.
+            fits = not (self._bounded or reserved) and total + num_new_tokens + lookahead <= whole
+        taken = self._provide(
+            request, hits, local, external, num_new_tokens, lookahead, encoder, delay_caching, spare + reserved, fits
+        )
+        if request.id not in self.requests:
+            request.tables = []
+        return taken
+
+    def _provide(
+        self,
+        request: Request,
+        hits: Sequence[GroupHit],
+        local: int,
+        external: int,
+        new: int,
+        lookahead: int,
+        encoder: int = 0,
+        delay_caching: bool = False,
+        spare: int = 0,
+        fits: bool = False,
+    ) -> tuple[Sequence[int], ...] | None:
+        """Release what is stale, see whether the rest can be had while ``spare`` blocks stay free, and take it.
+
+        ``fits`` says that it is known to be had.
+        """
+        groups, tables, pool = self.groups, request.tables, self.pool
+        total = min(local + external, self.max_model_len)
+        main = total + new
+        processed = total - request.num_in_flight_tokens
+        if processed > request.settled_until:
+            for group, table in zip(groups, tables):
+                if table.starts:
+                    group.drop_stale(request, table, max(0, processed))
+        slots = min(main + lookahead, self.max_model_len)
+        taken = self._nothing
+        if slots > request.fits_until:
+            demand = Demand(slots, main, local, local + external, encoder)
+            if not fits and not self.coordinator.fits(request, hits, demand, spare):
+                return None
+            self.requests[request.id] = request
+            if external or hits is not self._no_hits:
+                self.coordinator.adopt(request, hits, local, external)
+            taken = tuple([group.take_new(table, demand) for group, table in zip(groups, tables)])
+        elif spare > pool.free:
+            return None
+        tokens = min(main, request.chain.num_tokens)
+        if tokens > request.registered_until and self.caching and not delay_caching:
+            self.coordinator.register(request, tokens)
+        if request.running:
+            self._stepper.note_limits(request)
+        return taken
+
+    def _check(
+        self, request: Request, new: int, hit: Hit | None, external: int, lookahead: int, encoder: int, reserved: int
+    ) -> Sequence[GroupHit]:
+        """Refuse calls that make no sense; make tables for a request that has none. Returns the hits to adopt."""
+        if new < 0 or external < 0 or lookahead < 0 or encoder < 0 or reserved < 0:
+            raise RequestError(f"request {request.id}: token and block counts must not be negative")
+        if self.requests.get(request.id, request) is not request:
+            raise RequestError(f"request id {request.id!r} is in use by another request")
+        if request.tables and request.id not in self.requests:
+            raise RequestError(f"request {request.id} holds blocks of another manager")
+        if self.caching and request.chain.block_size != self._chain_size:
+            self._refuse_chain(request)
+        if request.retention:
+            self._check_wishes(request)
+        if not new and not external and not (hit is not None and hit.tokens):
+            raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
+        hits: Sequence[GroupHit] = self._no_hits
+        if hit is not None and (hit.tokens or any(found.blocks for found in hit.groups)):
+            if hit.request is not request:
+                raise RequestError(f"request {request.id}: the hit belongs to request {hit.request.id}")
+            if hit.version != self.pool.version:
+                raise RequestError(f"request {request.id}: the hit is out of date, look it up again")
+            if request.num_computed_tokens or self.coordinator.has_adopted(request):
+                raise RequestError(f"request {request.id} runs already and can't adopt hits again before a preemption")
+            hits = hit.groups
+        if not request.tables:
+            request.tables = [Table() for _ in self.groups]
+        return hits
+
+    def _check_wishes(self, request: Request) -> None:
+        if not self.keeps_by_priority:
+            raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
+        if any(wish.duration is not None for wish in request.retention) and not self._has_clock:
+            raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
+
+    def _refuse_chain(self, request: Request) -> NoReturn:
+        raise RequestError(
+            f"request {request.id}: its chain has blocks of {request.chain.block_size} tokens, "
+            f"here they have {self._chain_size}"
+        )
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def cache(self, request: Request, num_tokens: int) -> None:
         """Register the blocks of the first ``num_tokens`` tokens, once an asynchronous load has filled them."""

@@ -142,19 +142,6 @@ class Pool:
         for extent in reversed(later):
             push(extent)
 
-    def release_front(self, extent: Extent, count: int) -> None:
-        """Drop one reference on the first ``count`` blocks of ``extent``, fewer than it has; as ``release`` would."""
-        front = self.split(extent, count)
-        front.refs -= 1
-        if front.refs:
-            return
-        self.free += count
-        if front.node is not None:
-            self.order.push(front)
-        else:
-            self._loose += front.ids
-            front.forget_neighbours()
-
     def hold(self, extents: Iterable[Extent]) -> Table:
         """Pin ``extents`` for a transfer, until ``let_go`` or ``put_back``."""
         held = Table()

@@ -11,7 +11,12 @@ from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.rule import NEVER
 from kvyard.blocks.spec import Retention
 from kvyard.blocks.table import Table
+from kvyard.errors import KvyardError
 from kvyard.hashing import Chain, TokenChain, TraceChain
+
+
+class RequestError(KvyardError, ValueError):
+    """A call that makes no sense for this request; nothing was changed."""
 
 
 class Request:

@@ -1,8 +1,8 @@
 """Steps of a running request, most of them over before they begin.
 
 A decode step mostly fits into the blocks the request has, frees nothing and completes no block. Limits, noted on the request,
-say how long that lasts, and turn each such step into one comparison (with ``quiet_until``, in ``Allocator.allocate``). When one
-of them is passed only what it stands for is done, and the limit is set again:
+say how long that lasts, and turn each such step into one comparison (with ``quiet_until``, in ``BlockManager.allocate``).
+When one of them is passed only what it stands for is done, and the limit is set again:
 
 - ``fits_until``: as many tokens have a slot;
 - ``settled_until``: up to so many computed tokens no block goes stale;

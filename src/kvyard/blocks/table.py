@@ -78,7 +78,7 @@ class Table:
     def drop_before(self, position: int) -> list[Extent]:
         """Take the blocks before ``position`` out of the table and return them; their positions become null.
 
-        An extent that crosses ``position`` must have been split there (see ``crossing``).
+        An extent that crosses ``position`` must have been split there (see ``Pool.cut``).
         """
         extents = self.settle()
         count = 0
@@ -88,15 +88,6 @@ class Table:
         del extents[:count]
         del self.starts[:count]
         return dropped
-
-    def crossing(self, position: int) -> Extent | None:
-        """The extent that has blocks on both sides of ``position``, if any."""
-        for extent in self.settle():
-            if extent.start >= position:
-                return None
-            if extent.stop > position:
-                return extent
-        return None
 
     def replace(self, index: int, parts: list[Extent]) -> None:
         """Put ``parts`` in place of the extent at ``index``."""

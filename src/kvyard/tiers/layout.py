@@ -13,8 +13,8 @@ import msgspec
 
 from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.agreement import Agreement
-from kvyard.blocks.demand import NO_HIT, Demand
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.group import NO_HIT, Demand
 from kvyard.blocks.spans import Spans, unite
 from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table

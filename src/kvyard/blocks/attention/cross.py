@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kvyard.blocks.demand import Demand, GroupHit
-from kvyard.blocks.group import Group
+from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.rule import Rule
-from kvyard.blocks.spec import Attention, GroupSpec
+from kvyard.blocks.spec import Attention
 from kvyard.blocks.table import Table
 
 
@@ -24,8 +23,9 @@ class CrossGroup(Group):
         """Nothing of the prompt concerns this group."""
 
 
-def _group(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
-    return CrossGroup
-
-
-CROSS = Attention(wire="cross_attention", cacheable=False, rule=lambda spec: Rule(spec.block_size), group_class=_group)
+CROSS = Attention(
+    wire="cross_attention",
+    cacheable=False,
+    rule=lambda spec: Rule(spec.block_size),
+    group_class=lambda spec, caching, hash_block_size: CrossGroup,
+)

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
 
-from kvyard.blocks.demand import Demand, GroupHit
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.fine import adopt_inside, continue_on_copy, mark_of
-from kvyard.blocks.group import Group
+from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.request import Request
 from kvyard.blocks.rule import NO_MATCH, Match, Rule
 from kvyard.blocks.spans import Spans, clip
@@ -249,15 +248,11 @@ def _check(spec: GroupSpec, where: str) -> None:
         raise ConfigError(f"{where}: spec_blocks must not be negative, got {spec.spec_blocks}")
 
 
-def _group(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
-    return AlignedStateGroup if spec.mode == "align" else StateGroup
-
-
 MAMBA = Attention(
     wire="mamba",
     is_state=True,
     fields=("mode", "spec_blocks"),
     rule=lambda spec: StateRule(spec.block_size),
     check=_check,
-    group_class=_group,
+    group_class=lambda spec, caching, hash_block_size: AlignedStateGroup if spec.mode == "align" else StateGroup,
 )

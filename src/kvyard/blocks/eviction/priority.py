@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from kvyard.blocks.eviction.lru import LruOrder
@@ -19,7 +20,7 @@ class PriorityOrder:
     def __init__(self, now: Callable[[], int]) -> None:
         self.reads_priorities = True
         self._now = now
-        self._lines: dict[int, LruOrder] = {}
+        self._lines: defaultdict[int, LruOrder] = defaultdict(LruOrder)
         self._deadlines: list[tuple[int, int, Extent]] = []
         self._serial = 0
         self._compact_at = 64
@@ -35,7 +36,7 @@ class PriorityOrder:
         self._expire()  # what expired before is ahead
         if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
             self._arm(extent, self._now() + extent.expires)
-        return self._line(extent.priority)
+        return self._lines[extent.priority]
 
     def remove(self, extent: Extent) -> None:
         self._lines[extent.priority].remove(extent)
@@ -60,12 +61,6 @@ class PriorityOrder:
         for priority in sorted(self._lines):
             yield from self._lines[priority]
 
-    def _line(self, priority: int) -> LruOrder:
-        line = self._lines.get(priority)
-        if line is None:
-            line = self._lines[priority] = LruOrder()
-        return line
-
     def _arm(self, extent: Extent, deadline: int) -> None:
         extent.deadline = deadline
         self._serial += 1
@@ -83,4 +78,4 @@ class PriorityOrder:
             if extent.deadline == deadline:  # else it was hit or evicted since, and may have been freed again
                 self.remove(extent)
                 extent.priority, extent.expires = DEFAULT_PRIORITY, None
-                self._line(DEFAULT_PRIORITY).push(extent)
+                self._lines[DEFAULT_PRIORITY].push(extent)
