@@ -4,11 +4,18 @@ each scrape.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
+
+
+def read_catalog(path: Path) -> dict[str, Any]:
+    """The TOML file that says what metrics there are, and what each is."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 class Metrics:

@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason="needs kvyard[server]")
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.mock.support import PATIENCE, Served, eventually
 
-from kvyard.server.mock.catalog import COUNTERS, HISTOGRAMS, one_two_five
+from kvyard.server.mock.measures import CATALOG, one_two_five
 from kvyard.tiers import OffloadConfig, TierConfig
 
 VECTOR = json.loads((Path(__file__).parent / "vectors" / "vllm_metrics.json").read_text())
@@ -79,9 +79,9 @@ def test_they_are_all_there_and_right() -> None:
         assert found["kvyard_mock_lag_seconds_count"] >= 20
         assert any(name.startswith("vllm:cache_config_info{") and 'block_size="16"' in name for name in found)
         text = served.client.get("/metrics").text
-    for name in COUNTERS:
+    for name in CATALOG["counters"]:
         assert f"# TYPE {name}_total counter" in text
-    for name in HISTOGRAMS:
+    for name in CATALOG["histograms"]:
         assert f"# TYPE {name} histogram" in text
 
 

@@ -6,25 +6,14 @@ Figures are read when they are asked for, so those of a worker that was unregist
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from kvyard.index.metrics import NAMES, Sample, collect
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.service import Service
-from kvyard.server.metrics import Metrics
+from kvyard.server.metrics import Metrics, read_catalog
 
-OWN: dict[str, str] = {
-    "kvyard_indexer_models": "Pairs of model and tenant.",
-    "kvyard_indexer_listeners": "Streams by status: pending, active, failed.",
-    "kvyard_indexer_stream_updates_total": "Updates applied.",
-    "kvyard_indexer_stream_waiting": "Batches read and not applied yet.",
-    "kvyard_indexer_stream_gaps_total": "Gaps seen.",
-    "kvyard_indexer_stream_missed_batches_total": "Batches that were missing when a gap was seen.",
-    "kvyard_indexer_stream_restarts_total": "Publishers that were replaced.",
-    "kvyard_indexer_stream_damaged_batches_total": "Batches that could not be read in full.",
-    "kvyard_indexer_stream_malformed_messages_total": "Messages that were no batches.",
-    "kvyard_indexer_requests_total": "Requests answered, by path and status.",
-    "kvyard_indexer_request_seconds": "How long answers took.",
-}
+OWN: dict[str, str] = read_catalog(Path(__file__).with_name("metrics.toml"))
 """What the service adds, and what it says. ``IndexerMetrics`` brings each of them, and nothing else beside ``NAMES``."""
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from math import log
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,19 +18,7 @@ import xxhash
 
 from kvyard.server.tokens import Tokenizer
 
-_TEXT = (
-    "the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all "
-    "were when we there can an your which their said if do will each about how up out them then she many some so these "
-    "would other into has more her two like him see time could no make than first been its who now people my made over "
-    "did down only way find use may water long little very after words called just where most know get through back much "
-    "before go good new write our used me man too any day same right look think also around another came come work three "
-    "word must because does part even place well such here take why things help put years different away again off went "
-    "old number great tell men say small every found still between name should home big give air line set own under read "
-    "last never us left end along while might next sound below saw something thought both few those always looked show "
-    "large often together asked house world going want school important until form food keep children feet land side "
-    "without boy once animals life enough took sometimes four head above kind began almost live page got earth need far"
-)
-WORDS = _TEXT.split()
+WORDS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split()
 SPREAD = 0.6
 """Of the logarithm of lengths."""
 DEEPEST = 6

@@ -9,27 +9,42 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.engine.job import Job, JobState
 from kvyard.index.metrics import Sample
-from kvyard.server.metrics import Metrics
-from kvyard.server.mock.catalog import (
-    CACHE_CONFIG,
-    COUNTERS,
-    HISTOGRAMS,
-    LAG,
-    REJECTIONS,
-    SLEEP,
-    SPLIT,
-    TEXTS,
-    one_two_five,
-)
+from kvyard.server.metrics import Metrics, read_catalog
 
 if TYPE_CHECKING:
     from kvyard.server.mock.choice import MockChoice
     from kvyard.server.mock.worker import MockWorker
+
+
+CATALOG = read_catalog(Path(__file__).with_name("catalog.toml"))
+TEXTS: dict[str, str] = {
+    **CATALOG["counters"],
+    **CATALOG["gauges"],
+    **CATALOG["others"],
+    **{name: split["text"] for name, split in CATALOG["split"].items()},
+    **{name: text for name, (text, _) in CATALOG["histograms"].items()},
+}
+LAG = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+SLEEP = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+
+
+def one_two_five(most: int) -> list[int]:
+    """1, 2, 5, 10, ... up to ``most``: vLLM's buckets for token counts."""
+    found: list[int] = []
+    power = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * power > most:
+                return found
+            found.append(digit * power)
+        power *= 10
 
 
 class MockMetrics(Metrics):
@@ -41,13 +56,13 @@ class MockMetrics(Metrics):
         self._wall = WallClock.since_epoch()
         self.model = model
         labels = ("model_name", "engine")
-        self.counters = {name: self.counter(name, *labels) for name in COUNTERS}
-        self.split = {name: self.counter(name, *labels, label) for name, (_, label, _) in SPLIT.items()}
+        self.counters = {name: self.counter(name, *labels) for name in CATALOG["counters"]}
+        self.split = {name: self.counter(name, *labels, split["label"]) for name, split in CATALOG["split"].items()}
         rejections = self.counter("vllm:admission_rejections", "model_name", "reason")
         self._rejected = {reason: rejections[model, reason] for reason in REJECTIONS}
+        buckets = CATALOG["buckets"] | {"tokens": one_two_five(longest)}
         self.histograms = {
-            name: self.histogram(name, buckets or one_two_five(longest), *labels)
-            for name, (_, buckets) in HISTOGRAMS.items()
+            name: self.histogram(name, buckets[which], *labels) for name, (_, which) in CATALOG["histograms"].items()
         }
         self._requests = self.counter("kvyard_mock_requests", "path", "status")
         self._events = self.counter("kvyard_mock_events", "engine", "fate")
@@ -68,7 +83,7 @@ class MockMetrics(Metrics):
 
     def _samples(self) -> Iterator[Sample]:
         worker, engine = self._worker, self._worker.config.engine
-        facts = dict.fromkeys(CACHE_CONFIG, "None") | {
+        facts = dict.fromkeys(CATALOG["cache_config"], "None") | {
             "block_size": str(worker.block_size),
             "num_gpu_blocks": str(engine.num_gpu_blocks),
             "enable_prefix_caching": str(engine.enable_prefix_caching),
@@ -109,13 +124,13 @@ class RankMeasures:
     def __init__(self, of: MockMetrics, rank: int) -> None:
         named = (of.model, str(rank))
         # All of them at once, so that they are there from the start.
-        split = {
-            name.removeprefix("vllm:"): {value: of.split[name][*named, value].inc for value in values}
-            for name, (_, _, values) in SPLIT.items()
+        splits = {
+            name.removeprefix("vllm:"): {value: of.split[name][*named, value].inc for value in split["values"]}
+            for name, split in CATALOG["split"].items()
         }
-        self._success = split["request_success"]
-        self._source = split["prompt_tokens_by_source"]
-        self._tier = split["prompt_tokens_cached_by_source"]
+        self._success = splits["request_success"]
+        self._source = splits["prompt_tokens_by_source"]
+        self._tier = splits["prompt_tokens_cached_by_source"]
         counters = {name.removeprefix("vllm:"): made[named] for name, made in of.counters.items()}
         histograms = {name.removeprefix("vllm:"): made[named] for name, made in of.histograms.items()}
         self._count = {name: counter.inc for name, counter in counters.items()}
