@@ -22,8 +22,8 @@ from tests.server.support import PATIENCE, eventually
 from kvyard.cli.app import build
 from kvyard.router import RouterConfig
 from kvyard.server.gateway.config import GatewayConfig, convert
-from kvyard.server.gateway.metrics import NAMES, P
 from kvyard.server.gateway.routes import PASSED
+from kvyard.server.gateway.traffic import NAMES, P
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "gateway.md").read_text()

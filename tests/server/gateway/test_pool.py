@@ -11,8 +11,8 @@ from kvyard.clock import VirtualClock
 from kvyard.index import Holder, Identity, Indexer
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
-from kvyard.server.gateway.engine import Engine, EngineHealth
-from kvyard.server.gateway.pool import EnginePool, Exhausted, Placement
+from kvyard.server.gateway.health import EngineHealth
+from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.http import Refusal
 

@@ -26,11 +26,10 @@ from kvyard.server.gateway.client import (
     EngineFailed,
     failure,
 )
-from kvyard.server.gateway.engine import Engine, EngineHealth
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
-from kvyard.server.gateway.pool import EnginePool, Exhausted, Placement
-from kvyard.server.gateway.proxied import TAIL, AnswerTokens, ProxiedRequest, answer_tokens
-from kvyard.server.gateway.traffic import Traffic
+from kvyard.server.gateway.health import EngineHealth
+from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
+from kvyard.server.gateway.traffic import TAIL, AnswerTokens, ProxiedRequest, Traffic, answer_tokens
 from kvyard.server.http import JSON, Refusal, close_connection, openai_error, send_response, until_disconnect
 
 WHOLE = 64 << 20

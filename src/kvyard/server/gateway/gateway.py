@@ -17,12 +17,11 @@ from kvyard.errors import KvyardError
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import GatewayConfig, NameConfig
 from kvyard.server.gateway.discovery import DnsWatch
-from kvyard.server.gateway.engine import EngineHealth
+from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import PoolMaker
 from kvyard.server.gateway.members import Membership
-from kvyard.server.gateway.metrics import GatewayMetrics
 from kvyard.server.gateway.recording import TrafficRecorder
-from kvyard.server.gateway.traffic import Traffic
+from kvyard.server.gateway.traffic import GatewayMetrics, Traffic
 from kvyard.server.http import Refusal
 
 log = logging.getLogger(__name__)

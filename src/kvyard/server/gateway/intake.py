@@ -15,7 +15,7 @@ from kvyard.server.gateway.headers import upstream
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
 from kvyard.server.gateway.prompting import PeekedChat, PeekedCompletion, read_body
-from kvyard.server.gateway.proxied import ProxiedRequest
+from kvyard.server.gateway.traffic import ProxiedRequest
 from kvyard.server.http import Refusal
 
 LONG_SESSION = 128

@@ -12,10 +12,9 @@ from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
-from kvyard.server.gateway.engine import Engine, EngineHealth
+from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import LOCAL, PoolMaker
-from kvyard.server.gateway.pool import EnginePool
-from kvyard.server.gateway.watch import Watch
+from kvyard.server.gateway.pool import Engine, EnginePool
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.schemas import Unregister
@@ -46,15 +45,20 @@ class Membership:
         self._health = health
         self._maker = maker
         self._begin = begin
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()
         self._making = asyncio.Lock()
         """Two engines may be found to belong to the same new model at one time."""
 
     async def stop(self) -> None:
         """Look after engines no more."""
-        for watch in list(self._watches.values()):
-            await watch.stop()
+        for name in list(self._watches):
+            await self._unwatch(name)
+
+    async def _unwatch(self, name: str) -> None:
+        watch = self._watches.pop(name)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
 
     # -- engines ----------------------------------------------------------------------------------------------------------
 
@@ -76,14 +80,15 @@ class Membership:
                 except BaseException:
                     del self.engines[engine.name]
                     raise
-            self._watches[engine.name] = Watch(engine, self._client, self._health, self._config, self._learn)
+            watch = self._health.watch(engine, self._client, self._learn)
+            self._watches[engine.name] = asyncio.create_task(watch, name=f"watch {engine.name}")
             return engine
 
     async def remove(self, name: str) -> Engine:
         """Forget an engine, its events and all they said. What it has under way goes on. Raises ``Refusal``."""
         async with self._changing:
             engine = self.engine(name)
-            await self._watches.pop(name).stop()
+            await self._unwatch(name)
             del self.engines[name]
             await self._leave(engine)
             for removed in self.on_removed:

@@ -1,4 +1,4 @@
-"""A pool: the engines of one model, the index and the router over them, and the queue before them.
+"""Engines, and a pool: those of one model, the index and the router over them, and the queue before them.
 
 A request that can't be placed waits here, in order, until an engine has room or is back. Freed room goes to the next one at
 once, so that no later request can slip in between.
@@ -9,21 +9,98 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from kvyard.clock import Clock
+from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.overlaps import Known
-from kvyard.server.gateway.config import GatewayConfig
-from kvyard.server.gateway.engine import Engine
+from kvyard.server.dashboard.view import PromptSources, prompt_sources
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing
 from kvyard.server.http import Refusal
+
+EngineState = Literal["starting", "ready", "suspect", "down"]
+
+
+class PromptTally:
+    """Where the tokens of routed prompts were, as decisions saw it, over all time."""
+
+    __slots__ = ("computed", "elsewhere", "tiers")
+
+    def __init__(self) -> None:
+        self.tiers = [0] * len(Tier)
+        self.elsewhere = self.computed = 0
+
+    def add(self, decision: Decision, block_size: int) -> None:
+        """Count one decision."""
+        known = decision.overlap * block_size
+        elsewhere = decision.regret * block_size
+        for at, blocks in enumerate(decision.tiers):
+            self.tiers[at] += blocks * block_size
+        self.elsewhere += elsewhere
+        self.computed += max(0, decision.num_tokens - known - elsewhere)
+
+    def prompts(self) -> PromptSources:
+        """As a dashboard has it."""
+        return prompt_sources(self.tiers, self.computed, self.elsewhere)
+
+
+class Engine:
+    """One upstream. Changed only on the gateway's loop."""
+
+    def __init__(self, config: GatewayEngine) -> None:
+        """Raises ``KvyardError`` for a URL that isn't one."""
+        self.config = config
+        self.name = config.called
+        self.url = check_url(config.url, "an engine's url")
+        self.addresses: dict[str, Any] = {}
+        """By path, its URL as the client library wants it: parsing one costs more than finding it."""
+        self.holders = [Holder(self.name, rank) for rank in range(config.dp_size)]
+        self.state: EngineState = "starting"
+        self.reason = "nothing heard yet"
+        self.draining = False
+        self.pool: EnginePool | None = None
+        self.models: dict[str, str | None] = {}
+        """Names that it answers to, with the base model of those that are adapters."""
+        self.in_flight = 0
+        self.misses = 0
+        """Looks in a row that failed."""
+        self.strikes = 0
+        """Requests in a row that it failed and others answered."""
+        self.shunned_until = 0
+        self.look = asyncio.Event()
+        """Set to have it looked at soon."""
+        self.heard_for: str | None = None
+        """The model for which its events are listened to."""
+        self.streams_error = ""
+        """Why its events aren't listened to, where they should be."""
+        self.requests = 0
+        self.failed = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.downs = 0
+        self.tally = PromptTally()
+
+    @property
+    def model(self) -> str:
+        """The model of its pool; empty where it is in none."""
+        return "" if self.pool is None else self.pool.model
+
+    @property
+    def up(self) -> bool:
+        """Whether it may get requests, drained or not."""
+        return self.state in ("ready", "suspect")
+
+    def serves(self, name: str) -> bool:
+        """Whether it answers to this name. One whose list isn't known yet serves the model it was configured with."""
+        return name in self.models if self.models else name == self.config.model
 
 
 class Placement(msgspec.Struct, kw_only=True, gc=False):

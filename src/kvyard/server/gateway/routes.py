@@ -16,10 +16,10 @@ from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import schemas
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
-from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.exchange import Proxy
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.intake import RequestIntake
+from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.view import GatewaySource, state_samples
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, post

@@ -1,25 +1,104 @@
-"""Traffic: what is noted of each request on its way, for metrics, recordings and people who watch. It changes no route."""
+"""Traffic: what is noted of each request on its way, for metrics, recordings and people who watch. It changes no route.
+
+What the engines' streams say comes by the names in ``kvyard.index.metrics`` and of the index service, so one dashboard serves
+both. Figures that are kept anyway are read by ``view.state_samples`` at each scrape.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
+from kvyard.index.metrics import NAMES as INDEX_NAMES
 from kvyard.router import Decision, RouteRequest
 from kvyard.server.dashboard.latency import LatencyWindow
 from kvyard.server.dashboard.view import MOST_DECISIONS
-from kvyard.server.gateway.engine import Engine, PromptTally
-from kvyard.server.gateway.metrics import GatewayMetrics
-from kvyard.server.gateway.proxied import AnswerTokens, ProxiedRequest
+from kvyard.server.gateway.pool import Engine, PromptTally
 from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.metrics import Metrics, read_catalog
 
 log = logging.getLogger(__name__)
+
+TAIL = 4096
+"""Bytes at the end of an answer among which its usage is looked for."""
+_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d{1,12})')
+P = "kvyard_gateway_"
+NAMES: dict[str, str] = read_catalog(Path(__file__).with_name("metrics.toml"))
+"""What there is beside the index's own, without the prefix."""
+
+_FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0, 60.0)
+_SLOW = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+
+
+class ProxiedRequest(msgspec.Struct, kw_only=True):
+    """One client's request; times are nanoseconds."""
+
+    id: str
+    model: str
+    """As the client named it."""
+    pool: str
+    block_size: int
+    size: int
+    """Bytes of its body."""
+    received: int
+    tries: int = 0
+    first: int = 0
+    """When the engine's first bytes came."""
+    events: int = 0
+    """Server-sent ones of the answer."""
+    output: int = 0
+    """Tokens of the answer, as far as they can be told."""
+
+
+class AnswerTokens(NamedTuple):
+    """What an answer says of itself; ``None`` where it doesn't."""
+
+    prompt: int | None = None
+    output: int | None = None
+    cached: int | None = None
+
+
+def answer_tokens(tail: bytes) -> AnswerTokens:
+    """The usage in the last bytes of an answer, not parsed as JSON; where it comes several times, the last counts."""
+    at = tail.rfind(b'"usage"')
+    if at < 0:
+        return AnswerTokens()
+    found = {match[1]: int(match[2]) for match in _FIELD.finditer(tail, at)}
+    return AnswerTokens(found.get(b"prompt_tokens"), found.get(b"completion_tokens"), found.get(b"cached_tokens"))
+
+
+class GatewayMetrics(Metrics):
+    """What happens to requests. The rest is in ``sources``."""
+
+    def __init__(self) -> None:
+        super().__init__({P + name: text for name, text in NAMES.items()} | INDEX_NAMES)
+        self.requests = self.counter(P + "requests_total", "model", "outcome")
+        self.decisions = self.counter(P + "decisions_total", "model", "engine", "why")
+        self.prompt = self.counter(P + "prompt_tokens_total", "model")
+        self.predicted = self.counter(P + "predicted_cached_tokens_total", "model")
+        self.regret = self.counter(P + "regret_tokens_total", "model")
+        self.said_prompt = self.counter(P + "reported_prompt_tokens_total", "model")
+        self.said_cached = self.counter(P + "reported_cached_tokens_total", "model")
+        self.said_predicted = self.counter(P + "reported_predicted_tokens_total", "model")
+        self.output = self.counter(P + "output_tokens_total", "model")
+        self.retries = self.counter(P + "retries_total", "model")
+        self.seconds = self.histogram(P + "request_seconds", _SLOW, "model")
+        self.first = self.histogram(P + "time_to_first_byte_seconds", _SLOW, "model")
+        self.placing = self.histogram(P + "placing_seconds", _FAST, "model")
+
+    def forget(self, engine: str) -> None:
+        """An engine is gone, and so are its series: engines may come and go for ever."""
+        for labels in [labels for labels in self.decisions if labels[1] == engine]:
+            self.decisions.remove(labels)
 
 
 class TrafficCounters(msgspec.Struct):
@@ -78,7 +157,8 @@ class Traffic:
     def refused(self) -> None:
         """A request couldn't be routed."""
         self.counters.refused += 1
-        self._metrics.refused()
+        # Its model's name is any client's invention, so it is no label.
+        self._metrics.requests["", "refused"].inc()
 
     def began(
         self, proxied: ProxiedRequest, request: RouteRequest, tail: Sequence[int] | None, model: str | None
@@ -107,33 +187,43 @@ class Traffic:
 
     def placed(self, proxied: ProxiedRequest, engine: Engine, decision: Decision) -> None:
         """A request was given to an engine."""
+        metrics, model, size, now = self._metrics, proxied.model, proxied.block_size, self._clock.now()
         engine.requests += 1
         engine.prompt_tokens += decision.num_tokens
-        engine.tally.add(decision, proxied.block_size)
+        engine.tally.add(decision, size)
+        self._decisions += 1
+        self.recent.append(RecentDecision(self._decisions, now / SECOND, model, proxied.pool, decision))
+        metrics.decisions[model, decision.worker.name, decision.why].inc()
         if proxied.tries > 1:
             self.counters.retried += 1
-        else:
-            self.counters.prompt_tokens += decision.num_tokens
-            self.tally.add(decision, proxied.block_size)
-        self._decisions += 1
-        now = self._clock.now()
-        self.recent.append(RecentDecision(self._decisions, now / SECOND, proxied.model, proxied.pool, decision))
-        self._metrics.placed(proxied, decision, now)
+            metrics.retries[model,].inc()
+            return
+        self.counters.prompt_tokens += decision.num_tokens
+        self.tally.add(decision, size)
+        metrics.placing[model,].observe((now - proxied.received) / SECOND)
+        metrics.prompt[model,].inc(decision.num_tokens)
+        if decision.overlap:
+            metrics.predicted[model,].inc(decision.overlap * size)
+        if decision.regret:
+            metrics.regret[model,].inc(decision.regret * size)
 
     def began_answer(self, proxied: ProxiedRequest) -> None:
         """An engine's first bytes are here."""
         proxied.first = self._clock.now()
         self.first_bytes.add(proxied.first, proxied.first - proxied.received)
-        self._metrics.began_answer(proxied)
+        self._metrics.first[proxied.model,].observe((proxied.first - proxied.received) / SECOND)
 
     def answered(self, proxied: ProxiedRequest, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
         """An answer is whole."""
         proxied.output = said.output if said.output is not None else max(0, proxied.events - 1)
         engine.output_tokens += proxied.output
         self.counters.output_tokens += proxied.output
-        if said.cached is not None:
-            engine.cached_tokens += said.cached
-        self._metrics.answered(proxied, decision, said)
+        metrics, model = self._metrics, proxied.model
+        metrics.output[model,].inc(proxied.output)
+        if said.cached is not None and said.prompt is not None:
+            metrics.said_prompt[model,].inc(said.prompt)
+            metrics.said_cached[model,].inc(said.cached)
+            metrics.said_predicted[model,].inc(decision.overlap * proxied.block_size)
 
     def ended(self, proxied: ProxiedRequest, outcome: str) -> None:
         """A request is over."""
@@ -144,4 +234,5 @@ class Traffic:
         self._active.discard(proxied.id)
         if self.recorder is not None:
             self.recorder.ended(proxied.id, proxied.output)
-        self._metrics.ended(proxied, outcome, self._clock.now())
+        self._metrics.requests[proxied.model, outcome].inc()
+        self._metrics.seconds[proxied.model,].observe((self._clock.now() - proxied.received) / SECOND)

@@ -21,11 +21,10 @@ from kvyard.server.dashboard.view import (
     WorkerStatus,
     by_label,
 )
-from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.members import Membership
-from kvyard.server.gateway.metrics import P
-from kvyard.server.gateway.traffic import RecentDecision, Traffic
+from kvyard.server.gateway.pool import Engine
+from kvyard.server.gateway.traffic import P, RecentDecision, Traffic
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.measures import stream_samples
 from kvyard.server.indexer.service import Service

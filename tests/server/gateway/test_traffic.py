@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.server.gateway.proxied import AnswerTokens, answer_tokens
+from kvyard.server.gateway.traffic import AnswerTokens, answer_tokens
 
 
 def test_usage_is_read_from_the_end() -> None:

@@ -1,0 +1,128 @@
+"""How engines are: decided by looks at each, from time to time or at once where a request had trouble, and by requests.
+
+A look asks /health, and now and then /v1/models, which says where the engine belongs and which adapters it has by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from kvyard.clock import Clock, from_seconds, pause
+from kvyard.errors import KvyardError
+from kvyard.openai import ListedModel
+from kvyard.server.gateway.client import EngineClient, EngineFailed
+from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.pool import Engine
+from kvyard.server.http import Refusal
+
+log = logging.getLogger(__name__)
+
+LEAST = 0.02
+"""Seconds between two looks, however much trouble there is."""
+MODELS_EVERY = 5
+"""Looks at a healthy engine between two questions for its models."""
+
+Learn = Callable[[Engine, list[ListedModel]], Awaitable[None]]
+"""Called with what an engine serves; raises ``KvyardError`` or ``Refusal`` where the engine can't be used."""
+
+
+class EngineHealth:
+    """Decides which engines get requests, by looks at them and by requests that went there."""
+
+    def __init__(self, config: GatewayConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+
+    def well(self, engine: Engine) -> None:
+        """An engine answers: it gets requests from now on, unless it drains."""
+        if self._clock.now() < engine.shunned_until:
+            return
+        was_up = engine.up
+        engine.misses = 0
+        if not was_up:
+            engine.strikes = 0
+        engine.reason = ""
+        engine.state = "ready"
+        if engine.pool is not None and not was_up and not engine.draining:
+            engine.pool.open(engine)
+
+    def unwell(self, engine: Engine, reason: str, *, gone: bool = False) -> None:
+        """An engine doesn't answer as it should; ``gone``: there is no process any more."""
+        engine.misses += 1
+        engine.reason = reason
+        if gone or engine.misses >= self._config.unhealthy_after:
+            if engine.state != "down":
+                engine.downs += 1
+                log.warning("%s is down: %s", engine.name, reason)
+            engine.state = "down"
+            if engine.pool is not None:
+                if gone:
+                    engine.pool.forget(engine)
+                else:
+                    engine.pool.shut(engine)
+        elif engine.state == "ready":
+            engine.state = "suspect"
+
+    def failed(self, engine: Engine, reason: str, *, gone: bool = False) -> None:
+        """A request found an engine failing."""
+        engine.failed += 1
+        if engine.pool is None:
+            return  # it was removed meanwhile
+        if gone:
+            self.unwell(engine, reason, gone=True)
+        elif engine.state == "ready":
+            engine.state, engine.reason = "suspect", reason
+        engine.look.set()
+
+    def served(self, engine: Engine, others: list[Engine]) -> None:
+        """An engine answered a request that ``others`` had failed: so it wasn't the request's fault."""
+        engine.strikes = 0
+        for other in others:
+            other.strikes += 1
+            pool = other.pool
+            if other.strikes >= self._config.unhealthy_after and pool is not None and other.up and pool.spare(other):
+                log.warning("%s gets no requests for %g s: %s", other.name, self._config.shun_seconds, other.reason)
+                other.strikes = 0
+                other.shunned_until = self._clock.now() + from_seconds(self._config.shun_seconds)
+                other.state, other.reason = "down", "it failed requests that others answered"
+                other.downs += 1
+                pool.shut(other)
+
+    async def watch(self, engine: Engine, client: EngineClient, learn: Learn) -> None:
+        """Look after an engine until cancelled."""
+        config, looks = self._config, 0
+        while True:
+            engine.look.clear()
+            try:
+                if await self._look(engine, client, learn, looks % MODELS_EVERY == 0):
+                    looks += 1
+            except Exception:
+                log.exception("looking at %s failed", engine.name)
+            await pause(LEAST)
+            try:
+                async with asyncio.timeout(
+                    config.health_seconds if engine.state == "ready" else config.recovery_seconds
+                ):
+                    await engine.look.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self, engine: Engine, client: EngineClient, learn: Learn, ask_models: bool) -> bool:
+        """Returns whether the engine answered as it should."""
+        try:
+            status = await client.health(engine.url)
+            if status != 200:
+                raise EngineFailed(f"/health answered {status}")
+            if engine.pool is None or not engine.models or not engine.up or ask_models:
+                await learn(engine, (await client.models(engine.url)).data)
+        except EngineFailed as failed:
+            self.unwell(engine, failed.reason, gone=failed.gone)
+        except (KvyardError, Refusal) as error:
+            self.unwell(engine, f"it can't be taken in: {error}"[:400])
+        else:
+            if engine.pool is not None:
+                self.well(engine)
+            return True
+        return False
