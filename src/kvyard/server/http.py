@@ -13,7 +13,7 @@ import hmac
 import inspect
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -327,6 +327,19 @@ async def until_disconnect(receive: Any) -> None:
     """Wait until the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def while_connected(receive: Any, work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work``, which is cancelled where the client hangs up. Raises what it raises."""
+    watching, working = asyncio.create_task(until_disconnect(receive)), asyncio.create_task(work)
+    try:
+        await asyncio.wait((watching, working), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.gather(watching, working, return_exceptions=True)
 
 
 async def send_response(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
-from typing import Any
+from typing import Any, Self
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
@@ -68,6 +68,27 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+class Lifecycle:
+    """Something to ``start`` and ``stop``. ``async with`` does both, and stops what didn't start."""
+
+    async def start(self) -> None:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
 
 
 class HttpServer:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from typing import Any
 
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.server.dashboard.view import FleetView, Latency, PromptSources, ViewSource
+from kvyard.server.dashboard.view import FleetView, ViewSource
 
 log = logging.getLogger(__name__)
 
@@ -24,40 +25,19 @@ REMEMBERED = 600
 MOST_VIEWERS = 32
 
 
-class ChartPoint(msgspec.Struct, kw_only=True, frozen=True):
+CHARTED = ("queued", "requests", "finished", "failed", "prompt_tokens", "output_tokens", "prompts", "ttft")
+"""Totals that charts show."""
+
+
+def point_of(view: FleetView) -> dict[str, Any]:
     """What charts need of one look."""
-
-    at: float
-    since: float
-    running: int
-    waiting: int
-    queued: int
-    requests: int
-    finished: int
-    failed: int
-    prompt_tokens: int
-    output_tokens: int
-    prompts: PromptSources
-    ttft: Latency | None
-
-
-def point_of(view: FleetView) -> ChartPoint:
-    """The charts' part of a view."""
-    totals = view.totals
-    return ChartPoint(
-        at=view.at,
-        since=view.since,
-        running=sum(worker.running for worker in view.workers),
-        waiting=sum(worker.waiting for worker in view.workers),
-        queued=totals.queued,
-        requests=totals.requests,
-        finished=totals.finished,
-        failed=totals.failed,
-        prompt_tokens=totals.prompt_tokens,
-        output_tokens=totals.output_tokens,
-        prompts=totals.prompts,
-        ttft=totals.ttft,
-    )
+    return {
+        "at": view.at,
+        "since": view.since,
+        "running": sum(worker.running for worker in view.workers),
+        "waiting": sum(worker.waiting for worker in view.workers),
+        **{name: getattr(view.totals, name) for name in CHARTED},
+    }
 
 
 def frame(event: str, value: object) -> bytes:
@@ -68,15 +48,13 @@ def frame(event: str, value: object) -> bytes:
 class ViewFeed:
     """What is shown to all viewers. Used on one event loop at a time."""
 
-    def __init__(self, source: ViewSource, interval: float = INTERVAL, most_viewers: int = MOST_VIEWERS) -> None:
+    def __init__(self, source: ViewSource) -> None:
         self.source = source
         self.closed = False
-        self.most_viewers = most_viewers
         self.viewers = 0
         self.number = 0
         """Counts the frames."""
-        self.history: deque[ChartPoint] = deque(maxlen=REMEMBERED)
-        self._interval = interval
+        self.history: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
         self._whole = self._news = b""
         self._newest = -1
         """The last decision that was shown."""
@@ -86,7 +64,7 @@ class ViewFeed:
 
     def join(self) -> bool:
         """A viewer comes. Returns whether there is room; ``leave`` has to follow where there is."""
-        if self.closed or self.viewers >= self.most_viewers:
+        if self.closed or self.viewers >= MOST_VIEWERS:
             return False
         self.viewers += 1
         self._loop = asyncio.get_running_loop()
@@ -123,7 +101,7 @@ class ViewFeed:
 
     async def _tick(self) -> None:
         while not self.closed:
-            await pause(self._interval)
+            await pause(INTERVAL)
             self._look()
 
     def _look(self) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.server.dashboard.feed import INTERVAL, MOST_VIEWERS, ViewFeed
+from kvyard.server.dashboard.feed import MOST_VIEWERS, ViewFeed
 from kvyard.server.dashboard.view import ViewSource
-from kvyard.server.http import JSON, Refusal, check_token, until_disconnect
+from kvyard.server.http import JSON, Refusal, check_token, while_connected
 
 SLOW = 10.0
 """Seconds that a viewer may take to accept a frame."""
@@ -48,27 +48,18 @@ class Dashboard:
         self,
         source: ViewSource,
         token: str | None = None,
-        *,
         cut: Callable[[Any], None] | None = None,
-        interval: float = INTERVAL,
-        most_viewers: int = MOST_VIEWERS,
-        slow: float = SLOW,
     ) -> None:
         """``cut`` resets the connection that an ASGI scope came over: without it, a viewer that reads nothing is let go of
         politely, and its connection stays until it reads or leaves. Raises ``KvyardError`` without Starlette.
         """
-        self.feed = ViewFeed(source, interval, most_viewers)
+        self.feed = ViewFeed(source)
         self._source = source
         self._token = token
         self._cut = cut
-        self._slow = slow
         here = files("kvyard.server.dashboard") / "assets"
         self._page = (here / "page.html").read_bytes()
         self._assets = {name: (here / name).read_bytes() for name in ASSETS}
-
-    def close(self) -> None:
-        """Let all viewers go, so that the server can end; any thread may call it."""
-        self.feed.close()
 
     def routes(self, *, root: bool = False) -> list[Any]:
         """``/dashboard`` and what belongs to it; with ``root``, ``/`` leads there."""
@@ -104,9 +95,9 @@ class Dashboard:
             if request.method == "HEAD":
                 return Response(headers=GUARDS, media_type="text/event-stream")
             if not self.feed.join():
-                few = f"{self.feed.most_viewers} watch already"
+                few = f"{MOST_VIEWERS} watch already"
                 raise Refusal(503, few if not self.feed.closed else "the server is shutting down", Retry_After="5")
-            return _watching(self.feed, self._slow, self._cut)
+            return _watching(self.feed, self._cut)
 
         async def home(request: Any) -> Response:
             return RedirectResponse("dashboard", 307, headers=GUARDS)
@@ -120,36 +111,29 @@ class Dashboard:
         return found
 
 
-def _watching(feed: ViewFeed, slow: float, cut: Callable[[Any], None] | None) -> Any:
+def _watching(feed: ViewFeed, cut: Callable[[Any], None] | None) -> Any:
     """The answer that goes on until the viewer leaves, is too slow, or the feed ends."""
     from starlette.responses import Response
 
     class Watching(Response):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            watching = asyncio.create_task(until_disconnect(receive))
-            showing = asyncio.create_task(self._show(scope, send))
             try:
-                await asyncio.wait((watching, showing), return_when=asyncio.FIRST_COMPLETED)
-                if showing.done():
-                    showing.result()
+                await while_connected(receive, self._show(scope, send))
             finally:
                 feed.leave()
-                for task in (watching, showing):
-                    task.cancel()
-                await asyncio.gather(watching, showing, return_exceptions=True)
 
         async def _show(self, scope: Any, send: Any) -> None:
             headers = [header for header in self.raw_headers if header[0] != b"content-length"]
             try:
-                async with asyncio.timeout(slow):
+                async with asyncio.timeout(SLOW):
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 seen, body = feed.number, feed.first()
                 while body:
-                    async with asyncio.timeout(slow):
+                    async with asyncio.timeout(SLOW):
                         await send({"type": "http.response.body", "body": body, "more_body": True})
                     body = await feed.next(seen)
                     seen = feed.number
-                async with asyncio.timeout(slow):
+                async with asyncio.timeout(SLOW):
                     await send({"type": "http.response.body", "body": b"event: bye\ndata: {}\n\n"})
             except TimeoutError:
                 if cut is not None:

@@ -7,11 +7,13 @@ request's text belongs in here, nor anything made from it that could be turned b
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+from kvyard.clock import MS, SECOND
 from kvyard.events.types import Tier
 
 WorkerState = Literal["ready", "busy", "starting", "draining", "stalled", "suspect", "down"]
@@ -19,6 +21,10 @@ WorkerState = Literal["ready", "busy", "starting", "draining", "stalled", "suspe
 StreamState = Literal["fresh", "catching up", "stale", "sending", "failed"]
 """As a reader sees a stream; ``sending`` is what a publisher says of its own."""
 
+WINDOW = 60 * SECOND
+"""What latencies are of: the last minute."""
+MOST_LATENCIES = 4096
+"""Latencies that are kept at most."""
 MOST_DECISIONS = 50
 """Decisions in a view; the newest first."""
 
@@ -154,6 +160,27 @@ class Latency(msgspec.Struct, kw_only=True, frozen=True):
     p90: float
     p99: float
     count: int
+
+
+class LatencyWindow:
+    """When something came, and how long it took, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, int]] = deque(maxlen=MOST_LATENCIES)
+
+    def add(self, at: int, took: int) -> None:
+        self._seen.append((at, took))
+
+    def latency(self, now: int) -> Latency | None:
+        """Percentiles within the window; ``None`` where there is nothing in it."""
+        found = sorted(took for at, took in self._seen if at > now - WINDOW)
+        if not found:
+            return None
+
+        def at(share: float) -> float:
+            return found[min(len(found) - 1, int(share * len(found)))] / MS
+
+        return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
 
 
 class Totals(msgspec.Struct, kw_only=True, frozen=True):

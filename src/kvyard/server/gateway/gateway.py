@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any
 
 from kvyard.clock import WallClock, pause
@@ -23,11 +22,12 @@ from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.traffic import GatewayMetrics, Traffic
 from kvyard.server.http import Refusal
+from kvyard.server.running import Lifecycle
 
 log = logging.getLogger(__name__)
 
 
-class Gateway:
+class Gateway(Lifecycle):
     """Use it in an ``async with`` block, or ``start`` and ``stop`` it."""
 
     def __init__(
@@ -49,19 +49,6 @@ class Gateway:
         self.members = Membership(config, self.client, self.health, self._maker, self._begin)
         self.members.on_removed.append(self.metrics.forget)
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    async def __aenter__(self) -> Gateway:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Take in the engines of the configuration. Raises ``KvyardError`` for what can't be done."""

@@ -226,6 +226,6 @@ def build(
         openai=True,
     )
     dashboard = Dashboard(GatewaySource(gateway), admin_token or token)
-    gateway.on_drain += [proxy.drain, dashboard.close]
+    gateway.on_drain += [proxy.drain, dashboard.feed.close]
     app.router.routes.extend(dashboard.routes(root=True))
     return app, gateway

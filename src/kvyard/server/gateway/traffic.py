@@ -20,8 +20,7 @@ from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import NAMES as INDEX_NAMES
 from kvyard.router import Decision, RouteRequest
-from kvyard.server.dashboard.latency import LatencyWindow
-from kvyard.server.dashboard.view import MOST_DECISIONS
+from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.pool import Engine, PromptTally
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.metrics import Metrics, read_catalog

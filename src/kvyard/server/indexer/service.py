@@ -20,6 +20,7 @@ from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.registration import called, check_registration, for_rank, holder_name, matches, stream_name
 from kvyard.server.indexer.schemas import Member, ModelRequest, Register, Unregister
+from kvyard.server.running import Lifecycle
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ TICK = 0.25
 """Seconds between looks at what an index on a server has to do."""
 
 
-class Service:
+class Service(Lifecycle):
     """All models. Everything is called on one event loop."""
 
     def __init__(
@@ -56,17 +57,6 @@ class Service:
         """Models that stay although no worker is registered here."""
 
     # -- who there is -----------------------------------------------------------------------------------------------
-
-    async def __aenter__(self) -> Service:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Listen to what is configured, after having learnt from a peer. Raises ``KvyardError`` for what can't be done."""

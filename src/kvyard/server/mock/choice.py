@@ -8,39 +8,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from kvyard.engine.job import Job, JobState
 from kvyard.server.mock.answers import MadeAnswer
 
 
-class MockChoice:
+class MockChoice(msgspec.Struct, eq=False):
     """What the watcher writes and a reply reads."""
 
-    __slots__ = (
-        "admitted",
-        "answer",
-        "arrival",
-        "ended",
-        "first",
-        "flow",
-        "index",
-        "job",
-        "last",
-        "produced",
-        "rank",
-        "reason",
-    )
-
-    def __init__(self, index: int, job: Job, answer: MadeAnswer, rank: int, flow: RequestFlow) -> None:
-        self.index = index
-        self.job = job
-        self.answer = answer
-        self.rank = rank
-        self.flow = flow
-        self.produced = 0
-        """Tokens that are out."""
-        self.arrival = 0
-        self.admitted = self.first = self.last = self.ended = -1
-        self.reason = ""
+    index: int
+    job: Job
+    answer: MadeAnswer
+    rank: int
+    flow: RequestFlow
+    produced: int = 0
+    """Tokens that are out."""
+    arrival: int = 0
+    admitted: int = -1
+    first: int = -1
+    last: int = -1
+    ended: int = -1
+    reason: str = ""
 
     @property
     def siblings(self) -> list[MockChoice]:

@@ -51,7 +51,6 @@ class MockFleet:
         self._sockets: list[socket.socket] = []
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._forced = False
         self._tasks: set[asyncio.Task[None]] = set()
         # Events carry the date, and that is nominal too.
         self.clock = WallClock(WallClock.since_epoch().now(), config.speed)
@@ -97,7 +96,7 @@ class MockFleet:
         """Take no more requests, let those under way finish for a while, then end."""
         for task in list(self._tasks):
             task.cancel()
-        self.dashboard.close()
+        self.dashboard.feed.close()
         await asyncio.gather(*(port.stop() for port in self.ports))
         for worker in self.workers:
             worker.stop()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from kvyard.server.http import JSON, Refusal, openai_error, until_disconnect
+from kvyard.server.http import JSON, Refusal, openai_error, send_response, while_connected
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.faults import Fate
 from kvyard.server.mock.shapes import Shape
@@ -37,6 +37,7 @@ class MockReply(Response):
     ) -> None:
         """``gone`` is told where the client hung up; ``cut`` cuts the connection of a client."""
         super().__init__(b"", 200, headers=headers, media_type="text/event-stream" if stream else JSON)
+        self._sent_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         self._flow = flow
         self._shape = shape
         self._stream = stream
@@ -46,17 +47,9 @@ class MockReply(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer; the request's choices are over when this returns."""
-        watching = asyncio.create_task(until_disconnect(receive))
-        answering = asyncio.create_task(self._answer(scope, send))
         try:
-            await asyncio.wait((watching, answering), return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                answering.result()
+            await while_connected(receive, self._answer(scope, send))
         finally:
-            for task in (watching, answering):
-                if not task.done():
-                    task.cancel()
-            await asyncio.gather(watching, answering, return_exceptions=True)
             if not self._flow.done:
                 self._gone(self._flow)
 
@@ -76,15 +69,10 @@ class MockReply(Response):
             status, value = openai_error(refused)
         else:
             status, value = 200, self._shape.whole(flow.choices)
-        body = _encode(value)
-        headers = [header for header in self.raw_headers if header[0] != b"content-length"]
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_response(send, status, self._sent_headers, _encode(value))
 
     async def _write(self, scope: Any, send: Any) -> None:
-        headers = [header for header in self.raw_headers if header[0] != b"content-length"]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self._sent_headers})
         flow, shape = self._flow, self._shape
         while True:
             await flow.news()

@@ -13,8 +13,7 @@ import msgspec
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.engine.job import Job, JobState
 from kvyard.events.types import Tier
-from kvyard.server.dashboard.latency import LatencyWindow
-from kvyard.server.dashboard.view import MOST_DECISIONS
+from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.mock.choice import MockChoice
 
 
@@ -59,16 +58,14 @@ class RecentWork:
         )
 
 
-class Sent:
+class Sent(msgspec.Struct):
     """One rank's stream of events. Written by the publisher's thread."""
 
-    __slots__ = ("at", "sent", "seq", "withheld")
-
-    def __init__(self) -> None:
-        self.seq = -1
-        self.sent = self.withheld = 0
-        self.at = -1
-        """When the last one went out, nominal."""
+    seq: int = -1
+    sent: int = 0
+    withheld: int = 0
+    at: int = -1
+    """When the last one went out, nominal."""
 
 
 class WorkerTally:

@@ -18,23 +18,22 @@ from collections import deque
 from collections.abc import Sequence
 from hashlib import blake2b
 
+import msgspec
+
 from kvyard.hashing.stretches import parting
 
 
-class _IdRange:
+class _IdRange(msgspec.Struct, eq=False):
     """Names in a row, after those of its parent."""
 
-    __slots__ = ("children", "first", "names", "parent", "seen")
-
-    def __init__(self, names: array[int], first: int, parent: _IdRange | None, seen: int) -> None:
-        self.names = names
-        self.first = first
-        """The id of the first name; the others' follow it."""
-        self.parent = parent
-        self.children: dict[int, _IdRange] = {}
-        """By their first name."""
-        self.seen = seen
-        """The number of the last prompt that was here."""
+    names: array[int]
+    first: int
+    """The id of the first name; the others' follow it."""
+    parent: _IdRange | None
+    seen: int
+    """The number of the last prompt that was here."""
+    children: dict[int, _IdRange] = {}
+    """By their first name."""
 
 
 class PrefixIds:

@@ -1,5 +1,5 @@
 """Load shared between gateways through Redis or Valkey: ``load_sharing`` tells and hears, ``peers`` books what others have
-under way, ``script`` is the server's part.
+under way, ``lua/beat.lua`` is the server's part.
 """
 
 from kvyard.server.gateway.sharing.load_sharing import LoadSharing, probe

@@ -8,6 +8,15 @@ and is told again to each that joins.
 A member that is silent for the length of its lease is given up, with all that it had under way; the server's clock decides.
 Where the server is away, what others said counts for one lease more, then a gateway goes by its own view until it is back.
 Each beat is one round trip, in a thread: the event loop never waits for the network.
+
+What is kept, by key:
+
+- ``kvyard:share1:<namespace>``, a hash: how these gateways name blocks (``identity``), and the last number given to a member.
+- ``…:who``, a hash: each member's number, new each time it joins. ``…:until``, a sorted set: when each is given up, in the
+  server's milliseconds.
+- ``…:log``, a stream: what members told, for twice the time of a lease.
+
+All of it goes by itself when no gateway beats. Nothing here needs to survive: members tell everything to each that joins.
 """
 
 from __future__ import annotations
@@ -25,12 +34,15 @@ from typing import Any
 from kvyard.clock import MS, Clock, WallClock, from_seconds, pause
 from kvyard.errors import KvyardError
 from kvyard.index import Holder
+from kvyard.index.redis.scripts import Script
 from kvyard.index.redis.server import Server, Unavailable
-from kvyard.router.request import RouteRequest
-from kvyard.server.gateway.sharing.peers import Books, Peers, SharingCounters, Told, encode, packed, size_of
-from kvyard.server.gateway.sharing.script import BEAT
+from kvyard.router import Router, RouteRequest
+from kvyard.server.gateway.sharing.peers import Peers, SharingCounters, Told, encode, packed, size_of
 
 log = logging.getLogger(__name__)
+
+BEAT = Script("beat", package="kvyard.server.gateway.sharing")
+"""One call is one beat: renew, tell, hear."""
 
 PORTION = 1 << 20
 """Bytes that a beat tells at most, and what is left follows at once."""
@@ -70,7 +82,7 @@ class LoadSharing:
     def __init__(
         self,
         url: str,
-        books: Books,
+        books: Router,
         *,
         clock: Clock,
         identity: str,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from kvyard.clock import Clock, pause
 from kvyard.errors import KvyardError
 from kvyard.index import Holder
-from kvyard.router.request import RouteRequest
+from kvyard.router import Router, RouteRequest
 
 MOST = 1 << 16
 """Requests of one other gateway that are kept at most."""
@@ -28,16 +28,6 @@ Told: TypeAlias = tuple[str, int, int, int, bytes]
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[tuple[int, Told | bool]]).decode
 """Changes by request: what is told of a new one, ``True`` for its first token, ``False`` for its end."""
-
-
-class Books(Protocol):
-    """Where requests of others are booked: a ``kvyard.router.Router``, or something around it."""
-
-    def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None: ...
-
-    def prefill_done(self, id_: object, now: int) -> bool: ...
-
-    def finished(self, id_: object, now: int) -> bool: ...
 
 
 class SharingCounters(msgspec.Struct):
@@ -63,32 +53,26 @@ class SharingCounters(msgspec.Struct):
     """Messages that can't be read."""
 
 
-class _Foreign:
+class _Foreign(msgspec.Struct):
     """A request of another gateway."""
 
-    __slots__ = ("booked", "new_tokens", "request", "worker")
-
-    def __init__(self, request: RouteRequest, worker: Holder, new_tokens: int) -> None:
-        self.request = request
-        self.worker = worker
-        self.new_tokens = new_tokens
-        self.booked = False
+    request: RouteRequest
+    worker: Holder
+    new_tokens: int
+    booked: bool = False
 
 
-class _Peer:
+class _Peer(msgspec.Struct):
     """Another gateway since it joined."""
 
-    __slots__ = ("number", "requests")
-
-    def __init__(self, number: str) -> None:
-        self.number = number
-        self.requests: dict[int, _Foreign] = {}
+    number: str
+    requests: dict[int, _Foreign] = {}
 
 
 class Peers:
     """All other gateways that share one pool."""
 
-    def __init__(self, books: Books, clock: Clock, counters: SharingCounters) -> None:
+    def __init__(self, books: Router, clock: Clock, counters: SharingCounters) -> None:
         self.counters = counters
         self._books = books
         self._clock = clock
