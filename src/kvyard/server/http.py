@@ -71,6 +71,11 @@ def openai_error(refusal: Refusal) -> tuple[int, ErrorBody]:
     return status, ErrorBody(error=ErrorInfo(message=message, type=kind, param=problem.field or None, code=status))
 
 
+def picked(source: object, names: str) -> dict[str, Any]:
+    """Attributes of ``source``, for a body that has them under the same ``names``."""
+    return {name: getattr(source, name) for name in names.split()}
+
+
 class Raw(msgspec.Struct):
     """An answer that isn't JSON."""
 

@@ -137,14 +137,26 @@ def everything(name: str = "w{}", workers: int = 2, since: float = 1000.0, decis
 class Shown:
     """A server of one dashboard and nothing else, in a thread."""
 
-    def __init__(self, source: ViewSource, token: str | None = None, port: int = 0, **settings: Any) -> None:
-        settings.setdefault("interval", 0.1)
-        self.dashboard = Dashboard(source, token, **settings)
+    def __init__(
+        self,
+        source: ViewSource,
+        token: str | None = None,
+        port: int = 0,
+        *,
+        cut: Any = None,
+        interval: float = 0.1,
+        most_viewers: int = 32,
+        slow: float = 10.0,
+    ) -> None:
+        self.dashboard = Dashboard(source, token, cut)
+        self.dashboard.slow = slow
+        self.dashboard.feed.interval = interval
+        self.dashboard.feed.most_viewers = most_viewers
         self._bound = listen("127.0.0.1", port)
         self._ready = threading.Event()
         app = Starlette(routes=self.dashboard.routes(root=True))
         self.running = Running(
-            app, self._bound, ready=lambda _: self._ready.set(), ending=self.dashboard.close, drain_seconds=20
+            app, self._bound, ready=lambda _: self._ready.set(), ending=self.dashboard.feed.close, drain_seconds=20
         )
         self.url = self.running.url
         self.port: int = self._bound.getsockname()[1]

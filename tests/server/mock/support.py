@@ -86,7 +86,7 @@ class Served:
         def idle() -> bool:
             workers = self.fleet.workers
             for worker in workers:
-                worker.check_integrity()
+                worker.engine.check_integrity()
             return all(
                 core.scheduler.jobs.idle and core.scheduler.manager.usage == 0 for w in workers for core in w.cores
             )

@@ -51,6 +51,8 @@ class ViewFeed:
     def __init__(self, source: ViewSource) -> None:
         self.source = source
         self.closed = False
+        self.interval = INTERVAL
+        self.most_viewers = MOST_VIEWERS
         self.viewers = 0
         self.number = 0
         """Counts the frames."""
@@ -64,7 +66,7 @@ class ViewFeed:
 
     def join(self) -> bool:
         """A viewer comes. Returns whether there is room; ``leave`` has to follow where there is."""
-        if self.closed or self.viewers >= MOST_VIEWERS:
+        if self.closed or self.viewers >= self.most_viewers:
             return False
         self.viewers += 1
         self._loop = asyncio.get_running_loop()
@@ -101,7 +103,7 @@ class ViewFeed:
 
     async def _tick(self) -> None:
         while not self.closed:
-            await pause(INTERVAL)
+            await pause(self.interval)
             self._look()
 
     def _look(self) -> None:

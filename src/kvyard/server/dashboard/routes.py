@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.server.dashboard.feed import MOST_VIEWERS, ViewFeed
+from kvyard.server.dashboard.feed import ViewFeed
 from kvyard.server.dashboard.view import ViewSource
 from kvyard.server.http import JSON, Refusal, check_token, while_connected
 
@@ -54,6 +54,7 @@ class Dashboard:
         politely, and its connection stays until it reads or leaves. Raises ``KvyardError`` without Starlette.
         """
         self.feed = ViewFeed(source)
+        self.slow = SLOW
         self._source = source
         self._token = token
         self._cut = cut
@@ -95,9 +96,9 @@ class Dashboard:
             if request.method == "HEAD":
                 return Response(headers=GUARDS, media_type="text/event-stream")
             if not self.feed.join():
-                few = f"{MOST_VIEWERS} watch already"
+                few = f"{self.feed.most_viewers} watch already"
                 raise Refusal(503, few if not self.feed.closed else "the server is shutting down", Retry_After="5")
-            return _watching(self.feed, self._cut)
+            return _watching(self.feed, self.slow, self._cut)
 
         async def home(request: Any) -> Response:
             return RedirectResponse("dashboard", 307, headers=GUARDS)
@@ -111,7 +112,7 @@ class Dashboard:
         return found
 
 
-def _watching(feed: ViewFeed, cut: Callable[[Any], None] | None) -> Any:
+def _watching(feed: ViewFeed, slow: float, cut: Callable[[Any], None] | None) -> Any:
     """The answer that goes on until the viewer leaves, is too slow, or the feed ends."""
     from starlette.responses import Response
 
@@ -125,15 +126,15 @@ def _watching(feed: ViewFeed, cut: Callable[[Any], None] | None) -> Any:
         async def _show(self, scope: Any, send: Any) -> None:
             headers = [header for header in self.raw_headers if header[0] != b"content-length"]
             try:
-                async with asyncio.timeout(SLOW):
+                async with asyncio.timeout(slow):
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 seen, body = feed.number, feed.first()
                 while body:
-                    async with asyncio.timeout(SLOW):
+                    async with asyncio.timeout(slow):
                         await send({"type": "http.response.body", "body": body, "more_body": True})
                     body = await feed.next(seen)
                     seen = feed.number
-                async with asyncio.timeout(SLOW):
+                async with asyncio.timeout(slow):
                     await send({"type": "http.response.body", "body": b"event: bye\ndata: {}\n\n"})
             except TimeoutError:
                 if cut is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -11,9 +10,9 @@ from msgspec import Meta
 
 from kvyard.errors import KvyardError
 from kvyard.router import RouterConfig
-from kvyard.server.http import Bounds
+from kvyard.server.http import Bounds, picked
 from kvyard.server.indexer.config import Config as IndexConfig
-from kvyard.server.indexer.config import Names, Patience, Share, load, settings_as
+from kvyard.server.indexer.config import Names, Patience, Share, settings_as
 from kvyard.server.indexer.schemas import AttentionGroup, Dialect, Name, Register, Size
 from kvyard.settings import Setting, Settings, settings_of
 
@@ -86,7 +85,6 @@ class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fiel
         return [self._stream(model, one, replays[rank], rank, 1) for rank, one in enumerate(listed)]
 
     def _stream(self, model: str, events: str, replay: str | None, rank: int | None, ranks: int) -> Register:
-        same = ("block_size", "topic", "dialect", "clear_scope", "groups", "alignment")
         return Register(
             model_name=model,
             instance_id=self.called,
@@ -94,7 +92,7 @@ class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fiel
             replay_endpoint=replay,
             dp_rank=rank,
             dp_size=ranks,
-            **{name: getattr(self, name) for name in same},
+            **picked(self, "block_size topic dialect clear_scope groups alignment"),
         )
 
 
@@ -231,13 +229,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def index(self) -> IndexConfig:
         """The configuration of the index in this process."""
-        return IndexConfig(
-            block_size=self.block_size,
-            direct=self.direct,
-            catching_up=self.catching_up,
-            streams=self.streams,
-            limits=self.limits,
-        )
+        return IndexConfig(**picked(self, "block_size direct catching_up streams limits"))
 
 
 def check_url(url: str, where: str) -> str:
@@ -256,11 +248,6 @@ def check_url(url: str, where: str) -> str:
             f"{where} has a password in it: write http://HOST:PORT, and the token into --upstream-token-file"
         )
     return url.rstrip("/")
-
-
-def read(path: Path) -> GatewayConfig:
-    """The configuration in a file that ends in .toml or .json. Raises ``KvyardError``, naming the key that is wrong."""
-    return convert(load(path), str(path))
 
 
 def convert(found: Any, where: str) -> GatewayConfig:

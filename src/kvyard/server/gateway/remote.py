@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -20,6 +19,7 @@ from kvyard.router import Reach
 from kvyard.router.overlaps import Known
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.indexer.config import TIERS
+from kvyard.server.indexer.schemas import PromptScores, WorkerScore
 
 log = logging.getLogger(__name__)
 
@@ -27,24 +27,9 @@ PAUSE = SECOND
 """How long a service that failed isn't asked again, so that its trouble doesn't slow every request."""
 
 
-class _RemoteTier(msgspec.Struct):
-    blocks: int
-
-
-class _RemoteWorker(msgspec.Struct):
-    instance_id: int | str
-    dp_rank: int
-    tiers: dict[str, _RemoteTier]
-    confidence: float
-
-
-class _RemoteResult(msgspec.Struct):
-    workers: list[_RemoteWorker]
-
-
 class _RemoteScores(msgspec.Struct):
     block_size: int
-    results: list[_RemoteResult]
+    results: list[PromptScores]
 
 
 class RemoteIndex:
@@ -79,11 +64,12 @@ class RemoteIndex:
         """What the service says of a prompt; ``None`` where it doesn't."""
         if self._clock.now() < self._not_before:
             return None
-        body: dict[str, Any] = {"model_name": self._model, "token_ids": tokens}
-        if namespace.lora_name is not None:
-            body["lora_name"] = namespace.lora_name
-        if namespace.salt:
-            body["cache_salt"] = namespace.salt
+        body = {
+            "model_name": self._model,
+            "token_ids": tokens,
+            "lora_name": namespace.lora_name,
+            "cache_salt": namespace.salt,
+        }
         try:
             async with self._session.post(
                 self._url,
@@ -126,7 +112,7 @@ class RemoteIndex:
         self.error = why
 
 
-def _reach(worker: _RemoteWorker) -> Reach:
+def _reach(worker: WorkerScore) -> Reach:
     """What each tier reaches: no less than the closer ones."""
     longest = 0
     out: list[int] = []

@@ -22,7 +22,7 @@ from kvyard.server.gateway.intake import RequestIntake
 from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.view import GatewaySource, state_samples
-from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, post
+from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, picked, post
 
 Headers = Mapping[str, str]
 
@@ -75,11 +75,8 @@ class GatewayRoutes:
             pool=pool.model,
             worker=str(decision.worker),
             url=pool.engines[decision.worker.name].url,
-            policy=decision.policy,
-            why=decision.why,
-            cost=decision.cost,
+            **picked(decision, "policy why cost blocks"),
             tokens=decision.num_tokens,
-            blocks=decision.blocks,
             hit_blocks=decision.overlap,
             best_blocks=decision.best,
             best_worker=None if decision.best_worker is None else str(decision.best_worker),
@@ -89,12 +86,7 @@ class GatewayRoutes:
                 schemas.RouteCandidate(
                     worker=str(one.worker),
                     tiers=by_label(one.tiers),
-                    cost=one.cost,
-                    predicted=one.predicted,
-                    prefill_tokens=one.prefill_tokens,
-                    active_blocks=one.active_blocks,
-                    shared_blocks=one.shared_blocks,
-                    active_requests=one.active_requests,
+                    **picked(one, "cost predicted prefill_tokens active_blocks shared_blocks active_requests"),
                 )
                 for one in decision.candidates
             ],
@@ -148,17 +140,10 @@ class GatewayRoutes:
 
     def _info(self, engine: Engine) -> schemas.EngineInfo:
         return schemas.EngineInfo(
-            name=engine.name,
-            url=engine.url,
+            **picked(engine, "name url state draining reason in_flight requests failed"),
             pool=engine.model or None,
-            state=engine.state,
-            draining=engine.draining,
-            reason=engine.reason,
             models=list(engine.models),
             dp_size=engine.config.dp_size,
-            in_flight=engine.in_flight,
-            requests=engine.requests,
-            failed=engine.failed,
             streams=[listener.info() for listener in self._members.listeners(engine)],
         )
 

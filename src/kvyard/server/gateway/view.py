@@ -25,6 +25,7 @@ from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.traffic import P, RecentDecision, Traffic
+from kvyard.server.http import picked
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.measures import stream_samples
 from kvyard.server.indexer.service import Service
@@ -62,16 +63,9 @@ class GatewaySource:
             ],
             decisions=[self._decision(one) for one in reversed(gateway.traffic.recent)],
             totals=Totals(
-                requests=counters.requests,
-                finished=counters.finished,
+                **picked(counters, "requests finished refused cancelled retried under_way prompt_tokens output_tokens"),
                 failed=counters.failed + counters.broken,
-                refused=counters.refused,
-                cancelled=counters.cancelled,
-                retried=counters.retried,
-                under_way=counters.under_way,
                 queued=sum(pool.queued for pool in members.pools.values()),
-                prompt_tokens=counters.prompt_tokens,
-                output_tokens=counters.output_tokens,
                 prompts=gateway.traffic.tally.prompts(),
                 ttft=gateway.traffic.first_bytes.latency(gateway.clock.now()),
             ),
@@ -86,17 +80,12 @@ class GatewaySource:
         elif engine.state == "ready" and engine.in_flight >= gateway.config.engine_requests:
             state, reason = "busy", "it has as many requests as it may have"
         return WorkerStatus(
-            name=engine.name,
-            model=engine.model,
-            url=engine.url,
+            **picked(engine, "name model url failed prompt_tokens output_tokens"),
             state=state,
             reason=reason,
             ranks=engine.config.dp_size,
             running=engine.in_flight,
             requests=engine.requests - engine.in_flight,
-            failed=engine.failed,
-            prompt_tokens=engine.prompt_tokens,
-            output_tokens=engine.output_tokens,
             tiers=self._holdings.tiers(engine.holders),
             prompts=engine.tally.prompts(),
         )
@@ -104,8 +93,7 @@ class GatewaySource:
     def _stream(self, listener: Listener) -> StreamView:
         info = listener.info()
         now = self._gateway.clock.now()
-        statuses = list(listener.subscriber.statuses())
-        counters = [one.counters for one in statuses]
+        counters = [one.counters for one in listener.subscriber.statuses()]
         known = listener.known
         heard = max((one.updated for one in known), default=0)
         stamped = max((one.ts for one in known), default=0.0)
@@ -135,13 +123,10 @@ class GatewaySource:
             id=str(decision.id),
             worker=str(decision.worker),
             model=one.model,
-            policy=decision.policy,
+            **picked(decision, "policy cost blocks best"),
             why=REASONS.get(decision.why, decision.why),
-            cost=decision.cost,
             tokens=decision.num_tokens,
-            blocks=decision.blocks,
             tiers=by_label(decision.tiers),
-            best=decision.best,
             best_worker="" if decision.best_worker is None else str(decision.best_worker),
             said=explain(decision, pool.router.config, pool.block_size),
         )

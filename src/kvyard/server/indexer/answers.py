@@ -7,6 +7,7 @@ import math
 from kvyard.clock import MS
 from kvyard.index import Scores, WorkerMatch
 from kvyard.index.explain import Explanation
+from kvyard.server.http import picked
 from kvyard.server.indexer.config import TIER_NAMES, TIERS
 from kvyard.server.indexer.listener import IndexedModel
 from kvyard.server.indexer.schemas import (
@@ -53,18 +54,11 @@ def worker(model: IndexedModel, match: WorkerMatch) -> WorkerScore:
     return WorkerScore(
         instance_id=model.ids.get(holder.name, holder.name),
         dp_rank=holder.rank,
-        tokens=match.tokens,
-        blocks=match.blocks,
+        **picked(match, "tokens blocks limited_by confidence reason"),
         score=match.score if math.isfinite(match.score) else 0.0,
-        tiers={
-            TIER_NAMES[tier]: TierTokens(tokens=one.tokens, blocks=one.blocks, reach=one.reach)
-            for tier, one in match.tiers.items()
-        },
-        limited_by=match.limited_by,
+        tiers={TIER_NAMES[tier]: TierTokens(**picked(one, "tokens blocks reach")) for tier, one in match.tiers.items()},
         state=match.state.value,
-        confidence=match.confidence,
         age_ms=match.age / MS,
-        reason=match.reason,
     )
 
 
@@ -86,9 +80,7 @@ def explained(model: IndexedModel, explanation: Explanation) -> WorkerExplanatio
     return WorkerExplanation(
         worker=worker(model, explanation.match),
         summary=explanation.summary,
-        groups=[
-            GroupReason(group=one.group, kind=one.kind, tokens=one.tokens, why=one.why) for one in explanation.groups
-        ],
+        groups=[GroupReason(**picked(one, "group kind tokens why")) for one in explanation.groups],
     )
 
 

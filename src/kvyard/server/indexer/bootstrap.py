@@ -97,7 +97,7 @@ async def bootstrap(
             log.warning("%s", error)
             continue
         more = await _listen_too(told, models, listen)
-        connected = await asyncio.gather(*(one.connected(CONNECT_SECONDS) for one in (*opened, *more)))
+        connected = await asyncio.gather(*(one.subscriber.connected(CONNECT_SECONDS) for one in (*opened, *more)))
         missing = connected.count(False)
         if missing:
             log.warning(

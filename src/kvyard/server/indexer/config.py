@@ -48,14 +48,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def limits(self) -> Limits:
         """As the transport wants it."""
-        return Limits(
-            patience=self.patience_ms * MS,
-            reply=self.reply_ms * MS,
-            cooldown=self.cooldown_ms * MS,
-            probe=self.probe_ms * MS,
-            probe_most=self.probe_most_ms * MS,
-            held_batches=self.held_batches,
-        )
+        waits = ("patience", "reply", "cooldown", "probe", "probe_most")
+        return Limits(held_batches=self.held_batches, **{name: getattr(self, f"{name}_ms") * MS for name in waits})
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

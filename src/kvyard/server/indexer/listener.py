@@ -20,7 +20,6 @@ from kvyard.events.types import Cleared, Stored
 from kvyard.index import Holder, Indexer, Source
 from kvyard.index.stream import SEVERITY, FollowedStream
 from kvyard.server.indexer.config import TIERS, Patience
-from kvyard.server.indexer.registration import holder_name
 from kvyard.server.indexer.schemas import InstanceId, ListenerInfo, Register
 
 log = logging.getLogger(__name__)
@@ -55,10 +54,6 @@ class Listener:
             clock=clock,
         )
 
-    def open(self) -> None:
-        """Subscribe; what is published from now on waits. Raises ``KvyardError`` where that can't be done."""
-        self.subscriber.open()
-
     def start(self) -> None:
         """Begin to apply."""
         if self._task is None:
@@ -74,10 +69,6 @@ class Listener:
             except asyncio.CancelledError:
                 pass
         self.subscriber.close()
-
-    async def connected(self, seconds: float) -> bool:
-        """Whether a publisher is there, waiting up to ``seconds`` for it. To be asked before ``start``."""
-        return await self.subscriber.connected(seconds)
 
     async def _run(self) -> None:
         turn = self._clock.now() + TURN
@@ -170,7 +161,7 @@ class IndexedModel:
         self.listeners: dict[str, Listener] = {}
         """By stream."""
         self.ids: dict[str, InstanceId] = {}
-        """Instances as they were registered, by the name they have in the index."""
+        """Instances as they were registered, by the name they have in the index: 1 and "1" are one instance."""
 
     @property
     def label(self) -> str:
@@ -180,6 +171,6 @@ class IndexedModel:
         """The workers of ``wanted`` instances; ``None`` for all. Unknown instances have none."""
         if wanted is None:
             return None
-        names = {holder_name(one) for one in wanted}
+        names = set(map(str, wanted))
         self.indexer.refresh()
         return [holder for holder in self.indexer.scorer.standings if not holder.shared and holder.name in names]

@@ -7,12 +7,7 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, check
 from kvyard.server.http import Refusal
-from kvyard.server.indexer.schemas import InstanceId, Register, Unregister
-
-
-def holder_name(instance: InstanceId) -> str:
-    """The name of an instance in the index: 1 and "1" are one instance, as they are as keys of an answer."""
-    return str(instance)
+from kvyard.server.indexer.schemas import Register, Unregister
 
 
 def stream_name(told: Register, rank: int) -> str:
@@ -72,7 +67,7 @@ def matches(have: Register, told: Unregister) -> bool:
         who = have.pool == told.pool
     else:
         assert told.instance_id is not None
-        who = have.instance_id is not None and holder_name(have.instance_id) == holder_name(told.instance_id)
+        who = have.instance_id is not None and str(have.instance_id) == str(told.instance_id)
     return who and told.dp_rank in (None, have.dp_rank) and told.stream in (None, have.stream)
 
 

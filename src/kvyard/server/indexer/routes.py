@@ -19,7 +19,6 @@ from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel
 from kvyard.server.indexer.measures import IndexerMetrics
 from kvyard.server.indexer.names import keys_of_hashes
-from kvyard.server.indexer.registration import holder_name
 from kvyard.server.indexer.service import Service
 from kvyard.server.tokens import encode_text
 
@@ -153,7 +152,7 @@ class IndexerRoutes:
             rank = "" if body.dp_rank is None else f" rank {body.dp_rank}"
             raise Refusal(
                 404,
-                f"instance {holder_name(body.instance_id)}{rank} is not registered for this model",
+                f"instance {body.instance_id}{rank} is not registered for this model",
                 field="instance_id",
                 fix="see /workers",
             )

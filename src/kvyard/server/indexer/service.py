@@ -18,7 +18,7 @@ from kvyard.server.http import Refusal
 from kvyard.server.indexer.bootstrap import bootstrap
 from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
-from kvyard.server.indexer.registration import called, check_registration, for_rank, holder_name, matches, stream_name
+from kvyard.server.indexer.registration import called, check_registration, for_rank, matches, stream_name
 from kvyard.server.indexer.schemas import Member, ModelRequest, Register, Unregister
 from kvyard.server.running import Lifecycle
 
@@ -124,7 +124,7 @@ class Service(Lifecycle):
             for offset, rank in enumerate(ranks):
                 made.append(self._listener(model, told, rank, offset))
             for listener in made:
-                listener.open()
+                listener.subscriber.open()
         except BaseException:
             for listener in made:
                 await listener.stop()
@@ -135,7 +135,7 @@ class Service(Lifecycle):
             model.indexer.register(listener.source)
             model.listeners[listener.source.stream] = listener
         if told.instance_id is not None:
-            model.ids[holder_name(told.instance_id)] = told.instance_id
+            model.ids[str(told.instance_id)] = told.instance_id
         if told.pool is not None:
             self._share(model, told.pool, told.members)
         return made
@@ -212,7 +212,7 @@ class Service(Lifecycle):
             resolve_geometry(groups, scheduler_block_size=told.alignment)
         source = Source(
             stream=name,
-            worker="" if told.instance_id is None else holder_name(told.instance_id),
+            worker="" if told.instance_id is None else str(told.instance_id),
             rank=rank,
             pool=told.pool or "",
             by_rank=told.rank_from_events,
@@ -223,7 +223,7 @@ class Service(Lifecycle):
         return Listener(source, single, model.indexer, self.config.streams, self.clock)
 
     def _share(self, model: IndexedModel, pool: str, members: Sequence[Member]) -> None:
-        holders = [Holder(holder_name(one.instance_id), one.dp_rank) for one in members]
+        holders = [Holder(str(one.instance_id), one.dp_rank) for one in members]
         model.indexer.share(pool, {*model.indexer.places.members(pool), *holders})
 
     # -- answers ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvyard.clock import WallClock, pause
@@ -90,7 +90,7 @@ class MockFleet:
         after = self.config.faults.kill_after_s
         if after:
             for worker in self.workers:
-                self._do_later(after / self.config.speed, self.kill, worker.number)
+                self.do_later(after / self.config.speed, self.kill, worker.number)
 
     async def stop(self) -> None:
         """Take no more requests, let those under way finish for a while, then end."""
@@ -137,10 +137,6 @@ class MockFleet:
 
     # -- misbehaviour ---------------------------------------------------------------------------------------------------
 
-    def cut(self, number: int, scope: Any) -> None:
-        """Reset the connection that ``scope`` came over."""
-        self.ports[number].cut(scope)
-
     def _cut_viewer(self, scope: Any) -> None:
         for port in self.ports:
             if port.port == scope["server"][1]:
@@ -156,7 +152,7 @@ class MockFleet:
         worker.die()
         await port.stop()
         if seconds is not None:
-            self._do_later(seconds, self.revive, number)
+            self.do_later(seconds, self.revive, number)
 
     async def revive(self, number: int) -> None:
         """Start a dead worker at its old addresses. Does nothing to a living one. Raises ``KvyardError``."""
@@ -177,10 +173,12 @@ class MockFleet:
                 await pause(0.05)
         return listen(self._host, number)
 
-    def _do_later(self, seconds: float, action: Any, number: int) -> None:
+    def do_later(self, seconds: float, action: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Do it after so many real seconds, unless the fleet ends before."""
+
         async def later() -> None:
             await pause(seconds)
-            await action(number)
+            await action(*args)
 
         task = asyncio.create_task(later())
         self._tasks.add(task)

@@ -46,7 +46,6 @@ class MockRoutes:
         self._intake = MockIntake(worker, tokenizer)
         self._created = WallClock.since_epoch().now() // SECOND
         self._loras = 1000
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # -- completions ----------------------------------------------------------------------------------------------------
 
@@ -72,7 +71,7 @@ class MockRoutes:
         if what.latency_ms:
             await pause(what.latency_ms / 1000 / worker.config.speed)
         if what.kill:
-            self._later(self._fleet.kill(worker.number))
+            self._kill(worker.number)
         if what.error is not None:
             raise Refusal(what.error, "this error was asked for", x_mock_fault="error")
         if not worker.alive:
@@ -117,7 +116,7 @@ class MockRoutes:
             stream=bool(body.stream),
             fate=what,
             gone=worker.give_up,
-            cut=lambda scope: self._fleet.cut(worker.number, scope),
+            cut=self._fleet.ports[worker.number].cut,
             headers=headers,
         )
 
@@ -219,8 +218,7 @@ class MockRoutes:
 
     async def kill(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
         """Let a worker die."""
-        number, seconds = self._which(body), self._seconds(body)
-        self._later(self._fleet.kill(number, seconds))
+        self._kill(self._which(body), self._seconds(body))
         return schemas.MockDone()
 
     async def revive(self, body: schemas.Outage, headers: Headers) -> schemas.MockDone:
@@ -238,6 +236,10 @@ class MockRoutes:
             worker.stall(seconds)
         return schemas.MockDone()
 
+    def _kill(self, number: int, seconds: float | None = None) -> None:
+        # Once this request is answered, or cut.
+        self._fleet.do_later(0.05, self._fleet.kill, number, seconds)
+
     def _which(self, body: schemas.Outage) -> int:
         number = self._worker.number if body.worker is None else body.worker
         if not 0 <= number < len(self._fleet.workers):
@@ -248,17 +250,6 @@ class MockRoutes:
         if body.seconds is not None and not 0 <= body.seconds <= 86_400:
             raise refuse("seconds must be from 0 to 86400", "seconds")
         return body.seconds
-
-    def _later(self, action: Any) -> None:
-        """Do it once this request is answered, or cut."""
-
-        async def soon() -> None:
-            await pause(0.05)
-            await action
-
-        task = asyncio.create_task(soon())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def operations(self) -> list[Operation]:
         """Every route."""

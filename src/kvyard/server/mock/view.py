@@ -24,6 +24,7 @@ from kvyard.server.dashboard.view import (
     by_label,
     prompt_sources,
 )
+from kvyard.server.http import picked
 from kvyard.server.mock.faults import MockFaults
 from kvyard.server.mock.tally import Admission
 from kvyard.server.mock.worker import MockWorker
@@ -86,6 +87,7 @@ def worker_view(worker: MockWorker, url: str) -> WorkerStatus:
     elif worker.stalled:
         state, reason = "stalled", "told to stand still"
     return WorkerStatus(
+        **picked(tally, "failed prompt_tokens output_tokens"),
         name=worker.name,
         model=worker.config.served_model_name,
         url=url,
@@ -95,9 +97,6 @@ def worker_view(worker: MockWorker, url: str) -> WorkerStatus:
         running=sum(len(core.scheduler.running) for core in worker.cores),
         waiting=max(0, worker.waiting),
         requests=tally.finished + tally.failed + tally.refused + tally.cancelled,
-        failed=tally.failed,
-        prompt_tokens=tally.prompt_tokens,
-        output_tokens=tally.output_tokens,
         tiers=list(_tiers(worker.cores)),
         prompts=prompt_sources(tally.tiers, tally.computed),
     )
@@ -159,9 +158,7 @@ def transfer_views(worker: MockWorker) -> Iterator[TransferView]:
                 source=source,
                 target=target,
                 under_way=sum(flow.submitted - flow.landed for flow in flows),
-                landed=sum(flow.landed for flow in flows),
-                blocks=sum(flow.blocks for flow in flows),
-                bytes=sum(flow.bytes for flow in flows),
+                **{name: sum(getattr(flow, name) for flow in flows) for name in ("landed", "blocks", "bytes")},
                 queued_ms=sum(flow.queued_ns for flow in flows) / MS,
                 bandwidth=None if bandwidth is None else bandwidth * worker.config.speed,
             )

@@ -299,10 +299,6 @@ class MockWorker:
         self.measures.seen(path, status, seconds)
         self.tally.answered(path, status)
 
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless every rank's books are right."""
-        self.engine.check_integrity()
-
 
 def _base(endpoint: str, rank: int) -> str:
     """The endpoint of rank 0 that goes with ``endpoint`` of ``rank``."""
