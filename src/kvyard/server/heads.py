@@ -63,10 +63,9 @@ def protocol() -> Any:
             self._inner = inner
             self._waiting: list[bytes] = []
             self._soon = asyncio.get_running_loop().call_soon
-            self.get_extra_info = inner.get_extra_info
-            self.pause_reading = inner.pause_reading
-            self.resume_reading = inner.resume_reading
-            self.is_closing = inner.is_closing
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
 
         def write(self, data: bytes) -> None:
             waiting = self._waiting
@@ -87,9 +86,6 @@ def protocol() -> Any:
         def abort(self) -> None:
             self.flush()  # what was written before goes out before the end, as without us
             self._inner.abort()
-
-        def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-            self._inner.set_protocol(protocol)
 
     class BoundedProtocol(HttpToolsProtocol):
         """Cuts clients that send a head without end, or none, or don't read."""

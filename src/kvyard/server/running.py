@@ -70,7 +70,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Lifecycle:
+class AsyncService:
     """Something to ``start`` and ``stop``. ``async with`` does both, and stops what didn't start."""
 
     async def start(self) -> None:

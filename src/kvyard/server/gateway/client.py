@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -67,6 +69,15 @@ def failure(error: BaseException) -> EngineFailed:
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
         return EngineFailed("it closed the connection")
     return EngineFailed(f"{type(error).__name__}: {error}"[:200])
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raise ``EngineFailed`` for what the client library raises within."""
+    try:
+        yield
+    except ERRORS as error:
+        raise failure(error) from None
 
 
 class BodyPayload(aiohttp.BytesPayload):
@@ -164,8 +175,6 @@ class EngineClient:
 
     async def _get(self, url: str, seconds: float) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=seconds)
-        try:
+        with engine_errors():
             async with self.session.get(url, headers=self._headers, timeout=timeout, allow_redirects=False) as reply:
                 return reply.status, await reply.read()
-        except ERRORS as error:
-            raise failure(error) from None

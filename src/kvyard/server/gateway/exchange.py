@@ -24,6 +24,7 @@ from kvyard.server.gateway.client import (
     BodyPayload,
     EngineClient,
     EngineFailed,
+    engine_errors,
     failure,
 )
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
@@ -89,16 +90,19 @@ class Exchange:
         self._began = False
         """Whether anything went to the client."""
         self._hung_up = False
+        self._scope: Any = None
+        self._send: Any = None
         self._task: asyncio.Task[Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Carry it out."""
+        self._scope, self._send = scope, send
         self._task = asyncio.current_task()
         watching = asyncio.get_running_loop().create_task(until_disconnect(receive))
         watching.add_done_callback(self._gone)
         outcome = "failed"
         try:
-            outcome = await self._serve(scope, send)
+            outcome = await self._serve()
         except asyncio.CancelledError:
             outcome = "cancelled"
             if not self._hung_up and not self._proxy.draining:
@@ -106,12 +110,12 @@ class Exchange:
             if self._task is not None:
                 self._task.uncancel()
             if not self._hung_up:
-                outcome = await self._cut(scope, send)
+                outcome = await self._cut()
         except RuntimeError:
             # The client library raises it where its session is closed between two reads: the gateway didn't wait for us.
             if not self._proxy.client.session.closed:
                 raise
-            outcome = await self._cut(scope, send)
+            outcome = await self._cut()
         finally:
             self._task = None
             watching.cancel()
@@ -122,22 +126,22 @@ class Exchange:
             self._hung_up = True
             self._task.cancel()
 
-    async def _serve(self, scope: Any, send: Any) -> str:
+    async def _serve(self) -> str:
         """Try engines until one answers. Returns how it ended."""
         proxy, proxied, pool, place = self._proxy, self.proxied, self._pool, self._place
         last: EngineFailed | None = None
         while True:
             try:
                 if last is not None and (self._risked > proxy.retries or proxied.tries >= MOST_TRIES):
-                    return await self._pass_on(send, last)
+                    return await self._pass_on(last)
                 decision, engine = await pool.place(place)
             except Refusal as refusal:
-                await self._refuse(send, refusal)
+                await self._refuse(refusal)
                 return "refused"
             except Exhausted:
                 assert last is not None
                 if last.answer is not None:
-                    return await self._pass_on(send, last)
+                    return await self._pass_on(last)
                 # A connection that ended without a word says little: it may have been idle for too long. Start over.
                 self._risked += 1
                 place.tried.clear()
@@ -146,7 +150,7 @@ class Exchange:
             proxied.tries += 1
             try:
                 proxy.traffic.placed(proxied, engine, decision)
-                await self._attempt(engine, decision, scope, send)
+                await self._attempt(engine, decision)
                 proxy.health.served(engine, self._failed_at)
                 return "finished" if self.status_code < 400 else "refused"
             except EngineFailed as failed:
@@ -164,7 +168,7 @@ class Exchange:
 
     # -- one engine -----------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, engine: Engine, decision: Decision, scope: Any, send: Any) -> None:
+    async def _attempt(self, engine: Engine, decision: Decision) -> None:
         session = self._proxy.client.session
         if session.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us
@@ -172,52 +176,41 @@ class Exchange:
         url = engine.addresses.get(self._path)
         if url is None:
             url = engine.addresses[self._path] = URL(engine.url + self._path)
-        if query := scope.get("query_string"):
+        if query := self._scope.get("query_string"):
             url = URL(f"{url}?{query.decode('latin-1')}", encoded=True)
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, str(decision.worker.rank))]
-        try:
+        with engine_errors():
             response = await session.post(url, data=BodyPayload(self._body), headers=headers, allow_redirects=False)
-        except ERRORS as error:
-            raise failure(error) from None
-        whole = False
         try:
             status = response.status
             if status in ELSEWHERE:
-                raise EngineFailed(f"it answered {status}", answer=await self._refused(response))
+                with engine_errors():
+                    answer = status, response.raw_headers, await read_up_to(response, WHOLE)
+                raise EngineFailed(f"it answered {status}", answer=answer)
             if not 200 <= status < 600:
                 raise EngineFailed(f"it answered {status}")
             if response.content_type == "text/event-stream" and status < 400:
-                await self._stream(engine, response, decision, scope, send)
+                said = await self._stream(response, decision)
             else:
-                await self._whole(engine, response, decision, scope, send)
-            whole = True
-        finally:
+                said = await self._whole(response, decision)
+            self._proxy.traffic.answered(self.proxied, engine, decision, said)
+        except BaseException:
             # A connection whose answer wasn't read to its end can't be used again: closing it ends the engine's work.
-            if whole:
-                response.release()
-            else:
-                response.close()
+            response.close()
+            raise
+        response.release()
 
-    async def _refused(self, response: aiohttp.ClientResponse) -> tuple[int, Any, bytes]:
-        """An answer with which another engine is asked."""
-        try:
-            return response.status, response.raw_headers, await read_up_to(response, WHOLE)
-        except ERRORS as error:
-            raise failure(error) from None
-
-    async def _stream(
-        self, engine: Engine, response: aiohttp.ClientResponse, decision: Decision, scope: Any, send: Any
-    ) -> None:
-        read = response.content.readany
-        try:
+    async def _stream(self, response: aiohttp.ClientResponse, decision: Decision) -> AnswerTokens:
+        """Pass a streamed answer on. Returns what it says of itself."""
+        read, send = response.content.readany, self._send
+        with engine_errors():
             chunk = await read()
-        except ERRORS as error:
-            raise failure(error) from None
         if _ERROR.match(chunk) and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
-            raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), _error_of(chunk)))
+            error = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
+            raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), error))
         pool, proxied = self._pool, self.proxied
-        await self._start(send, response, downstream(response.raw_headers, decision_header(decision, proxied.tries)))
+        await self._start(response, downstream(response.raw_headers, decision_header(decision, proxied.tries)))
         earlier = before = last = b""
         track = pool.router.config.track_output
         while chunk:
@@ -229,86 +222,77 @@ class Exchange:
             try:
                 chunk = await read()
             except ERRORS as error:
-                await self._break(scope, send, last[-2:], failure(error).reason)
+                await self._break(last[-2:], failure(error).reason)
         await send({"type": "http.response.body", "body": b""})
-        said = answer_tokens((earlier + before + last)[-TAIL:])
-        self._proxy.traffic.answered(proxied, engine, decision, said)
+        return answer_tokens((earlier + before + last)[-TAIL:])
 
-    async def _whole(
-        self, engine: Engine, response: aiohttp.ClientResponse, decision: Decision, scope: Any, send: Any
-    ) -> None:
-        try:
+    async def _whole(self, response: aiohttp.ClientResponse, decision: Decision) -> AnswerTokens:
+        """Pass an answer on that isn't streamed. Returns what it says of itself."""
+        with engine_errors():
             body = await read_up_to(response, WHOLE)
-        except ERRORS as error:
-            raise failure(error) from None
         headers = downstream(response.raw_headers, decision_header(decision, self.proxied.tries))
         complete = response.content.at_eof()
         if complete:
             headers.append((b"content-length", str(len(body)).encode()))
-        await self._start(send, response, headers)
-        await send({"type": "http.response.body", "body": body, "more_body": not complete})
+        await self._start(response, headers)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not complete})
         while not complete:
             try:
                 chunk = await response.content.readany()
             except ERRORS as error:
-                await self._break(scope, send, None, failure(error).reason)
+                await self._break(None, failure(error).reason)
             complete = not chunk
-            await send({"type": "http.response.body", "body": chunk, "more_body": not complete})
-        said = answer_tokens(body[-TAIL:]) if response.status < 400 else AnswerTokens()
-        self._proxy.traffic.answered(self.proxied, engine, decision, said)
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": not complete})
+        return answer_tokens(body[-TAIL:]) if response.status < 400 else AnswerTokens()
 
-    async def _start(self, send: Any, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _start(self, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]]) -> None:
         """The engine answers: from now on there is no other."""
         self._pool.first_token(self.proxied.id)
         self._proxy.traffic.began_answer(self.proxied)
         self.status_code = response.status
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
         self._began = True
 
-    async def _break(self, scope: Any, send: Any, last: bytes | None, reason: str) -> None:
+    async def _break(self, last: bytes | None, reason: str) -> None:
         """The engine failed in the middle: say so where a stream lets us, and end the connection without its proper end."""
         if last == b"\n\n":
             problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
             said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
-            await send({"type": "http.response.body", "body": said, "more_body": True})
-        await close_connection(scope)
+            await self._send({"type": "http.response.body", "body": said, "more_body": True})
+        await close_connection(self._scope)
         raise AnswerCut(reason)
 
-    async def _cut(self, scope: Any, send: Any) -> str:
+    async def _cut(self) -> str:
         """The gateway ends, and has waited long enough."""
         if self._began:
-            await close_connection(scope)
+            await close_connection(self._scope)
             return "broken"
-        await self._refuse(send, Refusal(503, "the gateway ends", fix="try again", Retry_After="1"))
+        await self._refuse(Refusal(503, "the gateway ends", fix="try again", Retry_After="1"))
         return "refused"
 
     # -- answers of our own ---------------------------------------------------------------------------------------------
 
-    async def _refuse(self, send: Any, refusal: Refusal) -> None:
+    async def _refuse(self, refusal: Refusal) -> None:
         self._began = True
         self.status_code, problem = openai_error(refusal)
         more = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
         body = msgspec.json.encode(problem)
-        await send_response(send, self.status_code, [(b"content-type", JSON.encode()), *more], body)
+        await send_response(self._send, self.status_code, [(b"content-type", JSON.encode()), *more], body)
 
-    async def _pass_on(self, send: Any, failed: EngineFailed) -> str:
+    async def _pass_on(self, failed: EngineFailed) -> str:
         """No engine could answer: what the last engine said, or that it said nothing."""
         tries = self.proxied.tries
         if failed.answer is None:
             where = f"{tries} engines failed" if tries > 1 else "the engine failed"
             await self._refuse(
-                send, Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
+                Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
             )
             return "failed"
         status, headers, body = failed.answer
         found = downstream(headers, f"tries={tries}") if headers else [(b"content-type", JSON.encode())]
         self._began, self.status_code = True, status
-        await send_response(send, status, found, body)
+        await send_response(self._send, status, found, body)
         return "failed"
-
-
-def _error_of(chunk: bytes) -> bytes:
-    return chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
 
 
 async def read_up_to(response: aiohttp.ClientResponse, most: int) -> bytes:

@@ -22,12 +22,12 @@ from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.traffic import GatewayMetrics, Traffic
 from kvyard.server.http import Refusal
-from kvyard.server.running import Lifecycle
+from kvyard.server.running import AsyncService
 
 log = logging.getLogger(__name__)
 
 
-class Gateway(Lifecycle):
+class Gateway(AsyncService):
     """Use it in an ``async with`` block, or ``start`` and ``stop`` it."""
 
     def __init__(

@@ -45,14 +45,17 @@ class PeekedCompletion(PeekedBody, kw_only=True):
     """``POST /v1/completions``; further fields go to the engine as they are."""
 
     prompt: Any = None
+    stream: bool | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    max_tokens: int | None = None
 
 
 class PeekedChat(PeekedBody, kw_only=True):
     """``POST /v1/chat/completions``; further fields go to the engine as they are."""
 
     messages: msgspec.Raw = msgspec.field(default_factory=_null)
+    stream: bool | None = None
     cache_salt: str | None = None
     tools: msgspec.Raw = msgspec.field(default_factory=_null)
     chat_template: msgspec.Raw = msgspec.field(default_factory=_null)
@@ -60,6 +63,8 @@ class PeekedChat(PeekedBody, kw_only=True):
     documents: msgspec.Raw = msgspec.field(default_factory=_null)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
 
 
 _KINDS: dict[str, type[PeekedBody]] = {COMPLETIONS: PeekedCompletion, CHAT: PeekedChat}

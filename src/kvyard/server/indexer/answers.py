@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from kvyard.clock import MS
 from kvyard.index import Scores, WorkerMatch
@@ -84,6 +85,12 @@ def explained(model: IndexedModel, explanation: Explanation) -> WorkerExplanatio
     )
 
 
+def model_facts(model: IndexedModel) -> dict[str, Any]:
+    """What is said of the model itself."""
+    identity = model.indexer.identity
+    return {"model_name": model.name, "tenant_id": model.tenant, "block_size": identity.block_size}
+
+
 def workers(model: IndexedModel) -> list[WorkerInfo]:
     """Who is registered for a model."""
     found: dict[tuple[str, str], WorkerInfo] = {}
@@ -96,10 +103,8 @@ def workers(model: IndexedModel) -> list[WorkerInfo]:
                 instance_id=told.instance_id,
                 pool=told.pool,
                 status="active",
-                model_name=model.name,
-                tenant_id=model.tenant,
+                **model_facts(model) | {"block_size": told.block_size},
                 routing_group=model.tenant,
-                block_size=told.block_size,
                 endpoints={},
                 listeners={},
             )

@@ -18,6 +18,7 @@ from kvyard.clock import Clock, pause
 from kvyard.errors import KvyardError
 from kvyard.index.dump import IndexDump, StreamDump, dump, load
 from kvyard.server.http import Refusal
+from kvyard.server.indexer.answers import model_facts
 from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.registration import stream_name
 from kvyard.server.indexer.schemas import Register
@@ -67,9 +68,7 @@ def dump_model(model: IndexedModel) -> ModelDump:
     for listener in model.listeners.values():
         listener.drain()
     return ModelDump(
-        model_name=model.name,
-        tenant_id=model.tenant,
-        block_size=model.indexer.identity.block_size,
+        **model_facts(model),
         registrations=[listener.told for listener in model.listeners.values()],
         positions={name: listener.subscriber.subscription.positions() for name, listener in model.listeners.items()},
         index=dump(model.indexer),

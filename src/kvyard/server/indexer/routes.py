@@ -110,12 +110,7 @@ class IndexerRoutes:
             holders = model.holders(body.workers)
             scores = model.indexer.score(tokens, body.namespace(one.media), holders, self.service.clock.now())
             results.append(answers.scored(model, scores))
-        return schemas.ScoreResponse(
-            model_name=model.name,
-            tenant_id=model.tenant,
-            block_size=model.indexer.identity.block_size,
-            results=results,
-        )
+        return schemas.ScoreResponse(**answers.model_facts(model), results=results)
 
     async def explain(self, body: schemas.ExplainRequest, headers: Mapping[str, str]) -> schemas.ExplainResponse:
         """Why each rank matches as much of a prompt as it does."""
@@ -127,13 +122,7 @@ class IndexerRoutes:
             answers.explained(model, model.indexer.explain(tokens, holder, namespace, now))
             for holder in self._asked_about(model, body)
         ]
-        return schemas.ExplainResponse(
-            model_name=model.name,
-            tenant_id=model.tenant,
-            block_size=model.indexer.identity.block_size,
-            tokens=len(tokens),
-            explanations=found,
-        )
+        return schemas.ExplainResponse(**answers.model_facts(model), tokens=len(tokens), explanations=found)
 
     def _asked_about(self, model: IndexedModel, body: schemas.ExplainRequest) -> Sequence[Holder]:
         if body.instance_id is None:

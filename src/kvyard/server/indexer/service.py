@@ -20,7 +20,7 @@ from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.registration import called, check_registration, for_rank, matches, stream_name
 from kvyard.server.indexer.schemas import Member, ModelRequest, Register, Unregister
-from kvyard.server.running import Lifecycle
+from kvyard.server.running import AsyncService
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ TICK = 0.25
 """Seconds between looks at what an index on a server has to do."""
 
 
-class Service(Lifecycle):
+class Service(AsyncService):
     """All models. Everything is called on one event loop."""
 
     def __init__(

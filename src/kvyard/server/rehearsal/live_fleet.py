@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,7 +32,7 @@ from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.fleet import MockFleet
 from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
 from kvyard.server.rehearsal.recording import EngineAction, LiveRecording
-from kvyard.server.running import HttpServer, listen
+from kvyard.server.running import AsyncService, HttpServer, listen
 
 ANY = "tcp://127.0.0.1:0"
 MOST = 1 << 20
@@ -45,7 +44,7 @@ TIMES = ("predicted_ttl_s", "approx_ttl_s", "session_ttl_s", "forget_after_s")
 """Settings of a router that are times."""
 
 
-class LiveFleet:
+class LiveFleet(AsyncService):
     """Use it in an ``async with`` block; then requests are answered at ``url``."""
 
     def __init__(self, config: ReplayConfig, *, speed: float = 1.0, recorded: bool = False) -> None:
@@ -86,33 +85,23 @@ class LiveFleet:
         actions = self._actions[number]
         return lambda stamp, what, job, rank: actions.append(EngineAction.of(stamp, what, job, rank))
 
-    async def __aenter__(self) -> LiveFleet:
+    async def start(self) -> None:
         from kvyard.server.gateway.routes import build
 
         await self.fleet.start()
-        try:
-            journal = None
-            if self._recorded:
-                self._directory = tempfile.TemporaryDirectory(prefix="kvyard-")
-                journal = str(Path(self._directory.name) / "journal.jsonl")
-            self.gateway_config = self._configure(journal)
-            app, self._gateway = build(self.gateway_config)
-            await self._gateway.start()
-            self._port = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=1.0)
-            await self._port.start()
-            while not self._ready():
-                await pause(LOOK)
-        except BaseException:
-            await self._stop()
-            raise
-        return self
+        journal = None
+        if self._recorded:
+            self._directory = tempfile.TemporaryDirectory(prefix="kvyard-")
+            journal = str(Path(self._directory.name) / "journal.jsonl")
+        self.gateway_config = self._configure(journal)
+        app, self._gateway = build(self.gateway_config)
+        await self._gateway.start()
+        self._port = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=1.0)
+        await self._port.start()
+        while not self._ready():
+            await pause(LOOK)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._stop()
-
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
         gateway, port = self._gateway, self._port
         if gateway is not None:
             gateway.drain()
