@@ -20,8 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvyard.errors import KvyardError
 from kvyard.replay.report import Report
-from kvyard.replay.report.compare import compare
-from kvyard.replay.report.compare_show import print_comparison, write_comparison
+from kvyard.replay.report.compare import compare, print_comparison, write_comparison
 from kvyard.replay.report.files import read_report
 from kvyard.replay.report.page import write_html
 from kvyard.replay.run import read_slo

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvyard.cli.events import until_interrupted
-from kvyard.cli.events_show import finding_lines
+from kvyard.cli.events import finding_lines, until_interrupted
 from kvyard.cli.serving import TOKEN_VARIABLE, read_token
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError

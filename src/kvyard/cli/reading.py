@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from kvyard.replay.traces import FORMATS
+from kvyard.cli.settings import Command, parameter, with_group
+from kvyard.replay.traces import FORMATS, Trace, open_trace
 
-FormatName = Annotated[
-    str | None,
-    typer.Option(
-        "--format", help=f"The trace's format, if its first record doesn't tell: {', '.join(FORMATS.names())}."
-    ),
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")]
-Sort = Annotated[bool, typer.Option("--sort", help="Put requests in order of arrival, holding all of them.")]
-ChainIds = Annotated[bool, typer.Option("--chain-ids", help="For ids that name blocks and not prefixes.")]
-IdBlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens an id of the trace stands for.")]
+
+def _switch(name: str, help: str) -> inspect.Parameter:
+    return parameter(name, bool, typer.Option("--" + name.replace("_", "-"), help=help), default=False)
+
+
+CHAIN_IDS = _switch("chain_ids", "For ids that name blocks and not prefixes.")
+LIMIT = parameter("limit", int | None, typer.Option(min=1, help="Read so many requests at most."))
 Slo = Annotated[str | None, typer.Option(help="What a good request is, in ms, such as ttft=500,itl=20.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.")]
+
+
+def with_reading(*more: inspect.Parameter, block_size: str = "--block-size") -> Callable[[Command], Command]:
+    """Gives a command options for ``read_trace``, and ``more`` of them. It gets all as one mapping, ``reading``."""
+    formats = f"The trace's format, if its first record doesn't tell: {', '.join(FORMATS.names())}."
+    return with_group(
+        "reading",
+        parameter("format", str | None, typer.Option("--format", help=formats)),
+        parameter(
+            "trace_block_size",
+            int | None,
+            typer.Option(block_size, min=1, help="Tokens an id of the trace stands for."),
+        ),
+        _switch("skip_bad", "Count bad rows and go on."),
+        _switch("sort", "Put requests in order of arrival, holding all of them."),
+        *more,
+    )
+
+
+def read_trace(path: Path, reading: Mapping[str, Any]) -> Trace:
+    """The trace in ``path``, by the options of ``with_reading``."""
+    return open_trace(path, **{name.removeprefix("trace_"): value for name, value in reading.items()})

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvyard.cli.interrupt import patient
-from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, Quiet, SkipBad, Slo, Sort
-from kvyard.cli.replay_live import SELF, check_flags, say_proof
+from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, read_trace, with_reading
 from kvyard.cli.serving import read_token
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 from kvyard.replay.config import DrivingConfig
 from kvyard.replay.settings import SETTINGS
-from kvyard.settings import chosen
+from kvyard.settings import chosen, settings_of
 
 if TYPE_CHECKING:
     from kvyard.replay.run import ReplayOutcome
+    from kvyard.server.rehearsal.run import Proof
+
 
 INTERRUPTED = 130
 
 
 @with_settings(SETTINGS)
+@with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def replay(
     trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
     settings: Mapping[str, object],
-    format_name: FormatName = None,
-    trace_block_size: IdBlockSize = None,
-    sort: Sort = False,
-    skip_bad: SkipBad = False,
-    chain_ids: ChainIds = False,
+    reading: Mapping[str, Any],
     slo: Slo = None,
     bounds: Annotated[bool, typer.Option("--bounds", help="Also say what caches could have reached at best.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
@@ -81,16 +80,13 @@ def replay(
     from kvyard.replay.progress import Bar
     from kvyard.replay.run import read_slo
     from kvyard.replay.settings import make_config
-    from kvyard.replay.traces import open_trace
 
     own = {"speed": speed, "timeout": timeout, "served_model_name": served_model_name, "token_file": token_file}
     check_flags(live, settings, {**own, "any_length": any_length, "prove": prove, "bounds": bounds})
     check_outputs(report, per_request, html)
     read_slo(slo)
     made = make_config(settings)
-    source = open_trace(
-        trace, format_name, block_size=trace_block_size, skip_bad=skip_bad, sort=sort, chain_ids=chain_ids
-    )
+    source = read_trace(trace, reading)
     if source.grouped and made.concurrency is None:
         typer.echo(
             "Sessions of this trace have no common clock, so all of them start at once: --concurrency N lets N run.",
@@ -167,3 +163,81 @@ def _say_more(done: ReplayOutcome) -> None:
             f"{len(rejected):,} requests were rejected, the first, {rejected[0].id}, because {rejected[0].reason}.",
             err=True,
         )
+
+
+class Interruption:
+    """Whether somebody has asked for the end."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def obey(self) -> None:
+        """Raise ``KeyboardInterrupt`` if somebody has."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def patient() -> Iterator[Interruption]:
+    """While this lasts, the first Ctrl-C only sets a ``Interruption``. In the main thread only."""
+    wish = Interruption()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        wish.asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, asked)
+    try:
+        yield wish
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+SELF = "self"
+AT_AN_ENDPOINT = ("served_model_name", "token_file", "any_length")
+"""Flags for ``--live URL`` only."""
+NOT_LIVE = {
+    "event_lag": "events take the time that sockets take",
+    "plans": "a live engine computes one pass at a time",
+    "samples": "a live report has no timeline of the fleet",
+}
+"""Settings that only a simulation has."""
+DIFFERS = 1
+"""The exit code where live and offline differ."""
+
+
+def check_flags(live: str | None, settings: Mapping[str, object], given: Mapping[str, object]) -> None:
+    """Raise ``KvyardError``, naming it, for a flag that makes no sense with or without ``--live``.
+
+    ``given`` has the flags of live runs, and ``bounds``, false or ``None`` where they weren't used.
+    """
+    used = {name for name, value in given.items() if value is not None and value is not False}
+    if live is None:
+        for name in ("speed", "timeout", *AT_AN_ENDPOINT, "prove"):
+            if name in used:
+                raise KvyardError(f"--{name.replace('_', '-')} is for live runs: add --live URL, or --live self")
+        return
+    if "bounds" in used:
+        raise KvyardError("--bounds needs a simulated run: leave it out with --live")
+    for name in settings:
+        if name in NOT_LIVE:
+            raise KvyardError(f"{name} can't be set with --live: {NOT_LIVE[name]}")
+        if live != SELF and name not in settings_of(DrivingConfig):
+            raise KvyardError(
+                f"{name} is the endpoint's own business: leave it out with --live URL, or use --live self for a fleet with it"
+            )
+    for name in AT_AN_ENDPOINT:
+        if live == SELF and name in used:
+            raise KvyardError(f"--{name.replace('_', '-')} is for --live URL: the fleet of --live self needs none")
+    if live != SELF and "prove" in used:
+        raise KvyardError("--prove needs to see the engines' clocks: it goes with --live self only")
+
+
+def say_proof(proof: Proof | None) -> None:
+    """Print what the proof found; exits with ``DIFFERS`` where live and offline differ."""
+    if proof is None:
+        typer.echo("Interrupted: there is nothing to prove.", err=True)
+        return
+    typer.echo(str(proof))
+    if not proof.equal:
+        raise typer.Exit(DIFFERS)

@@ -76,6 +76,19 @@ def with_settings(known: Settings) -> Callable[[Command], Command]:
     return decorate
 
 
+def with_group(name: str, *options: inspect.Parameter) -> Callable[[Command], Command]:
+    """Gives a command ``options``. It gets their values as one mapping, ``name``."""
+
+    def decorate(command: Command) -> Command:
+        def run(**given: Any) -> None:
+            group = {one.name: given.pop(one.name) for one in options}
+            command(**given, **{name: group})
+
+        return with_parameters(command, run, [name], options)
+
+    return decorate
+
+
 def with_parameters(
     command: Command, run: Command, without: Iterable[str], more: Iterable[inspect.Parameter]
 ) -> Command:

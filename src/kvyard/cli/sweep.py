@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, Quiet, SkipBad, Slo, Sort
+from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
@@ -21,9 +21,11 @@ INTERRUPTED = 130
 
 
 @with_settings(SETTINGS)
+@with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def sweep(
     trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
     settings: Mapping[str, object],
+    reading: Mapping[str, Any],
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,11 +39,6 @@ def sweep(
         int | None, typer.Option("--jobs", "-j", help="Replays at a time; by default one per core.")
     ] = None,
     slo: Slo = None,
-    format_name: FormatName = None,
-    trace_block_size: IdBlockSize = None,
-    sort: Sort = False,
-    skip_bad: SkipBad = False,
-    chain_ids: ChainIds = False,
     quiet: Quiet = False,
 ) -> None:
     """Replay a trace at every combination of settings, and draw what they buy.
@@ -64,11 +61,7 @@ def sweep(
             config=settings,
             slo=slo,
             jobs=jobs or os.cpu_count() or 1,
-            format=format_name,
-            skip_bad=skip_bad,
-            sort=sort,
-            trace_block_size=trace_block_size,
-            chain_ids=chain_ids,
+            **reading,
             counted=bars.counted,
             progress=bars.told,
         )

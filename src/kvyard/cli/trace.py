@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from kvyard.cli.reading import ChainIds, FormatName, IdBlockSize, SkipBad, Sort
+from kvyard.cli.reading import CHAIN_IDS, LIMIT, read_trace, with_reading
 from kvyard.cli.settings import with_flags
 from kvyard.clock.units import from_seconds
 from kvyard.errors import KvyardError
-from kvyard.replay.traces import FORMATS, Trace, open_trace
+from kvyard.replay.traces import FORMATS, Trace
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
 from kvyard.replay.traces.generate import Workload
 from kvyard.replay.traces.generate import generate as generated
 from kvyard.replay.traces.identity import TOKEN_BLOCK
+from kvyard.replay.traces.info import Info, LengthSpread, Reuse, describe
 from kvyard.replay.traces.writing import TARGETS, Written, write_trace
 from kvyard.settings import count, settings_of
 
@@ -24,39 +26,27 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look into tr
 
 File = Annotated[Path, typer.Argument(help="A trace, packed with gzip or xz or not; or a directory of sessions.")]
 Out = Annotated[Path, typer.Argument(help="A new file, packed if its name ends in .gz or .xz.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Read so many requests at most.")]
 To = Annotated[str, typer.Option("--to", help=f"The format to write: {' or '.join(TARGETS)}.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out who waits for whom where the format can't say it.")]
 
 
 @app.command()
+@with_reading(CHAIN_IDS, LIMIT)
 def info(
     file: File,
-    format_name: FormatName = None,
-    block_size: IdBlockSize = None,
+    reading: Mapping[str, Any],
     capacity: Annotated[
         str, typer.Option(help="Cache sizes in blocks, such as 1k,20k,1m.")
     ] = "1000,10000,30000,50000,100000",
     html: Annotated[Path | None, typer.Option(help="Also write plots to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
-    skip_bad: SkipBad = False,
-    sort: Sort = False,
-    chain_ids: ChainIds = False,
-    limit: Limit = None,
 ) -> None:
     """Count what is in a trace: lengths, rates, and how much of it a cache could reuse."""
-    import msgspec
-
-    from kvyard.cli.trace_show import info_lines
-    from kvyard.replay.traces.info import describe
-
     capacities = [count("--capacity", part.strip()) for part in capacity.split(",")]
     if min(capacities) < 0:
         raise KvyardError(f"--capacity {capacity}: a number of blocks can't be negative")
-    trace = open_trace(
-        file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort, chain_ids=chain_ids, limit=limit
-    )
-    found = describe(trace, capacities, token_block=block_size or TOKEN_BLOCK)
+    trace = read_trace(file, reading)
+    found = describe(trace, capacities, token_block=reading["trace_block_size"] or TOKEN_BLOCK)
     if html is not None:
         from kvyard.replay.traces.page import write_page
 
@@ -71,29 +61,18 @@ def info(
 
 
 @app.command()
-def convert(
-    file: File,
-    out: Out,
-    to: To = "mooncake",
-    lossy: Lossy = False,
-    format_name: FormatName = None,
-    block_size: IdBlockSize = None,
-    skip_bad: SkipBad = False,
-    sort: Sort = False,
-    chain_ids: ChainIds = False,
-    limit: Limit = None,
-) -> None:
+@with_reading(CHAIN_IDS, LIMIT)
+def convert(file: File, out: Out, reading: Mapping[str, Any], to: To = "mooncake", lossy: Lossy = False) -> None:
     """Write a trace in another format, so that another tool, or a real engine, can run it."""
-    trace = open_trace(
-        file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort, chain_ids=chain_ids, limit=limit
-    )
-    _write(trace, out, to, lossy, block_size)
+    _write(read_trace(file, reading), out, to, lossy, reading["trace_block_size"])
 
 
 @app.command(name="slice")
+@with_reading()
 def slice_(
     file: File,
     out: Out,
+    reading: Mapping[str, Any],
     skip: Annotated[int, typer.Option(min=0, help="Leave out so many requests.")] = 0,
     first: Annotated[int | None, typer.Option(min=1, help="Take so many requests.")] = None,
     since: Annotated[float, typer.Option("--from", min=0.0, help="Second of the first arrival to take.")] = 0.0,
@@ -101,13 +80,9 @@ def slice_(
     sessions: Annotated[int | None, typer.Option(min=1, help="Take so many sessions as a whole.")] = None,
     to: To = "mooncake",
     lossy: Lossy = False,
-    format_name: FormatName = None,
-    block_size: IdBlockSize = None,
-    skip_bad: SkipBad = False,
-    sort: Sort = False,
 ) -> None:
     """Write a part of a trace, chosen by number, time or session."""
-    trace = open_trace(file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort)
+    trace = read_trace(file, reading)
     part = sliced(
         trace,
         skip=skip,
@@ -116,13 +91,15 @@ def slice_(
         until=None if until is None else from_seconds(until),
         sessions=sessions,
     )
-    _write(part, out, to, lossy, block_size)
+    _write(part, out, to, lossy, reading["trace_block_size"])
 
 
 @app.command()
+@with_reading()
 def scale(
     file: File,
     out: Out,
+    reading: Mapping[str, Any],
     speedup: Annotated[float, typer.Option(help="Divide gaps and think times by this.")] = 1.0,
     arrivals: Annotated[
         str | None, typer.Option(help="Draw arrivals anew before that, such as poisson:2 or gamma:2,3.")
@@ -130,18 +107,14 @@ def scale(
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
     to: To = "mooncake",
     lossy: Lossy = False,
-    format_name: FormatName = None,
-    block_size: IdBlockSize = None,
-    skip_bad: SkipBad = False,
-    sort: Sort = False,
 ) -> None:
     """Write a trace at another speed, or with other arrivals."""
-    trace = open_trace(file, format_name, block_size=block_size, skip_bad=skip_bad, sort=sort)
+    trace = read_trace(file, reading)
     if arrivals is not None:
         trace = with_arrivals(trace, arrivals, seed)
     elif speedup == 1:
         raise KvyardError("nothing to change: pass --speedup, or --arrivals, or both")
-    _write(scaled(trace, speedup), out, to, lossy, block_size)
+    _write(scaled(trace, speedup), out, to, lossy, reading["trace_block_size"])
 
 
 @app.command()
@@ -170,3 +143,68 @@ def _write(trace: Trace, out: Path, to: str, lossy: bool, block_size: int | None
         typer.echo(f"  {note}", err=True)
     for note in trace.tally.notes():
         typer.echo(f"  {note}", err=True)
+
+
+COLUMNS = ("mean", "min", "p50", "p90", "p95", "p99", "max", "std")
+
+
+def info_lines(info: Info) -> Iterator[str]:
+    """The lines, for people."""
+    yield f"{info.name} ({info.format})"
+    yield f"  requests   {info.requests:,}"
+    if info.sessions:
+        yield f"  sessions   {info.sessions:,}, with {info.waiting:,} requests that start after others end"
+    yield f"  tokens     {info.input.total:,} in, {info.output.total:,} out"
+    if info.rate is not None and info.peak is not None:
+        burst = "" if info.burstiness is None else f"; gaps vary by {info.burstiness:.2f} (1: Poisson)"
+        yield (
+            f"  arrivals   over {info.duration:,.0f} s, {info.rate:.2f} a second, at most {info.peak:.2f} in "
+            f"{info.window:.1f} s{burst}"
+        )
+    else:
+        yield "  arrivals   all at once" + (": sessions have no place on a common clock" if info.sessions > 1 else "")
+    yield ""
+    yield f"  {'':<14}" + "".join(f"{name:>12}" for name in COLUMNS)
+    yield _row("input tokens", info.input)
+    yield _row("output tokens", info.output)
+    if info.think is not None:
+        yield _row("think ms", info.think)
+    yield ""
+    if info.reuse is None:
+        yield "  reuse      not known: the trace doesn't say what prompts share"
+    else:
+        yield from _reuse_lines(info.reuse, bool(info.sessions) and info.rate is None)
+    for reason, rows in info.left_out.items():
+        yield f"  {rows:,} rows left out: {reason}"
+    if info.skipped:
+        yield f"  {info.skipped:,} bad rows skipped, the first of them:"
+        yield from (f"    {example}" for example in info.skipped_examples)
+
+
+def _row(name: str, spread: LengthSpread) -> str:
+    return f"  {name:<14}" + "".join(f"{getattr(spread, column):>12,.0f}" for column in COLUMNS)
+
+
+def _reuse_lines(reuse: Reuse, one_by_one: bool) -> Iterator[str]:
+    yield f"  blocks     {reuse.blocks:,} of {reuse.block_size} tokens looked up, {reuse.unique:,} different"
+    yield (
+        f"  bound      {reuse.infinite_blocks:.4f} of blocks, {reuse.infinite_tokens:.4f} of prompt tokens hit, with room for "
+        "everything"
+    )
+    if reuse.median_session_tokens is not None:
+        yield f"             {reuse.median_session_tokens:.4f} of prompt tokens in the median session"
+    yield "  hits       blocks hit / blocks looked up, prompts in order, without time passing"
+    if one_by_one:
+        yield "             (sessions one after the other; side by side they need more room)"
+    yield f"  {'cache blocks':>16}{'LRU':>10}{'Belady':>10}"
+    for one in reuse.capacities:
+        yield f"  {one.blocks:>16,}{one.lru:>10.4f}{one.belady:>10.4f}"
+    if reuse.distances:
+        middle = next(blocks for blocks, share in reuse.distances if share >= 0.5)
+        most = next(blocks for blocks, share in reuse.distances if share >= 0.9)
+        yield (
+            f"  distance   half of what is used again has at most {middle:,} other blocks in between, nine tenths at most "
+            f"{most:,}"
+        )
+    if reuse.unknown:
+        yield f"  {reuse.unknown:,} requests without ids are left out of blocks, bound and hits"

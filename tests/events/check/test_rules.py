@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.events.fake_map import FakeMap, token_chain
 
-from kvyard.cli.events_show import report_lines, report_value
+from kvyard.cli.events import report_lines, report_value
 from kvyard.errors import KvyardError
 from kvyard.events import Batcher, GroupMeta, Tier
 from kvyard.events.check import Checker, Severity, StreamReport, judge

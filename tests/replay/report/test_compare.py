@@ -10,8 +10,15 @@ from rich.console import Console
 from tests.replay.report.support import reported
 
 from kvyard.errors import KvyardError
-from kvyard.replay.report.compare import ComparedLine, compare, differences, unique
-from kvyard.replay.report.compare_show import change_text, print_comparison, value_text
+from kvyard.replay.report.compare import (
+    ComparedLine,
+    change_text,
+    compare,
+    differences,
+    print_comparison,
+    unique,
+    value_text,
+)
 
 
 def line(key: str, *runs: object) -> ComparedLine:

@@ -13,7 +13,7 @@ from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.record import Record
 from kvyard.replay.report import Report, make_report
-from kvyard.replay.report.series import sources
+from kvyard.replay.report.common import sources
 from kvyard.replay.traces import TraceRequest
 
 RUNS = [
@@ -227,7 +227,7 @@ def test_nothing_at_all_has_a_report_too() -> None:
 
 
 def test_very_many_workers_keep_the_report_small() -> None:
-    from kvyard.replay.report.series import CELLS, FEWEST
+    from kvyard.replay.report.common import CELLS, FEWEST
 
     report = reported(policy="round-robin", workers=400, blocks=2000, limit=150)
     assert len(report.timeline.times_s) * 400 <= max(CELLS, FEWEST * 400)

@@ -15,8 +15,7 @@ from tests.replay.report.support import config, reported
 from kvyard.errors import KvyardError
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
-from kvyard.replay.report.compare import compare
-from kvyard.replay.report.compare_show import comparison_page, write_comparison
+from kvyard.replay.report.compare import compare, comparison_page, write_comparison
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page, write_html
 

@@ -15,8 +15,7 @@ from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake, 
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.generate import Workload, generate
-from kvyard.replay.traces.words import WORDS, Words
-from kvyard.replay.traces.writing import write_trace
+from kvyard.replay.traces.writing import WORDS, Words, write_trace
 
 VLLM = peer_python("vllm")
 

@@ -24,11 +24,9 @@ from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.router.entries import Applied, Began, Routed
 from kvyard.server.mock.faults import MockFaults
 from kvyard.server.rehearsal.live_fleet import LiveFleet
-from kvyard.server.rehearsal.log import ROUTER, LogLine, first_difference, tally
+from kvyard.server.rehearsal.log import ROUTER, LiveRecording, LogLine, first_difference, tally
 from kvyard.server.rehearsal.offline import Offline
-from kvyard.server.rehearsal.proof import Proof, Tolerance, prove
-from kvyard.server.rehearsal.recording import LiveRecording
-from kvyard.server.rehearsal.run import Rehearsed, Scripts, observed, rehearse
+from kvyard.server.rehearsal.run import Proof, Rehearsed, Scripts, Tolerance, observed, prove, rehearse
 
 pytestmark = pytest.mark.zmq
 

@@ -7,7 +7,8 @@ grey for what nobody could have known.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from kvyard.replay.report.bounds import BOUNDS
@@ -30,29 +31,47 @@ COLORS = {
     "none": "grey2",
     "unknown": "grey2",
 }
+PROMPT_PARTS = SOURCES | {key: f"Computed: {text.lower()}" for key, text in REASONS.items()}
+"""What prompt tokens are told apart by, in words."""
 RUN_COLORS = ("blue", "orange", "aqua", "violet", "yellow", "magenta", "green", "red")
 """Of runs side by side, in order."""
 POINTS = 150
 """Of a line, at most."""
 UNITS = ((10_800.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 """From which length on time is counted in which unit."""
+SHARE: Figure = {"yFormat": "percent"}
+LATENCY: Figure = {"yTitle": "TTFT, milliseconds (log)", "yScale": "log", "yFormat": "ms"}
 
 
-def unit(seconds: float) -> tuple[float, str]:
-    """What a time axis of this length is divided by, and its unit."""
-    return next((by, name) for least, by, name in UNITS if seconds >= least)
+def lines(label: str, series: Sequence[Figure], x_title: str, y_title: str, **more: object) -> Figure:
+    """Lines over one axis each way. ``more`` are scales, units and formats."""
+    return {"kind": "lines", "label": label, "series": series, "xTitle": x_title, "yTitle": y_title, **more}
+
+
+def line(name: str, y: Sequence[float | None], color: str, **more: object) -> Figure:
+    """One of them, with ``x`` of its own where the figure has none."""
+    return {"name": name, "y": y, "color": color, **more}
+
+
+def time_axis(seconds: float) -> tuple[float, Figure]:
+    """What times are divided by on an axis of this length, and its title and unit."""
+    by, name = next((by, name) for least, by, name in UNITS if seconds >= least)
+    return by, {"xTitle": f"{name} since the first arrival", "xUnit": name}
+
+
+def digits(value: float) -> float:
+    """As many digits as can be drawn."""
+    return float(f"{value:.6g}")
 
 
 def rounded(values: Sequence[float]) -> list[float]:
-    """As many digits as can be drawn."""
-    return [float(f"{value:.6g}") for value in values]
+    """All of them with as many digits as can be drawn."""
+    return list(map(digits, values))
 
 
 def thinned(values: Sequence[float]) -> list[float]:
     """Means of neighbours, so that there are no more than ``POINTS``."""
-    step = -(-len(values) // POINTS) or 1
-    lots = [values[at : at + step] for at in range(0, len(values), step)]
-    return rounded([sum(lot) / len(lot) for lot in lots])
+    return [value for value in coarse(values, -(-len(values) // POINTS) or 1) if value is not None]
 
 
 def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -66,7 +85,7 @@ def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]
 def coarse(values: Sequence[float | None], step: int) -> list[float | None]:
     """Means of ``step`` neighbours each, of those that there are."""
     lots = [[one for one in values[at : at + step] if one is not None] for at in range(0, len(values), step)]
-    return [float(f"{sum(lot) / len(lot):.6g}") if lot else None for lot in lots]
+    return [digits(sum(lot) / len(lot)) if lot else None for lot in lots]
 
 
 def distribution(report: Report, key: str) -> Figure:
@@ -88,124 +107,74 @@ def distribution(report: Report, key: str) -> Figure:
     }
 
 
-def cumulative(found: Histogram) -> tuple[list[float], list[float]]:
-    """The distribution function: ends of steps, and the share of values up to there."""
-    total = found.zeros + sum(found.counts)
-    upto, shares = found.zeros, [found.zeros / total] if total else []
-    for count in found.counts:
-        upto += count
-        shares.append(upto / total)
-    return rounded(found.ends), rounded(shares)
-
-
 def all_latencies(report: Report) -> Figure:
     """The distribution functions of everything that is measured."""
-    colors = dict(zip(LATENCIES, RUN_COLORS))
+    found = [(SHORT[key], color, report.histograms.get(key)) for key, color in zip(LATENCIES, RUN_COLORS)]
+    return cumulative(found, "milliseconds (log)", "share up to there", "All latencies: cumulative")
+
+
+def cumulative(found: Sequence[tuple[str, str, Histogram | None]], x: str, y: str, label: str) -> Figure:
+    """Distribution functions of histograms, each with its name and colour: ends of steps, and the share up to there."""
     series = []
-    for key, words in LATENCIES.items():
-        x, y = cumulative(report.histograms.get(key, Histogram()))
-        if x:
-            series.append({"name": SHORT[key], "x": x, "y": y, "color": colors[key], "title": words})
-    return cumulative_figure(series, "milliseconds (log)", "share up to there", "All latencies: cumulative")
-
-
-def cumulative_figure(series: list[Figure], x: str, y: str, label: str) -> Figure:
-    """Distribution functions over one axis."""
-    return {
-        "kind": "lines",
-        "label": label,
-        "series": series,
-        "xScale": "log",
-        "xTitle": x,
-        "xTip": "ms",
-        "yTitle": y,
-        "yFormat": "percent",
-        "yMax": 1,
-        "height": 220,
-    }
+    for name, color, histogram in found:
+        if histogram is not None and histogram.counts:
+            total = histogram.zeros + sum(histogram.counts)
+            upto = accumulate(histogram.counts, initial=histogram.zeros)
+            series.append(line(name, rounded([count / total for count in upto]), color, x=rounded(histogram.ends)))
+    return lines(label, series, x, y, xScale="log", xTip="ms", yMax=1, height=220, **SHARE)
 
 
 def first_tokens(report: Report) -> Figure:
     """Time to first token, along time."""
-    series = report.series
-    lines = [("p99", series.ttft_p99, "orange"), ("p50", series.ttft_p50, "blue")]
-    return _over_time(
-        report,
-        windows(report),
-        [{"name": name, "y": values, "color": color} for name, values, color in lines],
-        "TTFT, milliseconds (log)",
-        "Time to first token by arrival",
-    ) | {"yScale": "log", "yFormat": "ms"}
+    of = report.series
+    series = [line("p99", of.ttft_p99, "orange"), line("p50", of.ttft_p50, "blue")]
+    return _over_time(report, windows(report), series, "", "Time to first token by arrival") | LATENCY
 
 
 def queues(report: Report) -> Figure:
     """Requests in the fleet, along time."""
     values = report.timeline.values
-    names = {"running": ("running", "blue"), "waiting": ("waiting", "orange"), "loading": ("loading", "aqua")}
-    series: list[Figure] = [
-        {"name": words, "y": thinned([sum(column) for column in zip(*values[key])]), "color": color}
-        for key, (words, color) in names.items()
-        if key in values and (key != "loading" or any(map(any, values[key])))
-    ]
-    return _over_time(
-        report, thinned(report.timeline.times_s), series, "requests in the fleet", "Requests running and waiting"
-    )
+    names = {"running": ("running", "blue"), "waiting": ("waiting", "orange")}
+    if any(map(any, values.get("loading", []))):
+        names["loading"] = ("loading", "aqua")
+    return _sampled(report, names, False, "requests in the fleet", "Requests running and waiting")
 
 
 def cache_use(report: Report) -> Figure:
     """How full caches were, along time: means over workers."""
+    names = {"device": ("device: held by requests", "blue"), "filled": ("device: held or cached", "yellow")}
+    names |= {tier: (tier, COLORS[tier]) for tier in ("host", "storage", "remote") if tier in report.tiers}
+    return _sampled(report, names, True, "share of blocks", "Cache use by tier") | SHARE | {"yMax": 1}
+
+
+def _sampled(report: Report, names: Mapping[str, tuple[str, str]], mean: bool, y: str, label: str) -> Figure:
+    """Samples of the whole fleet: sums over workers, or means."""
     values = report.timeline.values
-    names = {
-        "device": ("device: held by requests", "blue"),
-        "filled": ("device: held or cached", "yellow"),
-        "host": ("host", "aqua"),
-        "storage": ("storage", "violet"),
-        "remote": ("remote", "orange"),
-    }
-    series: list[Figure] = [
-        {"name": words, "y": thinned([sum(column) / len(column) for column in zip(*values[key])]), "color": color}
+    series = [
+        line(words, thinned([sum(column) / (len(column) if mean else 1) for column in zip(*values[key])]), color)
         for key, (words, color) in names.items()
-        if key in values and (key in ("device", "filled") or key in report.tiers)
+        if key in values
     ]
-    figure = _over_time(report, thinned(report.timeline.times_s), series, "share of blocks", "Cache use by tier")
-    return figure | {"yFormat": "percent", "yMax": 1}
+    return _over_time(report, thinned(report.timeline.times_s), series, y, label)
 
 
 def rates(report: Report) -> Figure:
     """Requests coming and going, along time."""
-    series = report.series
-    lines = [("arriving", series.arrived, "blue"), ("finishing", series.finished, "orange")]
-    return _over_time(
-        report,
-        windows(report),
-        [
-            {"name": name, "y": rounded([count / series.window_s for count in counts]), "color": color}
-            for name, counts, color in lines
-        ],
-        "requests per second",
-        "Requests arriving and finishing",
-    )
+    of = report.series
+    series = [
+        line(name, rounded([count / of.window_s for count in counts]), color)
+        for name, counts, color in (("arriving", of.arrived, "blue"), ("finishing", of.finished, "orange"))
+    ]
+    return _over_time(report, windows(report), series, "requests per second", "Requests arriving and finishing")
 
 
 def composition_over_time(report: Report) -> Figure:
     """Where prompt tokens came from, along time."""
-    by, name = unit(report.duration_s)
-    words = SOURCES | {key: f"Computed: {text.lower()}" for key, text in REASONS.items()}
-    return {
-        "kind": "area",
-        "label": "Where prompt tokens came from, over time",
-        "x": rounded([at / by for at in windows(report)]),
-        "series": [
-            {"name": words[key], "y": report.series.prompts[key], "color": COLORS[key]}
-            for key in words
-            if key in report.series.prompts
-        ],
-        "what": "prompt tokens",
-        "xTitle": f"{name} since the first arrival",
-        "xUnit": name,
-        "yTitle": "share of prompt tokens",
-        "yFormat": "percent",
-    }
+    prompts = report.series.prompts
+    series = [line(words, prompts[key], COLORS[key]) for key, words in PROMPT_PARTS.items() if key in prompts]
+    title = "Where prompt tokens came from, over time"
+    figure = _over_time(report, windows(report), series, "share of prompt tokens", title)
+    return figure | SHARE | {"kind": "area", "what": "prompt tokens"}
 
 
 def composition(reports: Sequence[Report], names: Sequence[str]) -> Figure:
@@ -217,17 +186,10 @@ def composition(reports: Sequence[Report], names: Sequence[str]) -> Figure:
             if share is None or key == "all" or not share.part:
                 continue
             seen.add(key)
-            text = SOURCES.get(key) or f"Computed: {REASONS[key].lower()}"
-            parts.append(
-                {
-                    "name": text,
-                    "color": COLORS[key],
-                    "value": float(f"{share.value:.6g}"),
-                    "text": f"{percent(share.value)}, {share.part:,} of {share.whole:,}",
-                }
-            )
+            text = f"{percent(share.value)}, {share.part:,} of {share.whole:,}"
+            part = {"name": PROMPT_PARTS[key], "color": COLORS[key], "value": digits(share.value), "text": text}
+            parts.append(part)
         rows.append({"name": name, "parts": parts})
-    words = SOURCES | {key: f"Computed: {text.lower()}" for key, text in REASONS.items()}
     figure: Figure = {
         "kind": "bars",
         "label": "Where prompt tokens came from",
@@ -235,22 +197,21 @@ def composition(reports: Sequence[Report], names: Sequence[str]) -> Figure:
         "max": 1,
         "xFormat": "percent",
         "xTitle": "share of the prompt tokens of admitted requests",
-        "legend": [{"name": text, "color": COLORS[key]} for key, text in words.items() if key in seen],
+        "legend": [{"name": text, "color": COLORS[key]} for key, text in PROMPT_PARTS.items() if key in seen],
     }
-    if len(reports) == 1:
-        figure |= {"names": False, "thick": 40}
-        bounds = reports[0].bounds
-        merged: dict[str, list[str]] = {}
-        for key in sorted(bounds, key=lambda key: (-bounds[key].value, list(BOUNDS).index(key))):
-            merged.setdefault(percent(bounds[key].value), []).append(key)
-        figure["marks"] = [
-            {
-                "x": bounds[keys[0]].value,
-                "name": f"{value} at best: {', or '.join(BOUNDS[key].lower() for key in keys)}",
-            }
-            for value, keys in merged.items()
-        ]
-    return figure
+    return figure | {"names": False, "thick": 40, "marks": _bounds(reports[0])} if len(reports) == 1 else figure
+
+
+def _bounds(report: Report) -> list[Figure]:
+    """Marks at what caches could have reached at best; equal bounds share one."""
+    bounds = report.bounds
+    merged: dict[str, list[str]] = {}
+    for key in sorted(bounds, key=lambda key: (-bounds[key].value, list(BOUNDS).index(key))):
+        merged.setdefault(percent(bounds[key].value), []).append(key)
+    return [
+        {"x": bounds[keys[0]].value, "name": f"{value} at best: {', or '.join(BOUNDS[key].lower() for key in keys)}"}
+        for value, keys in merged.items()
+    ]
 
 
 def heat(report: Report) -> Figure:
@@ -274,16 +235,15 @@ def heat(report: Report) -> Figure:
         if key in sampled and (key in ("running", "waiting", "device", "filled") or any(map(any, sampled[key]))):
             layer: Figure = {"name": name, "unit": of, "values": evenly(report, sampled[key])}
             layers.append(layer if of else layer | {"format": "percent", "max": 1})
-    by, name = unit(report.duration_s)
+    by, axis = time_axis(report.duration_s)
     return {
         "kind": "heat",
         "label": "Load by worker and time",
         "rows": [worker.name for worker in report.workers],
         "layers": [layer for layer in layers if layer["values"] and layer["values"][0]],
         "from": 0,
-        "to": float(f"{report.duration_s / by:.6g}"),
-        "xTitle": f"{name} since the first arrival",
-        "xUnit": name,
+        "to": digits(report.duration_s / by),
+        **axis,
     }
 
 
@@ -292,15 +252,6 @@ def windows(report: Report) -> list[float]:
     return [(at + 0.5) * report.series.window_s for at in range(len(report.series.arrived))]
 
 
-def _over_time(report: Report, seconds: Sequence[float], series: list[Figure], y: str, label: str) -> Figure:
-    by, name = unit(report.duration_s)
-    return {
-        "kind": "lines",
-        "label": label,
-        "x": rounded([at / by for at in seconds]),
-        "series": series,
-        "xMin": 0,
-        "xTitle": f"{name} since the first arrival",
-        "xUnit": name,
-        "yTitle": y,
-    }
+def _over_time(report: Report, seconds: Sequence[float], series: Sequence[Figure], y: str, label: str) -> Figure:
+    by, axis = time_axis(report.duration_s)
+    return lines(label, series, "", y, x=rounded([at / by for at in seconds]), xMin=0) | axis

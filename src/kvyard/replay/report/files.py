@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,39 +23,59 @@ class _ReportHead(msgspec.Struct):
     version: int = 0
 
 
-class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it is written down. Times are nanoseconds of the replay's clock; what never came is null."""
+def _known(value: int) -> int | None:
+    return value if value >= 0 else None
 
-    id: str
-    session: str | None
-    worker: str | None
-    status: str
-    reason: str | None
-    arrival_ns: int
-    admitted_ns: int | None
-    first_token_ns: int | None
-    ended_ns: int | None
-    ttft_ms: float | None
-    itl_ms: float | None
-    """The mean gap between its tokens."""
-    e2e_ms: float | None
-    queue_ms: float | None
-    loading_ms: float | None
-    input_tokens: int
-    wanted_tokens: int
-    output_tokens: int
-    cached_tokens: int | None
-    """This and what follows is null in a live run, as far as only the engine knows it."""
-    host_tokens: int | None
-    storage_tokens: int | None
-    remote_tokens: int | None
-    miss: str | None
-    lost_tokens: int | None
-    elsewhere_tokens: int | None
-    overlap_blocks: int | None
-    best_overlap_blocks: int | None
-    preemptions: int | None
-    retries: int | None
+
+def _between(start: int, end: int) -> float | None:
+    return (end - start) / MS if end >= 0 else None
+
+
+def _mean_gap(record: Record) -> float | None:
+    gaps = record.output - 1
+    return (
+        (record.ended - record.first_token) / gaps / MS
+        if gaps > 0 and record.ended >= record.first_token >= 0
+        else None
+    )
+
+
+def _loaded(record: Record, level: int) -> int | None:
+    return _known(record.loaded[level]) if level < len(record.loaded) else 0
+
+
+COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
+    "id": (str, lambda record: record.id),
+    "session": (str, lambda record: record.session),
+    "worker": (str, lambda record: record.worker or None),
+    "status": (str, lambda record: record.status or "unfinished"),
+    "reason": (str, lambda record: record.reason or None),
+    "arrival_ns": (int, lambda record: record.arrival),
+    "admitted_ns": (int, lambda record: _known(record.admitted)),
+    "first_token_ns": (int, lambda record: _known(record.first_token)),
+    "ended_ns": (int, lambda record: _known(record.ended)),
+    "ttft_ms": (float, lambda record: _between(record.arrival, record.first_token)),
+    "itl_ms": (float, _mean_gap),
+    "e2e_ms": (float, lambda record: _between(record.arrival, record.ended)),
+    "queue_ms": (float, lambda record: _between(record.arrival, record.admitted)),
+    "loading_ms": (float, lambda record: record.loading / MS if record.loading >= 0 else None),
+    "input_tokens": (int, lambda record: record.input),
+    "wanted_tokens": (int, lambda record: record.wanted),
+    "output_tokens": (int, lambda record: record.output),
+    # This and what follows is null in a live run, as far as only the engine knows it.
+    "cached_tokens": (int, lambda record: _known(record.cached)),
+    "host_tokens": (int, lambda record: _loaded(record, 0)),
+    "storage_tokens": (int, lambda record: _loaded(record, 1)),
+    "remote_tokens": (int, lambda record: _loaded(record, 2)),
+    "miss": (str, lambda record: record.miss or None),
+    "lost_tokens": (int, lambda record: _known(record.lost)),
+    "elsewhere_tokens": (int, lambda record: _known(record.elsewhere)),
+    "overlap_blocks": (int, lambda record: _known(record.overlap)),
+    "best_overlap_blocks": (int, lambda record: _known(record.best_overlap)),
+    "preemptions": (int, lambda record: _known(record.preemptions)),
+    "retries": (int, lambda record: _known(record.retries)),
+}
+"""A request as it is written down. Times are nanoseconds of the replay's clock; what never came is null."""
 
 
 def to_json(report: Report) -> bytes:
@@ -111,70 +131,24 @@ def write_requests(records: Iterable[Record], path: str | Path) -> None:
         raise KvyardError(f"can't tell how to write requests to {path}: let its name end in .jsonl or .parquet")
 
 
-def row(record: Record) -> RequestRow:
+def row(record: Record) -> dict[str, object]:
     """A record as it is written down."""
-    gaps = record.output - 1
-    return RequestRow(
-        id=record.id,
-        session=record.session,
-        worker=record.worker or None,
-        status=record.status or "unfinished",
-        reason=record.reason or None,
-        arrival_ns=record.arrival,
-        admitted_ns=_known(record.admitted),
-        first_token_ns=_known(record.first_token),
-        ended_ns=_known(record.ended),
-        ttft_ms=_between(record.arrival, record.first_token),
-        itl_ms=(record.ended - record.first_token) / gaps / MS
-        if gaps > 0 and record.ended >= record.first_token >= 0
-        else None,
-        e2e_ms=_between(record.arrival, record.ended),
-        queue_ms=_between(record.arrival, record.admitted),
-        loading_ms=record.loading / MS if record.loading >= 0 else None,
-        input_tokens=record.input,
-        wanted_tokens=record.wanted,
-        output_tokens=record.output,
-        cached_tokens=_known(record.cached),
-        host_tokens=_loaded(record, 0),
-        storage_tokens=_loaded(record, 1),
-        remote_tokens=_loaded(record, 2),
-        miss=record.miss or None,
-        lost_tokens=_known(record.lost),
-        elsewhere_tokens=_known(record.elsewhere),
-        overlap_blocks=_known(record.overlap),
-        best_overlap_blocks=_known(record.best_overlap),
-        preemptions=_known(record.preemptions),
-        retries=_known(record.retries),
-    )
+    return {name: get(record) for name, (_, get) in COLUMNS.items()}
 
 
-def _write_parquet(rows: Iterator[RequestRow], path: Path) -> None:
+def _write_parquet(rows: Iterator[dict[str, object]], path: Path) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise KvyardError("Parquet needs pyarrow: pip install 'kvyard[parquet]', or write .jsonl") from None
-    kinds: dict[str, Any] = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    schema = pa.schema(
-        [(name, kinds[str(kind).partition(" ")[0]]) for name, kind in RequestRow.__annotations__.items()]
-    )
+    kinds: dict[type, Any] = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    schema = pa.schema([(name, kinds[kind]) for name, (kind, _) in COLUMNS.items()])
     with whole_file(path) as file, pq.ParquetWriter(file, schema) as writer:
         for some in _some(rows):
-            writer.write_table(pa.Table.from_pylist([msgspec.structs.asdict(one) for one in some], schema))
+            writer.write_table(pa.Table.from_pylist(some, schema))
 
 
-def _some(rows: Iterator[RequestRow]) -> Iterator[list[RequestRow]]:
+def _some(rows: Iterator[dict[str, object]]) -> Iterator[list[dict[str, object]]]:
     while some := list(islice(rows, ROWS_AT_ONCE)):
         yield some
-
-
-def _loaded(record: Record, level: int) -> int | None:
-    return _known(record.loaded[level]) if level < len(record.loaded) else 0
-
-
-def _known(value: int) -> int | None:
-    return value if value >= 0 else None
-
-
-def _between(start: int, end: int) -> float | None:
-    return (end - start) / MS if end >= 0 else None

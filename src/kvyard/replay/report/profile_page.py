@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvyard.engine.timing.measurements import Measurements
 from kvyard.engine.timing.profile import Profile, pass_ms
-from kvyard.replay.report.figures import RUN_COLORS, Figure, rounded
+from kvyard.replay.report.figures import RUN_COLORS, Figure, line, lines, rounded
 from kvyard.replay.report.html import Page, grid, head
 
 PAST = (0, 2048, 8192, 32768)
@@ -15,6 +15,7 @@ CONTEXT = (256, 1024, 4096, 16384, 65536)
 POINTS = 60
 """Of a line."""
 
+BOTH_LOG: Figure = {"xScale": "log", "yScale": "log", "yFormat": "ms", "height": 420}
 Points = Mapping[int, Sequence[tuple[int, float]]]
 
 
@@ -67,39 +68,18 @@ def _lines(
     series: list[Figure] = []
     for index, value in enumerate(sorted(measured) or default):
         color, name = RUN_COLORS[index % len(RUN_COLORS)], f"{what} {value}"
-        series.append({"name": name, "x": xs, "y": rounded([ms(x, value) for x in xs]), "color": color})
+        series.append(line(name, rounded([ms(x, value) for x in xs]), color, x=xs))
         if measured.get(value):
             at, took = zip(*measured[value])
-            series.append({"name": f"{name}, measured", "x": at, "y": took, "color": color, "only": "dots"})
-    return {
-        "kind": "lines",
-        "label": f"ms by {along}",
-        "series": series,
-        "xScale": "log",
-        "yScale": "log",
-        "xTitle": f"{along} (log)",
-        "xUnit": along,
-        "yTitle": "ms (log)",
-        "yFormat": "ms",
-        "height": 420,
-    }
+            series.append(line(f"{name}, measured", took, color, x=at, only="dots"))
+    return lines(f"ms by {along}", series, f"{along} (log)", "ms (log)", xUnit=along, **BOTH_LOG)
 
 
 def _agreement(passes: Sequence[tuple[float, float]]) -> Figure:
     measured, estimated = zip(*passes)
     ends = [min(measured), max(measured)]
-    return {
-        "kind": "lines",
-        "label": "measured and estimated",
-        "series": [
-            {"name": "equal", "x": ends, "y": ends, "color": "grey2"},
-            {"name": "passes", "x": measured, "y": rounded(estimated), "color": "blue", "only": "dots"},
-        ],
-        "xScale": "log",
-        "yScale": "log",
-        "xTitle": "measured ms (log)",
-        "yTitle": "estimated ms (log)",
-        "xTip": "ms",
-        "yFormat": "ms",
-        "height": 420,
-    }
+    series = [
+        line("equal", ends, "grey2", x=ends),
+        line("passes", rounded(estimated), "blue", x=measured, only="dots"),
+    ]
+    return lines("measured and estimated", series, "measured ms (log)", "estimated ms (log)", xTip="ms", **BOTH_LOG)

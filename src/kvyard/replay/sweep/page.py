@@ -10,8 +10,7 @@ from kvyard import __version__
 from kvyard.errors import KvyardError
 from kvyard.events.types import LOWER_TIERS
 from kvyard.files import write_whole
-from kvyard.replay.report.figures import RUN_COLORS
-from kvyard.replay.report.figures import Figure as Drawn
+from kvyard.replay.report import figures as draw
 from kvyard.replay.report.html import Page, esc, grid, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
 from kvyard.replay.settings import SETTINGS
@@ -45,7 +44,7 @@ DRAWN = (
     "itl_mean_ms",
     "goodput_requests_per_s",
 )
-MOST_LINES = len(RUN_COLORS)
+MOST_LINES = len(draw.RUN_COLORS)
 MOST_TILES = 4
 
 
@@ -149,48 +148,31 @@ def _tiles(along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, An
         )
 
 
-def _curve(figure: Figure, along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, Any]]]]]) -> Drawn:
+def _curve(figure: Figure, along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, Any]]]]]) -> draw.Figure:
     series = [
-        {
-            "name": name,
-            "x": [at for at, _ in points],
-            "y": [_digits(one[figure.name]) for _, one in points],
-            "color": color,
-        }
-        for (name, points), color in zip(lines, RUN_COLORS)
+        draw.line(name, [_digits(one[figure.name]) for _, one in points], color, x=[at for at, _ in points])
+        for (name, points), color in zip(lines, draw.RUN_COLORS)
     ]
-    return {
-        "kind": "lines",
-        "dots": True,
-        "label": figure.title,
-        "series": series,
-        "xMin": 0,
-        "xTitle": UNITS.get(along, along.replace("_", " ")),
-        "yTitle": "share" if figure.share else "ms" if figure.name.endswith("_ms") else figure.head,
-        **({"yFormat": "percent"} if figure.share else {}),
-        "height": 260,
-    }
+    y = "share" if figure.share else "ms" if figure.name.endswith("_ms") else figure.head
+    drawn = draw.lines(
+        figure.title, series, UNITS.get(along, along.replace("_", " ")), y, dots=True, xMin=0, height=260
+    )
+    return drawn | draw.SHARE if figure.share else drawn
 
 
-def _bars(figure: Figure, sweep: Sweep, found: Sequence[dict[str, Any]]) -> Drawn:
+def _bars(figure: Figure, sweep: Sweep, found: Sequence[dict[str, Any]]) -> draw.Figure:
     bars = []
     for one in found:
         name = ", ".join(str(one[axis]) for axis in sweep.grid.axes)
-        value = one[figure.name]
-        text = shown_value(figure, value)
-        part = {"name": figure.title, "color": "blue", "value": _digits(value) or 0, "text": text}
+        text = shown_value(figure, one[figure.name])
+        part = {"name": figure.title, "color": "blue", "value": _digits(one[figure.name]) or 0, "text": text}
         bars.append({"name": name, "parts": [part], "text": text})
-    return {
-        "kind": "bars",
-        "label": figure.title,
-        "rows": bars,
-        "xTitle": figure.title,
-        **({"xFormat": "percent"} if figure.share else {}),
-    }
+    drawn: draw.Figure = {"kind": "bars", "label": figure.title, "rows": bars, "xTitle": figure.title}
+    return drawn | {"xFormat": "percent"} if figure.share else drawn
 
 
 def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
+    return None if value is None else draw.digits(value)
 
 
 def _table(sweep: Sweep) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvyard.replay.report.figures import Figure, rounded
+from kvyard.replay.report.figures import SHARE, Figure, line, lines, rounded
 from kvyard.replay.report.html import Page, grid, head
 from kvyard.replay.traces.info import Info, Reuse
 from kvyard.replay.traces.writing import new_file
+
+BY_BLOCKS: Figure = {"xScale": "log", "xUnit": "blocks", **SHARE}
 
 
 def write_page(info: Info, path: str | Path) -> None:
@@ -53,17 +55,8 @@ def _summary(info: Info) -> str:
 
 def _over_time(info: Info, counts: Sequence[int], what: str, color: str) -> Figure:
     seconds = [round((i + 0.5) * info.window, 3) for i in range(len(counts))]
-    series = [{"name": what, "y": rounded([count / info.window for count in counts]), "color": color}]
-    return {
-        "kind": "lines",
-        "label": what,
-        "x": seconds,
-        "series": series,
-        "xMin": 0,
-        "xTitle": "seconds",
-        "xUnit": "s",
-        "yTitle": what,
-    }
+    series = [line(what, rounded([count / info.window for count in counts]), color)]
+    return lines(what, series, "seconds", what, x=seconds, xMin=0, xUnit="s")
 
 
 def _lengths(counted: Sequence[tuple[float, int]], what: str, color: str) -> Figure:
@@ -93,35 +86,19 @@ def _lengths(counted: Sequence[tuple[float, int]], what: str, color: str) -> Fig
 
 
 def _hits(reuse: Reuse) -> Figure:
-    sizes = [size for size, _ in reuse.curve]
-    best = {"x": [size for size, _ in reuse.best], "y": [share for _, share in reuse.best]}
-    everything = {"x": [sizes[0], sizes[-1]], "y": [reuse.infinite_blocks] * 2}
-    return {
-        "kind": "lines",
-        "label": "What a cache hits",
-        "series": [
-            {"name": "LRU", "x": sizes, "y": [share for _, share in reuse.curve], "color": "blue"},
-            {"name": "Belady (best)", **best, "color": "green", "dash": "2 4", "dots": True},
-            {"name": "room for everything", **everything, "color": "grey2", "dash": "7 5"},
-        ],
-        "xScale": "log",
-        "xTitle": f"cache size in blocks of {reuse.block_size} tokens (log)",
-        "xUnit": "blocks",
-        "yTitle": "blocks hit / blocks looked up",
-        "yFormat": "percent",
-    }
+    sizes, shares = zip(*reuse.curve)
+    best_sizes, best = zip(*reuse.best)
+    series = [
+        line("LRU", shares, "blue", x=sizes),
+        line("Belady (best)", best, "green", x=best_sizes, dash="2 4", dots=True),
+        line("room for everything", [reuse.infinite_blocks] * 2, "grey2", x=[sizes[0], sizes[-1]], dash="7 5"),
+    ]
+    x = f"cache size in blocks of {reuse.block_size} tokens (log)"
+    return lines("What a cache hits", series, x, "blocks hit / blocks looked up", **BY_BLOCKS)
 
 
 def _distances(reuse: Reuse) -> Figure:
-    blocks = [max(1, blocks) for blocks, _ in reuse.distances]
     shares = [share for _, share in reuse.distances]
-    return {
-        "kind": "lines",
-        "label": "Reuse distance",
-        "series": [{"name": "used again within", "x": blocks, "y": shares, "color": "blue"}],
-        "xScale": "log",
-        "xTitle": "different blocks touched in between (log)",
-        "xUnit": "blocks",
-        "yTitle": "share of blocks used again",
-        "yFormat": "percent",
-    }
+    series = [line("used again within", shares, "blue", x=[max(1, blocks) for blocks, _ in reuse.distances])]
+    x = "different blocks touched in between (log)"
+    return lines("Reuse distance", series, x, "share of blocks used again", **BY_BLOCKS)

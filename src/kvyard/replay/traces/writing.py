@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import lzma
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -18,7 +20,6 @@ from kvyard.files import whole_file
 from kvyard.replay.traces.identity import prefix_ids
 from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace
-from kvyard.replay.traces.words import Words
 
 MOONCAKE_BLOCK = 512
 """Tokens an id stands for in a Mooncake file unless its readers are told otherwise."""
@@ -191,3 +192,43 @@ def _same_size(trace: Trace, size: int, new: int) -> int:
 
 def _milliseconds(ns: int) -> int | float:
     return ns // MS if ns % MS == 0 else ns / MS
+
+
+_COMMON = """
+    the and for are but not you all any can her was one our out day get has him his how man new now old see two way who
+    boy did its let put say she too use time year work back call came come each even find from give good hand have here
+    high home into just know last life line long look
+"""
+WORDS = tuple(_COMMON.split())
+MASK = len(WORDS) - 1
+CACHED = 4096
+"""Blocks of text that are remembered."""
+
+
+class Words:
+    """Text by id."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[tuple[object, int], str] = OrderedDict()
+
+    def block(self, name: object, tokens: int) -> str:
+        """``tokens`` words for what is named ``name``, each with a space before it."""
+        key = (name, tokens)
+        text = self._texts.get(key)
+        if text is None:
+            noise = hashlib.shake_128(repr(name).encode()).digest(tokens)
+            text = "".join([" " + WORDS[byte & MASK] for byte in noise])
+            self._texts[key] = text
+            if len(self._texts) > CACHED:
+                self._texts.popitem(last=False)
+        else:
+            self._texts.move_to_end(key)
+        return text
+
+    def prompt(self, ids: Sequence[int], block_size: int, tokens: int) -> str:
+        """The text of a prompt."""
+        whole, rest = divmod(tokens, block_size)
+        parts = [self.block(ids[i], block_size) for i in range(whole)]
+        if rest:
+            parts.append(self.block(ids[whole], rest))
+        return "".join(parts).lstrip()

@@ -30,8 +30,7 @@ from kvyard.server.indexer.config import Patience
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.fleet import MockFleet
-from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
-from kvyard.server.rehearsal.recording import EngineAction, LiveRecording
+from kvyard.server.rehearsal.log import ROUTER, EngineAction, EngineLog, LiveRecording, Log, router_lines
 from kvyard.server.running import AsyncService, HttpServer, listen
 
 ANY = "tcp://127.0.0.1:0"

@@ -39,8 +39,15 @@ from kvyard.router.entries import (
 )
 from kvyard.router.journal import JournaledIndexer
 from kvyard.server.mock.worker import MockWorker
-from kvyard.server.rehearsal.log import ROUTER, EngineLog, Log, router_lines
-from kvyard.server.rehearsal.recording import EngineAction, LiveRecording, RecordedPrompt
+from kvyard.server.rehearsal.log import (
+    ROUTER,
+    EngineAction,
+    EngineLog,
+    LiveRecording,
+    Log,
+    RecordedPrompt,
+    router_lines,
+)
 
 Prompts = Callable[[str], RecordedPrompt]
 """A request's prompt by its id."""
