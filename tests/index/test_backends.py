@@ -12,7 +12,7 @@ from tests.index.naive import NaiveIndex
 
 from kvyard.errors import KvyardError
 from kvyard.hashing import TokenChain, algorithm
-from kvyard.index.backend import BACKENDS, IndexBackend, backend
+from kvyard.index.backend import IndexBackend
 from kvyard.index.memory import MemoryIndex
 
 XXH3 = algorithm("xxh3", "index tests")
@@ -162,10 +162,3 @@ def test_a_budget_is_kept_by_forgetting_what_is_of_least_use() -> None:
     index.check_integrity()
     with pytest.raises(KvyardError, match="at least"):
         MemoryIndex(budget=1000)
-
-
-def test_backends_are_found_by_name() -> None:
-    assert isinstance(backend("memory"), MemoryIndex)
-    assert "memory" in BACKENDS
-    with pytest.raises(KvyardError, match="unknown index backend"):
-        backend("punch cards")

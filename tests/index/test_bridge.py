@@ -41,7 +41,7 @@ def test_hashes_that_are_no_longer_held_are_remembered_for_a_while() -> None:
         bridge.rest(key)
     assert [key in bridge for key in names] == [False, False, True, True, True]
     bridge.wake(names[3:4])
-    assert bridge.idle == 1
+    assert len(bridge.idle) == 1
 
 
 @pytest.mark.parametrize("size", [2, 4, 6, 16])

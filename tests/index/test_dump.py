@@ -44,7 +44,8 @@ def state_of(indexer: Indexer) -> object:
     told = dump(indexer)
     rows = {(row.holder, row.tier, row.group): (sorted(b"".join(row.runs)), sorted(row.beyond)) for row in told.rows}
     feeds = {
-        (name, feed.holder): (len(feed.bridge), feed.bridge.idle, len(feed.waiting)) for name, feed in indexer.feeds()
+        (name, feed.holder): (len(feed.bridge), list(feed.bridge.idle), len(feed.waiting))
+        for name, feed in indexer.feeds()
     }
     return rows, feeds, [(one.stream, one.seq, one.state) for one in told.streams]
 

@@ -13,12 +13,10 @@ Three rules make backends interchangeable, and ``tests/index/test_backends.py`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import msgspec
-
-from kvyard.errors import KvyardError
 
 Rows: TypeAlias = list[tuple[int, int]]
 """A prompt's rows, run-length encoded: (where the run ends, in blocks from the prompt's start; the places that hold all of
@@ -83,25 +81,6 @@ class IndexBackend(RowSource, Protocol):
     def held(self, place: int) -> Iterator[Sequence[int]]:
         """Everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by what it yields."""
         ...
-
-
-def _redis(**options: Any) -> IndexBackend:
-    from kvyard.index.redis import RedisIndex
-
-    return RedisIndex(**options)
-
-
-Factory: TypeAlias = Callable[..., IndexBackend]
-BACKENDS: dict[str, Factory] = {"redis": _redis}
-"""Every backend by name. A module registers its own on import; one that needs more than Python is imported when asked for."""
-
-
-def backend(name: str, **options: Any) -> IndexBackend:
-    """The backend called ``name``. Raises ``KvyardError`` for a name that isn't in ``BACKENDS``."""
-    make = BACKENDS.get(name)
-    if make is None:
-        raise KvyardError(f"unknown index backend {name!r}: choose one of {', '.join(sorted(BACKENDS))}")
-    return make(**options)
 
 
 def joined(rows: Iterable[tuple[int, int]]) -> Rows:

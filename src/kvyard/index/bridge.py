@@ -25,48 +25,31 @@ _BITS = 20
 _OFFSET = (1 << _BITS) - 1
 
 
-class TextSpan:
+class TextSpan(msgspec.Struct, eq=False):
     """The text of one announcement, block by block. Positions are tokens from the start of the prompt."""
 
-    __slots__ = (
-        "alive",
-        "begin",
-        "beyond",
-        "first",
-        "hashes",
-        "is_start",
-        "keys",
-        "last",
-        "number",
-        "parent",
-        "size",
-        "tail",
-        "tail_marks",
-    )
-
-    def __init__(self, begin: int, size: int, hashes: list[Key], parent: TextSpan | None) -> None:
-        self.number = 0
-        self.begin = begin
-        self.size = size
-        """Tokens per engine block."""
-        self.hashes = hashes
-        self.parent = parent
-        self.first = 0
-        """Which of our blocks the first of ``keys`` is."""
-        self.keys = array("Q")
-        """Of our blocks that end in here."""
-        self.last: int | None = None
-        """The key of our last full block up to the end, ``None`` where there is none yet."""
-        self.tail: Sequence[int] = ()
-        """Tokens after our last full block."""
-        self.tail_marks: list[Mark] = []
-        self.beyond: dict[int, list[tuple[int, int]]] = {}
-        """Our blocks that start in here and end in a span that branches off: by number, their keys, and up to where they
-        are made of this span."""
-        self.alive = 0
-        """How many hashes lead here."""
-        self.is_start = False
-        """Whether this is only the start of the span with its ``number``, as the parent of what branches off there."""
+    begin: int
+    size: int
+    """Tokens per engine block."""
+    hashes: list[Key]
+    parent: TextSpan | None
+    number: int = 0
+    first: int = 0
+    """Which of our blocks the first of ``keys`` is."""
+    keys: array[int] = msgspec.field(default_factory=lambda: array("Q"))
+    """Of our blocks that end in here."""
+    last: int | None = None
+    """The key of our last full block up to the end, ``None`` where there is none yet."""
+    tail: Sequence[int] = ()
+    """Tokens after our last full block."""
+    tail_marks: list[Mark] = []
+    beyond: dict[int, list[tuple[int, int]]] = {}
+    """Our blocks that start in here and end in a span that branches off: by number, their keys, and up to where they are
+    made of this span."""
+    alive: int = 0
+    """How many hashes lead here."""
+    is_start: bool = False
+    """Whether this is only the start of the span with its ``number``, as the parent of what branches off there."""
 
     @property
     def end(self) -> int:
@@ -117,19 +100,14 @@ class Bridge:
         self._texts: dict[int, tuple[Sequence[int], list[Mark]]] = {}
         """Tokens of spans that don't end, or whose blocks don't, where ours do: to branch off in the middle of one."""
         self._next = 0
-        self._idle: dict[Key, None] = {}
-        """Hashes that aren't held, first forgotten first."""
+        self.idle: dict[Key, None] = {}
+        """Hashes that are known though not held, first forgotten first."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def __contains__(self, key: object) -> bool:
         return key in self._known
-
-    @property
-    def idle(self) -> int:
-        """How many hashes are known though not held."""
-        return len(self._idle)
 
     def find(self, key: Key) -> tuple[TextSpan, int] | None:
         """The span that ``key`` is in and its position there, if it is known."""
@@ -145,10 +123,8 @@ class Bridge:
         known, size = self._known, event.block_size
         if len(set(hashes)) < len(hashes):
             raise IdentityError("a store lists a hash twice, so that it names two texts")
-        skip = 0
-        while skip < len(hashes) and hashes[skip] in known:
-            skip += 1
-        if skip == len(hashes):
+        skip = next((at for at, key in enumerate(hashes) if key not in known), None)
+        if skip is None:
             return None
         before = hashes[skip - 1] if skip else event.parent
         parent: TextSpan | None = None
@@ -160,12 +136,8 @@ class Bridge:
             begin = parent.end
         span = TextSpan(begin, size, hashes[skip:] if skip else hashes, parent)
         assert event.tokens is not None
-        marks = (
-            []
-            if event.extra_keys is None and event.lora_name is None and not event.salt
-            else marks_of_event(event, begin - skip * size)
-        )
         tokens = event.tokens[skip * size :] if skip else event.tokens
+        marks = marks_of_event(event, begin - skip * size)
         self._name(span, tokens, [mark for mark in marks if mark[0] >= begin])
         self._enter(span)
         return span
@@ -206,7 +178,7 @@ class Bridge:
         """Let the hashes of ``span``, but for the positions ``gone``, lead there."""
         span.number, self._next = self._next, self._next + 1
         base = span.number << _BITS
-        known, idle = self._known, self._idle
+        known, idle = self._known, self.idle
         for at, key in enumerate(span.hashes):
             if at in gone:
                 continue
@@ -258,22 +230,22 @@ class Bridge:
     def rest(self, key: Key) -> None:
         """``key`` is no longer held: it is kept for a while, in case something continues it."""
         if key in self._known:
-            self._idle.pop(key, None)
-            self._idle[key] = None
-            while len(self._idle) > self.remembered:
-                oldest = next(iter(self._idle))
-                del self._idle[oldest]
+            self.idle.pop(key, None)
+            self.idle[key] = None
+            while len(self.idle) > self.remembered:
+                oldest = next(iter(self.idle))
+                del self.idle[oldest]
                 self._release(self._known.pop(oldest))
 
     def wake(self, keys: Sequence[Key]) -> None:
         """``keys`` are held again."""
-        if self._idle:
+        if self.idle:
             for key in keys:
-                self._idle.pop(key, None)
+                self.idle.pop(key, None)
 
     def rest_unless(self, held: Callable[[Key], bool]) -> None:
         """Let every hash rest that is not ``held``."""
-        for key in [key for key in self._known if key not in self._idle and not held(key)]:
+        for key in [key for key in self._known if key not in self.idle and not held(key)]:
             self.rest(key)
 
     def clear(self) -> None:
@@ -281,7 +253,7 @@ class Bridge:
         self._known.clear()
         self._spans.clear()
         self._texts.clear()
-        self._idle.clear()
+        self.idle.clear()
 
     # -- snapshots --------------------------------------------------------------------------------------------------
 
@@ -289,21 +261,19 @@ class Bridge:
         """Every span that is needed, each after those that it refers to, and the idle hashes."""
         order: dict[int, int] = {}
         out: list[SpanSnapshot] = []
-        for begin in self._spans.values():
-            stack = [begin]
-            while stack:
-                span = stack[-1]
+        for known in self._spans.values():
+            # Spans are known in the order in which they were made, so only those on its way that no hash leads to are new.
+            way: list[TextSpan] = []
+            at: TextSpan | None = known
+            while at is not None and id(at) not in order:
+                way.append(at)
+                at = at.parent
+            for span in reversed(way):
                 whole = self._spans.get(span.number) if span.is_start else None
-                first = [other for other in (span.parent, whole) if other is not None and id(other) not in order]
-                if first and id(span) not in order:
-                    stack += first
-                    continue
-                stack.pop()
-                if id(span) not in order:
-                    parent = -1 if span.parent is None else order[id(span.parent)]
-                    order[id(span)] = len(out)
-                    out.append(self._snapshot_of(span, parent, -1 if whole is None else order[id(whole)]))
-        return out, list(self._idle)
+                parent = -1 if span.parent is None else order[id(span.parent)]
+                order[id(span)] = len(out)
+                out.append(self._snapshot_of(span, parent, -1 if whole is None else order[id(whole)]))
+        return out, list(self.idle)
 
     def _snapshot_of(self, span: TextSpan, parent: int, whole: int) -> SpanSnapshot:
         known = self._spans.get(span.number) is span
@@ -345,7 +315,7 @@ class Bridge:
                 if one.text is not None:
                     self._texts[self._next] = (one.text[0], list(one.text[1]))
                 self._enter(span, set(one.gone))
-        self._idle = dict.fromkeys(idle)
+        self.idle = dict.fromkeys(idle)
 
     def _release(self, loc: int) -> None:
         number = loc >> _BITS

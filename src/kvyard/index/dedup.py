@@ -30,11 +30,6 @@ log = logging.getLogger(__name__)
 
 KeyT = TypeVar("KeyT", bound=Key)
 
-SUPPRESSED = "kvcache_kvevents_dedup_removed_hashes_suppressed_total"
-FORWARDED = "kvcache_kvevents_dedup_removed_hashes_forwarded_total"
-OUTSTANDING = "kvcache_kvevents_dedup_outstanding_references"
-OVERFLOWS = "kvcache_kvevents_dedup_uncounted_hashes_total"
-
 
 class DedupCounters(msgspec.Struct):
     """Counts of block hashes, not of events."""
@@ -57,12 +52,8 @@ class DedupFilter:
         self.counters = DedupCounters()
         self._beyond: dict[int, dict[Key, int]] = {}
         """Per place the hashes that were announced more than once, and how much more."""
-        self._size = 0
-
-    @property
-    def size(self) -> int:
+        self.size = 0
         """How many hashes have a count above one."""
-        return self._size
 
     @property
     def outstanding(self) -> int:
@@ -82,9 +73,9 @@ class DedupFilter:
             known = counts.get(key)
             if known is not None:
                 counts[key] = known + 1
-            elif self._size < self.cap:
+            elif self.size < self.cap:
                 counts[key] = 1
-                self._size += 1
+                self.size += 1
             else:
                 self.counters.uncounted += 1
         if not counts:
@@ -105,7 +96,7 @@ class DedupFilter:
                 counts[key] = known - 1
             else:
                 del counts[key]
-                self._size -= 1
+                self.size -= 1
         if not counts:
             del self._beyond[place]
         suppressed = len(keys) - len(forward)
@@ -141,7 +132,7 @@ class DedupFilter:
 
     def clear(self, place: int) -> None:
         """Forget a place's counts; the caller clears its rows too."""
-        self._size -= len(self._beyond.pop(place, ()))
+        self.size -= len(self._beyond.pop(place, ()))
 
     def snapshot(self, place: int) -> list[tuple[Key, int]]:
         """A place's counts above one, as ``count`` gives them."""
@@ -153,18 +144,9 @@ class DedupFilter:
             for _ in range(count):
                 self.repeated(place, [key])
 
-    def export(self) -> dict[str, int]:
-        """Every metric by name."""
-        return {
-            SUPPRESSED: self.counters.suppressed,
-            FORWARDED: self.counters.forwarded,
-            OUTSTANDING: self.outstanding,
-            OVERFLOWS: self.counters.uncounted,
-        }
-
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every count is positive and the size right (I11)."""
         assert all(counts for counts in self._beyond.values()), "an empty place is kept"
         assert all(count > 0 for counts in self._beyond.values() for count in counts.values()), "a count below one"
-        assert self._size == sum(map(len, self._beyond.values())), "the size is wrong"
-        assert self._size <= self.cap, "over the cap"
+        assert self.size == sum(map(len, self._beyond.values())), "the size is wrong"
+        assert self.size <= self.cap, "over the cap"

@@ -109,7 +109,7 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
     chosen = _complete(told, {name for name in wanted if not any(name == heard for heard, _ in indexer.streams)})
     for one in chosen:
         stream = indexer.adopt(one.stream, one.topic)
-        stream.resume(one.seq, one.state, one.reason, one.ts, now)
+        stream.seq, stream.state, stream.reason, stream.ts, stream.updated = one.seq, one.state, one.reason, one.ts, now
         for part in one.feeds:
             if groups.get(part.holder) and not indexer.catalog.learned(part.holder):
                 indexer.catalog.adopt(part.holder, dict(groups[part.holder]))

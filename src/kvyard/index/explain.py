@@ -50,7 +50,7 @@ def explain(
     if not keys:
         return Explanation(match=match, groups=[], summary=f"{length} tokens don't fill one block of {size}")
     # All of the prompt, since what comes after a hole may explain it.
-    rows = scorer.full_rows(keys)
+    rows = scorer.backend.lookup(keys, True)
     limit = end if tokens is None else max(0, min(end, tokens - 1))
     masks = view.levels[-1] if view.levels else (0,) * len(view.layout.groups)
     groups: list[GroupReach] = []
@@ -88,7 +88,7 @@ def _why_missing(scorer: Scorer, places: Places, view: WorkerView, rows: Rows, b
 
 
 def _belongs(holder: Holder, worker: Holder, places: Places) -> bool:
-    return holder == worker or (holder.shared and worker in places.members(holder.name))
+    return holder == worker or (holder.shared and worker in places.members.get(holder.name, ()))
 
 
 def _summary(match: WorkerMatch, groups: list[GroupReach], limit: int) -> str:

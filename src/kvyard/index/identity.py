@@ -108,6 +108,8 @@ def marks_of_event(event: Stored, begin: int) -> list[Mark]:
     """
     marks: list[Mark] = []
     name = event.lora_name
+    if event.extra_keys is None and name is None and not event.salt:
+        return marks
     if begin == 0 and name is not None:
         marks.append((0, ("lora", name)))
     salted = False

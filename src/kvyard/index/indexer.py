@@ -24,8 +24,7 @@ from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Scores, Standing, Trust
-from kvyard.index.sequencer import BatchSequencer
-from kvyard.index.stream import SEVERITY, FollowedStream, Source
+from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
 
 
 class Indexer:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from kvyard.errors import KvyardError
-from kvyard.index.backend import BACKENDS, Rows, Usage
+from kvyard.index.backend import Rows, Usage
 from kvyard.index.places import bits
 from kvyard.index.segment import Segment
 
@@ -403,6 +403,3 @@ class MemoryIndex:
         for place in bits(union):
             self._held[place].discard(number)
         self._free.append(number)
-
-
-BACKENDS["memory"] = MemoryIndex

@@ -40,8 +40,12 @@ NAMES: dict[str, str] = {
 def collect(indexer: Indexer) -> list[Sample]:
     """Every sample of an index."""
     usage = indexer.backend.usage()
-    out: list[Sample] = [(name, {}, value) for name, value in indexer.dedup.export().items()]
-    out += [
+    dedup = indexer.dedup.counters
+    out: list[Sample] = [
+        ("kvcache_kvevents_dedup_removed_hashes_suppressed_total", {}, dedup.suppressed),
+        ("kvcache_kvevents_dedup_removed_hashes_forwarded_total", {}, dedup.forwarded),
+        ("kvcache_kvevents_dedup_outstanding_references", {}, indexer.dedup.outstanding),
+        ("kvcache_kvevents_dedup_uncounted_hashes_total", {}, dedup.uncounted),
         ("kvyard_index_blocks", {}, usage.blocks),
         ("kvyard_index_rows", {}, usage.rows),
         ("kvyard_index_bytes", {}, usage.bytes),

@@ -6,7 +6,7 @@ places are the bits of a Python integer: a row of the index is such a set, and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -47,9 +47,11 @@ class Places:
     def __init__(self) -> None:
         self.all: list[Place] = []
         self.version = 0
+        self.members: dict[str, frozenset[Holder]] = {}
+        """Who shares each pool."""
+        self.of: dict[Holder, list[int]] = {}
+        """The numbers of each holder's places."""
         self._numbers: dict[Place, int] = {}
-        self._of: dict[Holder, list[int]] = {}
-        self._members: dict[str, frozenset[Holder]] = {}
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -69,13 +71,13 @@ class Places:
                 found = len(self.all)
                 self.all.append(place)
             self._numbers[place] = found
-            self._of.setdefault(place.holder, []).append(found)
+            self.of.setdefault(place.holder, []).append(found)
             self.version += 1
         return found
 
     def retire(self, holder: Holder) -> None:
         """``holder`` is gone, and the caller has cleared its places: their numbers are free."""
-        for number in self._of.pop(holder, ()):
+        for number in self.of.pop(holder, ()):
             del self._numbers[self.all[number]]
             self._free.append(number)
         self.version += 1
@@ -84,29 +86,17 @@ class Places:
         """The number of ``place`` if it has one."""
         return self._numbers.get(place)
 
-    def of(self, holder: Holder) -> Sequence[int]:
-        """The numbers of a holder's places."""
-        return self._of.get(holder, ())
-
     def share(self, pool: str, members: Iterable[Holder]) -> None:
         """Credit the copies in ``pool`` to each of ``members`` from now on. Raises ``KvyardError`` for a pool in a pool."""
         new = frozenset(members)
         if any(member.shared for member in new):
             raise KvyardError(f"pool {pool!r} can't have a pool as a member: name the workers")
-        self._members[pool] = new
+        self.members[pool] = new
         self.version += 1
-
-    def members(self, pool: str) -> frozenset[Holder]:
-        """Who shares ``pool``."""
-        return self._members.get(pool, frozenset())
 
     def pools(self, worker: Holder) -> list[Holder]:
         """The pools that ``worker`` is a member of."""
-        return [Holder(name, 0, True) for name, members in sorted(self._members.items()) if worker in members]
-
-    def holders(self) -> Iterator[Holder]:
-        """Everyone who has a place."""
-        return iter(self._of)
+        return [Holder(name, 0, True) for name, members in sorted(self.members.items()) if worker in members]
 
     def names(self, mask: int) -> list[Place]:
         """The places whose bits are set in ``mask``."""

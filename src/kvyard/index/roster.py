@@ -44,7 +44,7 @@ class Roster:
         views = scorer.views
         if views is not self._views or scorer.standings is not self._standings:
             self._look(views)
-        rows = scorer.rows(keys, views)
+        rows = scorer.backend.lookup(keys, views.through_holes)
         if not rows or not views.tiers:
             return []
         size = scorer.block_size

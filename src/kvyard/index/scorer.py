@@ -112,23 +112,19 @@ class Scorer:
         self.block_size = block_size
         self._places = places
         self._catalog = catalog
-        self._backend = backend
-        self._standings: dict[Holder, Standing] = {}
+        self.backend = backend
+        self.standings: dict[Holder, Standing] = {}
+        """Of every worker and pool."""
         self._untrusted = 0
         self._views: Views | None = None
         self._version = -1
 
     def trust(self, standings: Mapping[Holder, Standing], untrusted: int) -> None:
         """Answer for these workers from now on, and count nothing of the ``untrusted`` places."""
-        if untrusted != self._untrusted or standings.keys() != self._standings.keys():
+        if untrusted != self._untrusted or standings.keys() != self.standings.keys():
             self._views = None
-        self._standings = dict(standings)
+        self.standings = dict(standings)
         self._untrusted = untrusted
-
-    @property
-    def standings(self) -> dict[Holder, Standing]:
-        """Of every worker and pool."""
-        return self._standings
 
     @property
     def views(self) -> Views:
@@ -140,20 +136,12 @@ class Scorer:
             views = self._views = Views(
                 self._places,
                 self._catalog,
-                [holder for holder in self._standings if not holder.shared],
+                [holder for holder in self.standings if not holder.shared],
                 sorted(self.weights),
                 self._untrusted,
                 self.block_size,
             )
         return views
-
-    def full_rows(self, keys: Sequence[int]) -> Rows:
-        """All rows of a prompt, holes and what comes after them included."""
-        return self._backend.lookup(keys, True)
-
-    def rows(self, keys: Sequence[int], views: Views) -> Rows:
-        """The rows of a prompt as far as anybody's answer may depend on them."""
-        return self._backend.lookup(keys, views.through_holes)
 
     def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
         """Only how many blocks of the prompt each worker could use, from any tier; workers that have none are left out.
@@ -161,7 +149,7 @@ class Scorer:
         The short answer, for callers that ask often. Confidence isn't weighed, but stale streams earn nothing here either.
         """
         views = self.views
-        rows = self._backend.lookup(keys, views.through_holes)
+        rows = self.backend.lookup(keys, views.through_holes)
         if not rows or not views.tiers:
             return {}
         found = self._walk(views, rows, len(views.tiers) - 1) if views.plain else {}
@@ -190,12 +178,12 @@ class Scorer:
         size = self.block_size
         end = len(keys) * size
         limit = end if tokens is None else max(0, min(end, tokens - 1))
-        rows = self._backend.lookup(keys, views.through_holes)
+        rows = self.backend.lookup(keys, views.through_holes)
         walks = [self._walk(views, rows, level) for level in range(len(views.tiers))] if views.plain else []
         out: dict[Holder, WorkerMatch] = {}
-        for worker in self._standings if workers is None else workers:
+        for worker in self.standings if workers is None else workers:
             view = views.all.get(worker)
-            standing = self._standings.get(worker, UNHEARD)
+            standing = self.standings.get(worker, UNHEARD)
             if view is None or view.layout is None:
                 out[worker] = self._nothing(worker, standing, view, now)
             elif view.layout.is_plain:

@@ -12,7 +12,9 @@ import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.errors import KvyardError
+from kvyard.events.mirror import restates
 from kvyard.events.transport import Origin, State, Update
+from kvyard.events.types import EventBatch
 from kvyard.index.feed import Feed
 from kvyard.index.places import Holder
 
@@ -54,24 +56,24 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return Holder(self.worker, rank if self.by_rank and rank is not None else self.rank)
 
 
-class FollowedStream:
+class FollowedStream(msgspec.Struct, eq=False):
     """One (stream, topic). What it says is trusted: whether anything is missing is for the follower before it to find out."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.state = State.STALE
-        self.reason = "nothing heard yet"
-        self.seq = -1
-        self.updated = 0
-        """When an update last came, on the clock of the caller."""
-        self.ts = 0.0
-        """The last batch's own stamp, in seconds."""
-        self.resets = 0
-        """Restarts, snapshots and other updates that replaced all before them."""
-        self.feeds: dict[Holder, Feed] = {}
-        self.by_rank: dict[int | None, Feed] = {}
-        """The same, by the rank that updates name."""
-        self._lost = False
+    source: Source
+    state: State = State.STALE
+    reason: str = "nothing heard yet"
+    seq: int = -1
+    updated: int = 0
+    """When an update last came, on the clock of the caller."""
+    ts: float = 0.0
+    """The last batch's own stamp, in seconds."""
+    resets: int = 0
+    """Restarts, snapshots and other updates that replaced all before them."""
+    feeds: dict[Holder, Feed] = {}
+    by_rank: dict[int | None, Feed] = {}
+    """The same, by the rank that updates name."""
+    lost: bool = False
+    """Whether something is missing that only an update that replaces all can bring."""
 
     def follow(self, update: Update, now: int) -> None:
         """Take over position, time and state of ``update``."""
@@ -82,17 +84,72 @@ class FollowedStream:
             self.seq = update.seq
             if update.replaces:
                 self.resets += 1
-                self._lost = False
-        if not self._lost:
+                self.lost = False
+        if not self.lost:
             self.state = update.state
             self.reason = "" if update.state is _FRESH else update.reason
 
     def lose(self, reason: str) -> None:
         """Be stale until an update replaces all, whatever state updates before that say."""
-        self._lost = True
+        self.lost = True
         self.state, self.reason = State.STALE, reason
 
-    def resume(self, seq: int, state: State, reason: str, ts: float, now: int) -> None:
-        """Go on after batch ``seq``, up to which another index followed the stream."""
-        self.seq, self.state, self.reason = seq, state, reason
-        self.ts, self.updated = ts, now
+
+class _BatchPosition(msgspec.Struct):
+    epoch: int = -1
+    seq: int = -1
+    ranks: set[int | None] = msgspec.field(default_factory=set)
+    """Those whose part of batch ``seq`` came; each comes as a batch of its own."""
+    whole: bool = True
+
+
+class BatchSequencer:
+    """Batches that come without a transport, as the updates that a follower would make of them.
+
+    For simulations and tests, where a batcher and an index are in one process. There is nothing to ask for what is missing, so
+    a stream with a gap is stale until a batch clears everything.
+    """
+
+    def __init__(self) -> None:
+        self._positions: dict[str, _BatchPosition] = {}
+
+    def update(self, batch: EventBatch) -> Update | None:
+        """What to apply for ``batch``; ``None`` where it came before."""
+        at = self._positions.get(batch.stream)
+        if at is None:
+            at = self._positions[batch.stream] = _BatchPosition()
+        known = at.epoch >= 0
+        if batch.epoch < at.epoch:
+            return None
+        restarted = batch.epoch > at.epoch
+        if restarted:
+            at.epoch, at.seq, at.whole = batch.epoch, -1, True
+        elif batch.seq < at.seq or (batch.seq == at.seq and batch.rank in at.ranks):
+            return None
+        follows = at.whole and batch.seq <= at.seq + 1
+        at.whole = follows or restates(batch.events)
+        if batch.seq != at.seq:
+            at.seq = batch.seq
+            at.ranks.clear()
+        at.ranks.add(batch.rank)
+        state, reason = State.FRESH, ""
+        if not at.whole:
+            state, reason = State.STALE, f"batches before {batch.seq} are missing"
+        return Update(
+            stream=batch.stream,
+            topic="",
+            epoch=batch.epoch,
+            seq=batch.seq,
+            origin=Origin.LIVE,
+            state=state,
+            events=batch.events,
+            ts=batch.ts,
+            rank=batch.rank,
+            dialect="native",
+            reason=reason,
+            replaces=known and (restarted or (at.whole and not follows)),
+        )
+
+    def forget(self, stream: str) -> None:
+        """The stream is over; one of the same name begins anywhere."""
+        self._positions.pop(stream, None)

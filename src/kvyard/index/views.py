@@ -83,7 +83,7 @@ class Views:
         block_size: int,
     ) -> None:
         """``tiers`` are those that count, closest first."""
-        present = {places[number].tier for holder in places.holders() for number in places.of(holder)}
+        present = {places[number].tier for holder in places.of for number in places.of.get(holder, ())}
         self.tiers = [tier for tier in tiers if tier in present]
         self.all: dict[Holder, WorkerView] = {}
         for worker in workers:
@@ -117,8 +117,8 @@ class Views:
     def _fill(self, view: WorkerView, places: Places, catalog: Catalog, untrusted: int) -> None:
         layout = view.layout
         assert layout is not None
-        own = [(number, places[number]) for number in places.of(view.worker)]
-        lent = [(number, places[number]) for pool in places.pools(view.worker) for number in places.of(pool)]
+        own = [(number, places[number]) for number in places.of.get(view.worker, ())]
+        lent = [(number, places[number]) for pool in places.pools(view.worker) for number in places.of.get(pool, ())]
         masks: Mapping[int | None, int]
         for level in range(len(self.tiers)):
             counted = set(self.tiers[: level + 1])

@@ -20,14 +20,11 @@ Nameless: TypeAlias = tuple[Key, list[tuple[int, int]]]
 """For a snapshot: a hash without text, and how often each place announced it."""
 
 
-class _Orphan:
-    __slots__ = ("event", "gone", "place")
-
-    def __init__(self, place: int, event: Stored) -> None:
-        self.place = place
-        self.event = event
-        self.gone: list[Key] = []
-        """Hashes of it that were removed meanwhile."""
+class _Orphan(msgspec.Struct, eq=False):
+    place: int
+    event: Stored
+    gone: list[Key] = []
+    """Hashes of it that were removed meanwhile."""
 
 
 class Waiting:

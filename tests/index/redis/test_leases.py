@@ -125,7 +125,12 @@ class TestReplicas:
                 assert set(indexer.scorer.standings) == {A, Holder("b")}
                 roster = indexer.roster([Holder("b"), A])
                 assert indexer.reaches(roster, indexer.keys(TEXT)) == [[5, 3]]
-                held = {key for number in indexer.places.of(A) for run in indexer.backend.held(number) for key in run}
+                held = {
+                    key
+                    for number in indexer.places.of.get(A, ())
+                    for run in indexer.backend.held(number)
+                    for key in run
+                }
                 assert held == set(indexer.keys(TEXT)[:3])
             say(one, removed(TEXT, 4, 1, 3), seq=1)
             # The other replica hasn't heard of it, but whoever writes has.

@@ -16,7 +16,6 @@ from tests.index.redis.server import RedisServer
 from tests.index.redis.support import namespace, rows
 
 from kvyard.errors import KvyardError
-from kvyard.index.backend import BACKENDS, backend
 from kvyard.index.redis import RedisIndex
 
 pytestmark = pytest.mark.redis
@@ -51,13 +50,6 @@ def test_d6_the_contract_is_that_of_every_backend(shared_server: RedisServer, na
     finally:
         for index in made:
             index.close()
-
-
-def test_it_is_found_by_name(shared_server: RedisServer) -> None:
-    assert "redis" in BACKENDS
-    index = backend("redis", url=shared_server.url, namespace=namespace())
-    assert isinstance(index, RedisIndex)
-    index.close()
 
 
 def test_nobody_imports_redis_unless_asked() -> None:

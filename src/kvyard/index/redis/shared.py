@@ -306,7 +306,7 @@ class SharedIndexer(Indexer):
         known.update(place.holder for place in self.backend.directory.places)
         known.update(self._fed())
         registered = {source.holder() for source in self._sources.values()}
-        for holder in [holder for holder in self.places.holders() if holder not in known]:
+        for holder in [holder for holder in self.places.of if holder not in known]:
             self.places.retire(holder)
             if holder not in registered:
                 self._told.pop(holder, None)

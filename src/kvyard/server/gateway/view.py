@@ -170,7 +170,7 @@ class Holdings:
         left = AT_ONCE
         while self._next and left > 0:
             indexer, holder, number = self._next.pop()
-            if number in indexer.places.of(holder):
+            if number in indexer.places.of.get(holder, ()):
                 place = indexer.places[number]
                 count = sum(map(len, indexer.backend.held(number)))
                 self._blocks.setdefault(holder, {})[place.tier.name, place.group] = count
@@ -182,8 +182,8 @@ class Holdings:
             (model.indexer, holder, number)
             for model in self._index.models.values()
             if isinstance(model.indexer.backend, MemoryIndex)
-            for holder in list(model.indexer.places.holders())
-            for number in model.indexer.places.of(holder)
+            for holder in list(model.indexer.places.of)
+            for number in model.indexer.places.of.get(holder, ())
         ]
 
     def tiers(self, holders: list[Holder]) -> list[TierView]:

@@ -121,8 +121,8 @@ def rows(model: IndexedModel) -> ModelRows:
     """What everybody holds, readable."""
     indexer = model.indexer
     places: list[PlaceRows] = []
-    for holder in list(indexer.places.holders()):
-        for number in indexer.places.of(holder):
+    for holder in list(indexer.places.of):
+        for number in indexer.places.of.get(holder, ()):
             place = indexer.places[number]
             runs = [list(run) for run in indexer.backend.held(number)]
             if runs:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from kvyard.blocks.geometry import resolve_geometry
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
-from kvyard.index import Holder, Indexer, Source, backend
+from kvyard.index import Holder, Indexer, MemoryIndex, Source
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.bootstrap import bootstrap
 from kvyard.server.indexer.config import Config
@@ -185,7 +185,7 @@ class Service(AsyncService):
         options = dict(config.backend_options)
         try:
             if config.backend == "memory":
-                store = backend("memory", **options)
+                store = MemoryIndex(**options)
                 return self._make(identity, store, weights=config.weights, trust=config.trust)
             from kvyard.index.redis import SharedIndexer
 
@@ -224,7 +224,7 @@ class Service(AsyncService):
 
     def _share(self, model: IndexedModel, pool: str, members: Sequence[Member]) -> None:
         holders = [Holder(str(one.instance_id), one.dp_rank) for one in members]
-        model.indexer.share(pool, {*model.indexer.places.members(pool), *holders})
+        model.indexer.share(pool, {*model.indexer.places.members.get(pool, ()), *holders})
 
     # -- answers ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from kvyard.events.transport import Origin, Update
 from kvyard.events.types import Cleared, Event, EventBatch
 from kvyard.events.wire import Decoder, Encoder
 from kvyard.hashing import Namespace
-from kvyard.index import Holder, Source, backend
+from kvyard.index import Holder, MemoryIndex, Source
 from kvyard.router import Router, RouteRequest
 from kvyard.router.entries import (
     AnyEntry,
@@ -158,7 +158,7 @@ class Offline:
         index = recording.gateway.index()
         self.indexer = JournaledIndexer(
             index.identity(began.block_size),
-            backend("memory"),
+            MemoryIndex(),
             weights=index.weights,
             trust=index.trust,
             journal=self._journal,
