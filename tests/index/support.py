@@ -71,12 +71,12 @@ class Bench:
     def blocks(self, tokens: Sequence[int], worker: str = "a", rank: int = 0, **namespace: Any) -> int:
         """How many blocks a worker could use, by the short way and the long way."""
         holder = Holder(worker, rank)
-        keys = self.indexer.keys(tokens, **namespace)
+        keys = self.indexer.identity.keys(tokens, **namespace)
         short = self.indexer.matches(keys).get(holder, 0)
         match = self.indexer.score_keys(keys).workers.get(holder)
         assert match is None or match.blocks == short, (match, short)
         return short
 
     def by_tier(self, tokens: Sequence[int], worker: str = "a") -> dict[str, int]:
-        match = self.indexer.score_keys(self.indexer.keys(tokens)).workers[Holder(worker)]
+        match = self.indexer.score_keys(self.indexer.identity.keys(tokens)).workers[Holder(worker)]
         return {tier.name: found.blocks for tier, found in match.tiers.items()}

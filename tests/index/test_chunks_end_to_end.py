@@ -77,7 +77,7 @@ def host_has_third(wire: Wire) -> bool:
     """Whether the index believes that the host has the third shared block."""
     place = wire.indexer.places.known(Place(Holder("w"), Tier.G2, 0))
     assert place is not None
-    return wire.indexer.backend.holds(place, wire.indexer.keys(SHARED)[2])
+    return wire.indexer.backend.holds(place, wire.indexer.identity.keys(SHARED)[2])
 
 
 @pytest.mark.parametrize("dedup", [True, False])

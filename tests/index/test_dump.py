@@ -26,9 +26,9 @@ def copy_of(indexer: Indexer, told: IndexDump | None = None) -> Indexer:
     """Another index with the same streams, made from a dump that went over a wire."""
     wire = msgspec.msgpack.encode(told or dump(indexer))
     other = Indexer(Identity(indexer.identity.block_size))
-    for source in indexer.sources:
+    for source in indexer.sources.values():
         other.register(source)
-    load(other, msgspec.msgpack.decode(wire, type=IndexDump), [source.stream for source in indexer.sources])
+    load(other, msgspec.msgpack.decode(wire, type=IndexDump), indexer.sources)
     other.check_integrity()
     return other
 
@@ -134,7 +134,7 @@ def test_only_whole_streams_are_taken_over() -> None:
     bench.indexer.lose("b", "somebody said so")
     told = dump(bench.indexer)
     other = Indexer(Identity(4))
-    for source in bench.indexer.sources:
+    for source in bench.indexer.sources.values():
         other.register(source)
     other.apply(Update(stream="c", topic="", epoch=0, seq=0, origin=Origin.LIVE, state=State.FRESH, events=[]))
     taken = load(other, told, ["a", "b", "c"])
@@ -151,7 +151,7 @@ def test_streams_of_one_holder_are_taken_over_together_or_not_at_all() -> None:
     told = dump(bench.indexer)
     for wanted, count in ((["a"], 0), (["a", "offload"], 2)):
         other = Indexer(Identity(4))
-        for source in bench.indexer.sources:
+        for source in bench.indexer.sources.values():
             other.register(source)
         assert len(load(other, told, wanted)) == count
 

@@ -101,7 +101,7 @@ def check(indexer: Indexer, links: list[Link], prompts: list[list[int]]) -> int:
         trusted = link.follower.log.state == State.FRESH
         fresh += trusted
         for prompt in prompts:
-            keys = indexer.keys(prompt)
+            keys = indexer.identity.keys(prompt)
             match = indexer.score_keys(keys, len(prompt)).workers[Holder(link.name)]
             if trusted:
                 assert match.tokens == link.engine.longest(prompt), (link.name, prompt, match)

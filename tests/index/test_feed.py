@@ -133,6 +133,6 @@ class TestDirect:
         bench.say(stored(TEXT, 4, lora_name="poet"), stored(TEXT, 8))
         assert bench.blocks(TEXT) == 0
         with pytest.raises(IdentityError, match="adapter"):
-            bench.indexer.keys(TEXT, Namespace(lora_name="poet"))
+            bench.indexer.identity.keys(TEXT, Namespace(lora_name="poet"))
         with pytest.raises(KvyardError, match="integers"):
             Identity(4, ENGINE)

@@ -21,6 +21,6 @@ def test_d10_shared_storage_is_a_pool_and_no_phantom_worker() -> None:
     bench.say(stored(TEXT[:16], 4, tier=Tier.G3), stream="store")
     assert [bench.blocks(TEXT, worker) for worker in "abc"] == [4, 4, 1]
     assert set(bench.indexer.score(TEXT).workers) >= {Holder("a"), Holder("b"), Holder("c")}
-    assert all(not holder.shared for holder in bench.indexer.matches(bench.indexer.keys(TEXT)))
+    assert all(not holder.shared for holder in bench.indexer.matches(bench.indexer.identity.keys(TEXT)))
     bench.say(Removed(hashes=names[1:], tier=Tier.G3), stream="store")
     assert [bench.blocks(TEXT, worker) for worker in "abc"] == [1, 1, 1]

@@ -38,13 +38,13 @@ class TestTiers:
         bench = Bench(workers=("a", "b"))
         bench.say(stored(TEXT, 4), removed(TEXT, 4, 3, 4))
         bench.say(stored(TEXT, 4), removed(TEXT, 4, 0, 1), stream="b")
-        assert bench.indexer.matches(bench.indexer.keys(TEXT)) == {A: 3}
+        assert bench.indexer.matches(bench.indexer.identity.keys(TEXT)) == {A: 3}
 
     def test_the_last_token_is_always_computed(self) -> None:
         bench = Bench()
         bench.say(stored(TEXT, 4))
         assert bench.indexer.score(TEXT).workers[A].tokens == 36
-        assert bench.indexer.score_keys(bench.indexer.keys(TEXT)).workers[A].tokens == 40
+        assert bench.indexer.score_keys(bench.indexer.identity.keys(TEXT)).workers[A].tokens == 40
 
     def test_the_best_is_the_first_by_name_among_equals(self) -> None:
         bench = Bench(workers=("b", "a"))
@@ -118,7 +118,7 @@ class TestHybrid:
     def test_configured_groups_win(self) -> None:
         bench = Bench(groups=(GroupSpec(block_size=4, eagle=True),))
         bench.say(stored(TEXT, 4))
-        assert bench.indexer.score_keys(bench.indexer.keys(TEXT)).workers[A].tokens == 36
+        assert bench.indexer.score_keys(bench.indexer.identity.keys(TEXT)).workers[A].tokens == 36
 
     def test_groups_of_other_block_sizes_than_ours(self) -> None:
         groups = (GroupSpec(block_size=4), GroupSpec(kind="sliding_window", window=8, block_size=8))
@@ -169,7 +169,7 @@ class TestTrust:
         bench = Bench(trust=Trust(catching_up=0.5))
         bench.say(stored(TEXT, 4))
         bench.say(seq=0, origin=Origin.STATE, state=State.CATCHING_UP, reason="batch 1 is missing")
-        match = bench.indexer.score_keys(bench.indexer.keys(TEXT)).workers[A]
+        match = bench.indexer.score_keys(bench.indexer.identity.keys(TEXT)).workers[A]
         assert (match.confidence, match.score, match.blocks) == (0.5, 5.0, 10)
         bench.say(seq=0, origin=Origin.STATE, state=State.STALE, reason="it is gone")
         assert bench.indexer.score(TEXT).workers[A].score == 0

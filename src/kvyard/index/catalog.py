@@ -1,8 +1,8 @@
 """The catalog: which attention groups each holder has, as configured or as its events say.
 
 Without it a copy is just a copy. With it the scorer knows that a window's copies serve a hit only at its end, a state's
-only on its boundary. What isn't known is not guessed: a holder with a group of an unknown kind can't be scored, and ``why``
-says so.
+only on its boundary. What isn't known is not guessed: a holder with a group of an unknown kind can't be scored, and ``layout``
+says why.
 """
 
 from __future__ import annotations
@@ -89,17 +89,8 @@ class Catalog:
             return fixed.specs[fixed.groups.index(group)] if group in fixed.groups else None
         return self._seen.get(holder, {}).get(group)
 
-    def layout(self, holder: Holder) -> GroupLayout | None:
-        """The holder's groups; ``None`` where nothing is known or something isn't known well enough."""
-        found = self._cached(holder)
-        return None if isinstance(found, str) else found
-
-    def why(self, holder: Holder) -> str:
-        """Why there is no layout; empty where there is."""
-        found = self._cached(holder)
-        return found if isinstance(found, str) else ""
-
-    def _cached(self, holder: Holder) -> GroupLayout | str:
+    def layout(self, holder: Holder) -> GroupLayout | str:
+        """The holder's groups; where nothing is known, or something isn't known well enough, a sentence that says so."""
         found = self._fixed.get(holder) or self._cache.get(holder)
         if found is None:
             found = self._cache[holder] = self._work_out(holder)

@@ -45,17 +45,16 @@ def explain(
     size = scorer.block_size
     end = len(keys) * size
     length = end if tokens is None else tokens
-    if view is None or view.layout is None or view.usable is None:
+    if view is None:
         return Explanation(match=match, groups=[], summary=f"{worker} earns nothing: {match.reason}")
     if not keys:
         return Explanation(match=match, groups=[], summary=f"{length} tokens don't fill one block of {size}")
     # All of the prompt, since what comes after a hole may explain it.
     rows = scorer.backend.lookup(keys, True)
     limit = end if tokens is None else max(0, min(end, tokens - 1))
-    masks = view.levels[-1] if view.levels else (0,) * len(view.layout.groups)
     groups: list[GroupReach] = []
-    for at, (group, spec) in enumerate(zip(view.layout.groups, view.layout.specs, strict=True)):
-        spans = view.usable.spans(at, rows, masks[at])
+    for at, (group, spec, mask) in enumerate(zip(view.layout.groups, view.layout.specs, view.widest, strict=True)):
+        spans = view.spans(at, rows, mask)
         reach = spec.rule().match(spans, limit, view.layout.alignment, spec.eagle).tokens
         if reach + view.layout.alignment > limit:
             why = "it has all that could be used"
@@ -63,7 +62,7 @@ def explain(
             held = ", ".join(f"{low * spec.block_size}..{high * spec.block_size}" for low, high in spans[-3:])
             why = f"of the tokens it needs it has only {held}"
         else:
-            why = _why_missing(scorer, places, view, rows, reach // size, masks[at])
+            why = _why_missing(scorer, places, view, rows, reach // size, mask)
         groups.append(GroupReach(group=group, kind=spec.kind, tokens=reach, why=why))
     return Explanation(match=match, groups=groups, summary=_summary(match, groups, limit))
 
@@ -79,7 +78,7 @@ def _why_missing(scorer: Scorer, places: Places, view: WorkerView, rows: Rows, b
         if place.tier not in scorer.weights:
             return f"{name} is on {place.tier.name}, which earns nothing here"
     if mine:
-        if view.every and any(row & other for other in view.levels[-1]):
+        if any(row & other for other in view.widest):
             return f"{name} is there for another group but not for this one"
         return f"{name} is there by a stream that can't be trusted now"
     others = sorted({str(place.holder) for place in places.names(row)})

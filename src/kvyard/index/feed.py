@@ -8,11 +8,11 @@ hashes without text for an event of the same stream that says what they name. A 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
+from kvyard.events.types import Event, Removed, Stored, Tier
 from kvyard.hashing import HashingError, Key, wire_hash
 from kvyard.index.backend import IndexBackend
 from kvyard.index.bridge import Bridge, SpanSnapshot, TextSpan
@@ -85,8 +85,9 @@ class Feed:
         self._catalog = catalog
         self._identity = identity
         self._size = identity.block_size
-        self._parts = Parts(self.bridge, backend, dedup)
-        self._numbers: dict[tuple[int, int | None], int] = {}
+        self.parts = Parts(self.bridge, backend, dedup)
+        self.places: dict[tuple[int, int | None], int] = {}
+        """The numbers of its places, by tier and group as events name them."""
         self._said: tuple[object, ...] = ()
         """What the last store said of its group and tier: most say the same again."""
         self._last = 0
@@ -100,15 +101,15 @@ class Feed:
             elif isinstance(event, Removed):
                 self._remove(event)
             else:
-                self._clear(event, clear_all)
+                self.clear(None if event.tier is None and clear_all else event.tier or Tier.G1)
 
     def clear(self, tier: Tier | None = None) -> None:
         """Empty this feed's places, of one tier or all; rows, counts, parts and what waits go together."""
-        for (of, _), number in self._numbers.items():
+        for (of, _), number in self.places.items():
             if tier is None or of == tier:
                 self._backend.clear(number)
                 self._dedup.clear(number)
-                self._parts.clear(number)
+                self.parts.clear(number)
                 self.waiting.clear(number)
         self._said = ()
         if tier is None:
@@ -122,16 +123,14 @@ class Feed:
     def _store(self, event: Stored) -> None:
         identity, hashes = self._identity, event.hashes
         said = (event.group, event.tier, event.block_size, event.kind)
-        if said == self._said:
-            place = self._last
-        else:
+        if said != self._said:
             self._catalog.learn(self.holder, event, self._size if identity.direct else 0)
-            if not hashes:
-                return
-            place = self._last = self._place(event.tier, event.group)
-            self._said = said
         if not hashes:
             return
+        if said != self._said:
+            self._last = self._place(event.tier, event.group)
+            self._said = said
+        place = self._last
         if identity.direct:
             self._store_direct(place, event, hashes)
             return
@@ -139,7 +138,7 @@ class Feed:
         if not isinstance(hashes, list):
             hashes = list(hashes)
         if tokens is None or not event.block_size or len(tokens) != event.block_size * len(hashes):
-            self._store_by_hash(place, event, hashes)
+            self._store_by_hash(place, hashes)
             return
         if event.parent is not None and event.parent not in bridge and hashes[0] not in bridge:
             self.counters.orphans += len(hashes)
@@ -152,37 +151,33 @@ class Feed:
             return
         whole = span is not None and span.hashes is hashes and self._store_span(place, event, span)
         if not whole:
-            self._store_by_hash(place, event, hashes)
+            self._store_by_hash(place, hashes)
         if span is not None:
             if span.begin % self._size and len(span.keys):
-                self._parts.straddle(span)
+                self.parts.straddle(span)
             self._resume(span)
 
     def _store_span(self, place: int, event: Stored, span: TextSpan) -> bool:
         """Store a new span as a whole, where its blocks end where ours do."""
         size = self._size
         spec = self._catalog.spec(self.holder, self._catalog.group(self.holder, event.group))
-        if (
-            span.size % size
-            or span.begin % size
-            or (spec is not None and (spec.is_state or spec.block_size != span.size))
-        ):
+        if span.size % size or span.begin % size:
             return False
-        parent = span.parent.last if span.parent is not None else None
-        self._store_keys(place, span.keys.tolist(), parent)
+        if spec is not None and (spec.is_state or spec.block_size != span.size):
+            return False
+        self._store_keys(place, span.keys.tolist(), span.parent.last if span.parent is not None else None)
         self.counters.stored += len(span.hashes)
         return True
 
-    def _store_by_hash(self, place: int, event: Stored, hashes: Sequence[Key]) -> None:
+    def _store_by_hash(self, place: int, hashes: Sequence[Key]) -> None:
         """Store hashes whose text is known already, each by itself; the others wait for it."""
         known = [key for key in hashes if key in self.bridge]
-        if len(known) < len(hashes):
-            lacking = [key for key in hashes if key not in self.bridge]
+        if lacking := [key for key in hashes if key not in self.bridge]:
             self.counters.unresolved += len(lacking)
             self.waiting.add_nameless(place, lacking)
         self.bridge.wake(known)
-        for keys, parent in self._runs(place, known, storing=True):
-            self._store_keys(place, keys, parent)
+        for keys in self._runs(place, known, storing=True):
+            self._store_keys(place, keys)
 
     def _store_direct(self, place: int, event: Stored, hashes: Sequence[Key]) -> None:
         size = event.block_size
@@ -198,7 +193,7 @@ class Feed:
             self._store_keys(place, keys, parent)
             self.counters.stored += len(keys)
 
-    def _store_keys(self, place: int, keys: list[int], parent: int | None) -> None:
+    def _store_keys(self, place: int, keys: list[int], parent: int | None = None) -> None:
         repeated = self._backend.store(place, keys, parent)
         if repeated:
             self._dedup.repeated(place, repeated)
@@ -206,8 +201,8 @@ class Feed:
     def _resume(self, span: TextSpan) -> None:
         """Apply what waited for ``span``."""
         for place, known in self.waiting.named(span.hashes):
-            for keys, parent in self._runs(place, known, storing=True):
-                self._store_keys(place, keys, parent)
+            for keys in self._runs(place, known, storing=True):
+                self._store_keys(place, keys)
         for event, gone in self.waiting.parented(span.hashes):
             self._store(event)
             if gone:
@@ -217,9 +212,8 @@ class Feed:
 
     def _remove(self, event: Removed) -> None:
         place = self._place(event.tier, event.group)
-        identity = self._identity
-        if identity.direct:
-            keys = identity.direct_keys(event.hashes)
+        if self._identity.direct:
+            keys = self._identity.direct_keys(event.hashes)
             self.counters.removed += len(keys)
             self._backend.remove(place, self._dedup.removed(place, keys))
             return
@@ -228,30 +222,22 @@ class Feed:
             hashes = self.waiting.undo(place, hashes)
         known = [key for key in hashes if key in self.bridge]
         self.counters.unknown_removed += len(hashes) - len(known)
-        gone: list[int] = []
-        for run, _ in self._runs(place, known, storing=False):
-            gone += run
+        gone = [key for run in self._runs(place, known, storing=False) for key in run]
         self._backend.remove(place, self._dedup.removed(place, gone))
         for key in known:
             if not self._held(key):
                 self.bridge.rest(key)
 
-    def _clear(self, event: Cleared, everything: bool) -> None:
-        if event.tier is not None:
-            self.clear(event.tier)
-        else:
-            self.clear(None if everything else Tier.G1)
-
     # -- hashes and keys --------------------------------------------------------------------------------------------
 
-    def _runs(self, place: int, hashes: Sequence[Key], storing: bool) -> Iterable[tuple[list[int], int | None]]:
-        """The request keys that ``hashes`` stand for at ``place``, in runs, each with the key before it.
+    def _runs(self, place: int, hashes: Sequence[Key], storing: bool) -> list[list[int]]:
+        """The request keys that ``hashes`` stand for at ``place``, in runs.
 
         What covers our blocks only in part is taken care of here and not returned.
         """
         spec = self._catalog.spec(self.holder, self._places[place].group)
         size = self._size
-        runs: list[tuple[list[int], int | None]] = []
+        runs: list[list[int]] = []
         last_span: TextSpan | None = None
         last_end = -1
         for key in hashes:
@@ -272,13 +258,13 @@ class Feed:
                     continue
                 width = size
             if end % size or width % size:
-                self._parts.change(place, key, span, end, width, storing)
+                self.parts.change(place, key, span, end, width, storing)
                 continue
             keys = self.bridge.keys_between(span, (end - width) // size, end // size)
             if span is last_span and end - width == last_end:
-                runs[-1][0].extend(keys)
+                runs[-1] += keys
             else:
-                runs.append((keys, None))
+                runs.append(keys)
             last_span, last_end = span, end
         return runs
 
@@ -289,16 +275,16 @@ class Feed:
             return False
         span, at = found
         block, rest = divmod(span.begin + (at + 1) * span.size, self._size)
-        if (rest or span.size % self._size) and self._parts.holds(key):
+        if (rest or span.size % self._size) and self.parts.holds(key):
             return True
         last = [] if rest else self.bridge.keys_between(span, block - 1, block)
-        return bool(last) and any(self._backend.holds(number, last[0]) for number in self._numbers.values())
+        return bool(last) and any(self._backend.holds(number, last[0]) for number in self.places.values())
 
     def _place(self, tier: Tier, group: int | None) -> int:
-        number = self._numbers.get((tier._value_, group))  # the plain attribute: ``value`` goes a long way round
+        number = self.places.get((tier._value_, group))  # the plain attribute: ``value`` goes a long way round
         if number is None:
             named = self._catalog.group(self.holder, group)
-            number = self._numbers[tier._value_, group] = self._places.number(Place(self.holder, tier, named))
+            number = self.places[tier._value_, group] = self._places.number(Place(self.holder, tier, named))
             self.mask |= 1 << number
             self._places.version += 1
         return number
@@ -309,20 +295,15 @@ class Feed:
 
     # -- snapshots --------------------------------------------------------------------------------------------------
 
-    @property
-    def places(self) -> Mapping[tuple[int, int | None], int]:
-        """The numbers of its places, by tier and group as events name them."""
-        return self._numbers
-
     def snapshot(self, ranks: Sequence[int | None]) -> FeedSnapshot:
         """All that it knows but rows and counts, which are the index's."""
-        at = {number: position for position, number in enumerate(self._numbers.values())}
+        at = {number: position for position, number in enumerate(self.places.values())}
         return FeedSnapshot(
             self.holder,
             list(ranks),
-            list(self._numbers),
+            list(self.places),
             *self.bridge.snapshot(),
-            *self._parts.snapshot(at),
+            *self.parts.snapshot(at),
             *self.waiting.snapshot(at),
         )
 
@@ -330,9 +311,5 @@ class Feed:
         """Know what another feed of this holder knew. To be called before anything else; rows and counts are the caller's."""
         numbers = [self._place(Tier(tier), group) for tier, group in snapshot.places]
         self.bridge.restore(snapshot.spans, snapshot.idle)
-        self._parts.restore(numbers, snapshot.held, snapshot.cover)
+        self.parts.restore(numbers, snapshot.held, snapshot.cover)
         self.waiting.restore(numbers, snapshot.orphans, snapshot.nameless)
-
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless what is kept in parts agrees with itself."""
-        self._parts.check_integrity()

@@ -53,9 +53,11 @@ class Indexer:
         """Updates of streams that aren't registered: never applied, so that a late one can't revive what was removed."""
         self._trust = trust or Trust()
         self._bounds = {"waiting": waiting, "remembered": remembered}
-        self._sources: dict[str, Source] = {}
+        self.sources: dict[str, Source] = {}
+        """Every registered stream."""
+        self.streams: dict[tuple[str, str], FollowedStream] = {}
+        """Every (stream, topic) heard so far."""
         self._sequencer = BatchSequencer()
-        self._streams: dict[tuple[str, str], FollowedStream] = {}
         self._dirty = False
         """Whether trust must be updated before the next answer."""
 
@@ -63,26 +65,26 @@ class Indexer:
 
     def register(self, source: Source) -> None:
         """Listen to a stream from now on. Raises ``KvyardError`` where it is registered already, differently."""
-        known = self._sources.get(source.stream)
+        known = self.sources.get(source.stream)
         if known is not None:
             if known != source:
                 raise KvyardError(f"stream {source.stream!r} is registered already: unregister it first")
             return
         if source.groups is not None:
             self.catalog.configure(source.holder(), source.groups, source.alignment)
-        self._sources[source.stream] = source
+        self.sources[source.stream] = source
         self._dirty = True
 
     def unregister(self, stream: str) -> None:
         """Forget a stream and all it announced: rows, counts, what waits, and its group specs. An unknown one is no error."""
-        source = self._sources.pop(stream, None)
+        source = self.sources.pop(stream, None)
         if source is None:
             return
         self._sequencer.forget(stream)
-        for key in [key for key in self._streams if key[0] == stream]:
-            for holder, feed in self._streams.pop(key).feeds.items():
+        for key in [key for key in self.streams if key[0] == stream]:
+            for holder, feed in self.streams.pop(key).feeds.items():
                 feed.clear()
-                if not any(holder in other.feeds for other in self._streams.values()):
+                if not any(holder in other.feeds for other in self.streams.values()):
                     self.catalog.forget(holder)
                     self.places.retire(holder)
         self._dirty = True
@@ -91,28 +93,18 @@ class Indexer:
         """Credit what ``pool`` holds to each of ``members``."""
         self.places.share(pool, members)
 
-    @property
-    def sources(self) -> Sequence[Source]:
-        """Every registered stream."""
-        return list(self._sources.values())
-
-    @property
-    def streams(self) -> Mapping[tuple[str, str], FollowedStream]:
-        """Every (stream, topic) heard so far."""
-        return self._streams
-
     # -- events in --------------------------------------------------------------------------------------------------
 
     def apply(self, update: Update, now: int = 0) -> None:
         """Take in the next update of a registered stream, received at ``now``."""
         key = (update.stream, update.topic)
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None:
-            source = self._sources.get(update.stream)
+            source = self.sources.get(update.stream)
             if source is None:
                 self.unknown_streams += 1
                 return
-            stream = self._streams[key] = FollowedStream(source)
+            stream = self.streams[key] = FollowedStream(source)
         state = stream.state
         stream.follow(update, now)
         if update.replaces:
@@ -137,7 +129,7 @@ class Indexer:
 
     def lose(self, stream: str, reason: str) -> None:
         """Mark all of a stream stale until an update replaces it: for a loss that no update tells of."""
-        for key, known in self._streams.items():
+        for key, known in self.streams.items():
             if key[0] == stream:
                 known.lose(reason)
         self._dirty = True
@@ -149,10 +141,6 @@ class Indexer:
         """Let go of what is held outside this process, such as leases."""
 
     # -- answers out ------------------------------------------------------------------------------------------------
-
-    def keys(self, tokens: Sequence[int], namespace: Namespace = PLAIN) -> list[int]:
-        """A prompt's request keys."""
-        return self.identity.keys(tokens, namespace)
 
     def score(
         self,
@@ -198,17 +186,17 @@ class Indexer:
         self.backend.check_integrity()
         self.dedup.check_integrity()
         for _, feed in self.feeds():
-            feed.check_integrity()
+            feed.parts.check_integrity()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def feeds(self) -> Iterable[tuple[str, Feed]]:
         """Every feed with the name of its stream."""
-        return [(name, feed) for (name, _), stream in self._streams.items() for feed in stream.feeds.values()]
+        return [(name, feed) for (name, _), stream in self.streams.items() for feed in stream.feeds.values()]
 
     def adopt(self, stream: str, topic: str) -> FollowedStream:
         """The (stream, topic) of a registered stream, begun now: for what another index heard of it."""
-        known = self._streams[stream, topic] = FollowedStream(self._sources[stream])
+        known = self.streams[stream, topic] = FollowedStream(self.sources[stream])
         self._dirty = True
         return known
 
@@ -236,9 +224,9 @@ class Indexer:
         untrusted = 0
         speaking: dict[Holder, list[FollowedStream]] = {}
         heard: dict[str, list[FollowedStream]] = {}
-        for (name, _), stream in self._streams.items():
+        for (name, _), stream in self.streams.items():
             heard.setdefault(name, []).append(stream)
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             streams = heard.get(name) or [FollowedStream(source)]
             if not any(stream.feeds for stream in streams):
                 speaking.setdefault(source.holder(), []).extend(streams)
@@ -266,7 +254,7 @@ class Indexer:
             self._update_trust()
         standings = self.scorer.standings
         heard: dict[Holder, int] = {}
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             for holder in stream.feeds:
                 heard[holder] = min(stream.updated, heard.get(holder, stream.updated))
         for holder, at in heard.items():

@@ -97,7 +97,9 @@ class Roster:
             RowFold([(position[view.worker], view.levels[level]) for view in plain])
             for level in range(len(views.tiers))
         ]
-        self._coarse = [(position[view.worker], view.alignment) for view in views.coarse if view.worker in position]
+        self._coarse = [
+            (position[view.worker], view.layout.alignment) for view in views.coarse if view.worker in position
+        ]
         self._hybrid = [(position[view.worker], view) for view in views.hybrid if view.worker in position]
         self.alignments = [size] * len(self.workers)
         for at, alignment in self._coarse:

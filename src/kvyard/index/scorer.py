@@ -157,7 +157,7 @@ class Scorer:
         for view in views.coarse:
             blocks = found.get(view.worker)
             if blocks is not None:
-                found[view.worker] = blocks = blocks * size // view.alignment * view.alignment // size
+                found[view.worker] = blocks = blocks * size // view.layout.alignment * view.layout.alignment // size
                 if not blocks:
                     del found[view.worker]
         for view in views.hybrid:
@@ -184,15 +184,15 @@ class Scorer:
         for worker in self.standings if workers is None else workers:
             view = views.all.get(worker)
             standing = self.standings.get(worker, UNHEARD)
-            if view is None or view.layout is None:
-                out[worker] = self._nothing(worker, standing, view, now)
-            elif view.layout.is_plain:
-                align = view.alignment
+            if view is None:
+                out[worker] = self._nothing(worker, standing, now)
+                continue
+            if view.layout.is_plain:
+                align = view.layout.alignment
                 reach = [min(walk.get(worker, 0) * size, limit) // align * align for walk in walks]
-                out[worker] = self._match(view, rows, reach, limit, end, standing, now)
             else:
                 reach = [self.reach(view, rows, level, limit, end) for level in range(len(views.tiers))]
-                out[worker] = self._match(view, rows, reach, limit, end, standing, now)
+            out[worker] = self._match(view, rows, reach, limit, standing, now)
         return Scores(blocks=len(keys), tokens=end if tokens is None else tokens, workers=out)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -226,15 +226,13 @@ class Scorer:
 
     def reach(self, view: WorkerView, rows: Rows, level: int, limit: int, end: int) -> int:
         """The longest usable prefix of a worker with rules of its own."""
-        usable = view.usable
-        assert usable is not None
         masks = view.levels[level]
         if not all(masks) or not rows:
             return 0
-        return usable.longest([usable.spans(at, rows, mask) for at, mask in enumerate(masks)], limit, end)
+        return view.agreement.longest([view.spans(at, rows, mask) for at, mask in enumerate(masks)], limit, end)
 
     def _match(
-        self, view: WorkerView, rows: Rows, reach: list[int], limit: int, end: int, standing: Standing, now: int
+        self, view: WorkerView, rows: Rows, reach: list[int], limit: int, standing: Standing, now: int
     ) -> WorkerMatch:
         size = self.block_size
         tiers: dict[Tier, TierMatch] = {}
@@ -251,26 +249,15 @@ class Scorer:
             tokens=longest,
             score=score * standing.confidence,
             tiers=tiers,
-            limited_by=self._limiting(view, rows, longest, limit),
+            limited_by=None if longest + view.layout.alignment > limit else view.limiting(rows, limit),
             state=standing.state,
             confidence=standing.confidence,
             age=max(0, now - standing.heard),
             reason=standing.reason,
         )
 
-    def _limiting(self, view: WorkerView, rows: Rows, longest: int, limit: int) -> int | None:
-        assert view.usable is not None and view.layout is not None
-        layout = view.layout
-        if longest + layout.alignment > limit:
-            return None
-        if len(layout.groups) == 1:
-            return layout.groups[0]
-        masks = view.levels[-1] if view.levels else (0,) * len(layout.groups)
-        spans = [view.usable.spans(at, rows, mask) for at, mask in enumerate(masks)]
-        return layout.groups[view.usable.limiting(spans, limit)]
-
-    def _nothing(self, worker: Holder, standing: Standing, view: WorkerView | None, now: int) -> WorkerMatch:
-        why = view.why if view is not None else "it isn't registered"
+    def _nothing(self, worker: Holder, standing: Standing, now: int) -> WorkerMatch:
+        why = self.views.unknown.get(worker, "it isn't registered")
         return WorkerMatch(
             worker=worker,
             state=standing.state,

@@ -6,13 +6,16 @@ of the pools it shares do too, and those fed by a stream that can't be trusted d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
+from kvyard.blocks.agreement import Agreement
+from kvyard.blocks.spans import Spans
 from kvyard.events.types import Tier
+from kvyard.index.backend import Rows
 from kvyard.index.catalog import Catalog, GroupLayout
 from kvyard.index.places import Holder, Place, Places, bits
-from kvyard.index.usable import Usable
 
 Member: TypeAlias = tuple[int, tuple[int, ...]]
 """A plain worker: its position, and per group the places that count."""
@@ -54,20 +57,50 @@ class RowFold:
 
 
 class WorkerView:
-    """One worker."""
+    """One worker: which places count for its groups, and the rule of ``kvyard.blocks.agreement``, asked with rows."""
 
-    __slots__ = ("alignment", "every", "layout", "levels", "usable", "why", "worker")
-
-    def __init__(self, worker: Holder, layout: GroupLayout | None, why: str, block_size: int) -> None:
+    def __init__(self, worker: Holder, layout: GroupLayout, block_size: int) -> None:
+        """``block_size`` is the index's."""
         self.worker = worker
         self.layout = layout
-        self.alignment = layout.alignment if layout is not None else 1
-        self.why = why
-        self.usable = Usable(layout, block_size) if layout is not None else None
+        self.block_size = block_size
+        self.agreement = Agreement(layout.specs, [spec.eagle for spec in layout.specs], layout.alignment)
         self.levels: list[tuple[int, ...]] = []
         """Per level, per group of the layout, the places that count."""
-        self.every = 0
-        """All of those."""
+
+    @property
+    def widest(self) -> tuple[int, ...]:
+        """Per group, the places that count on any tier."""
+        return self.levels[-1] if self.levels else (0,) * len(self.layout.groups)
+
+    def spans(self, at: int, rows: Rows, mask: int) -> Spans:
+        """The intervals, in blocks of the layout's group ``at``, that places in ``mask`` hold."""
+        spec, ours = self.layout.specs[at], self.block_size
+        size = spec.block_size
+        spans: list[tuple[int, int]] = []
+        start, low = 0, -1
+        for stop, row in [*rows, (0, 0)]:
+            if row & mask:
+                if low < 0:
+                    low = start
+            elif low >= 0:
+                if spec.is_state:
+                    _add_states(spans, low * ours, start * ours, ours, size)
+                elif -(-low * ours // size) < start * ours // size:
+                    spans.append((-(-low * ours // size), start * ours // size))
+                low = -1
+            start = stop
+        return spans
+
+    def limiting(self, rows: Rows, limit: int) -> int | None:
+        """The group that reaches least far by itself, of ``limit`` tokens."""
+        if len(self.layout.groups) == 1:
+            return self.layout.groups[0]
+        reach = [
+            (spec.rule().match(self.spans(at, rows, mask), limit, self.layout.alignment, False).tokens, at)
+            for at, (spec, mask) in enumerate(zip(self.layout.specs, self.widest, strict=True))
+        ]
+        return self.layout.groups[min(reach)[1]]
 
 
 class Views:
@@ -86,16 +119,21 @@ class Views:
         present = {places[number].tier for holder in places.of for number in places.of.get(holder, ())}
         self.tiers = [tier for tier in tiers if tier in present]
         self.all: dict[Holder, WorkerView] = {}
+        """Those whose groups are known."""
+        self.unknown: dict[Holder, str] = {}
+        """The others, and why they aren't."""
         for worker in workers:
-            view = WorkerView(worker, catalog.layout(worker), catalog.why(worker), block_size)
-            self.all[worker] = view
-            if view.layout is not None:
-                self._fill(view, places, catalog, untrusted)
-        self.plain = [view for view in self.all.values() if view.layout is not None and view.layout.is_plain]
-        self.hybrid = [view for view in self.all.values() if view.layout is not None and not view.layout.is_plain]
-        self.coarse = [view for view in self.plain if view.alignment % block_size or view.alignment > block_size]
+            layout = catalog.layout(worker)
+            if isinstance(layout, str):
+                self.unknown[worker] = layout
+            else:
+                self.all[worker] = view = WorkerView(worker, layout, block_size)
+                self._fill(view, places, untrusted)
+        self.plain = [view for view in self.all.values() if view.layout.is_plain]
+        self.hybrid = [view for view in self.all.values() if not view.layout.is_plain]
+        self.coarse = [view for view in self.plain if view.layout.alignment != block_size]
         """Plain workers whose blocks are larger than ours: two texts may part inside one of theirs."""
-        self.through_holes = any(not _has_full(view) for view in self.hybrid)
+        self.through_holes = any(not any(spec.is_full for spec in view.layout.specs) for view in self.hybrid)
         """Whether any worker can use a prompt's end without having its start."""
         self.folds = [
             RowFold([(at, view.levels[level]) for at, view in enumerate(self.plain)])
@@ -114,26 +152,16 @@ class Views:
             found = self.named[workers] = {self.plain[at].worker: None for at in bits(workers)}
         return found
 
-    def _fill(self, view: WorkerView, places: Places, catalog: Catalog, untrusted: int) -> None:
-        layout = view.layout
-        assert layout is not None
-        own = [(number, places[number]) for number in places.of.get(view.worker, ())]
-        lent = [(number, places[number]) for pool in places.pools(view.worker) for number in places.of.get(pool, ())]
-        masks: Mapping[int | None, int]
-        for level in range(len(self.tiers)):
-            counted = set(self.tiers[: level + 1])
-            masks = dict.fromkeys(layout.groups, 0)
-            for number, place in [*own, *lent]:
-                group = _group_in(layout, place)
-                if place.tier in counted and group in masks and not untrusted >> number & 1:
+    def _fill(self, view: WorkerView, places: Places, untrusted: int) -> None:
+        holders = [view.worker, *places.pools(view.worker)]
+        trusted = [n for holder in holders for n in places.of.get(holder, ()) if not untrusted >> n & 1]
+        masks: dict[int | None, int] = dict.fromkeys(view.layout.groups, 0)
+        for tier in self.tiers:
+            for number in trusted:
+                group = _group_in(view.layout, places[number])
+                if places[number].tier == tier and group in masks:
                     masks[group] |= 1 << number
-            view.levels.append(tuple(masks[group] for group in layout.groups))
-            for mask in view.levels[-1]:
-                view.every |= mask
-
-
-def _has_full(view: WorkerView) -> bool:
-    return view.layout is not None and any(spec.is_full for spec in view.layout.specs)
+            view.levels.append(tuple(masks.values()))
 
 
 def _group_in(layout: GroupLayout, place: Place) -> int | None:
@@ -142,3 +170,14 @@ def _group_in(layout: GroupLayout, place: Place) -> int | None:
     if single and (place.group is None or layout.groups[0] is None) and place.group in (None, 0):
         return layout.groups[0]
     return place.group
+
+
+def _add_states(spans: list[tuple[int, int]], start: int, stop: int, ours: int, size: int) -> None:
+    """States are points: block p of the group is there where ours ends at the same token, and is held."""
+    step = math.lcm(ours, size)
+    for end in range(start // step * step + step, stop + 1, step):
+        low = end // size - 1
+        if spans and spans[-1][1] == low:
+            spans[-1] = (spans[-1][0], low + 1)
+        else:
+            spans.append((low, low + 1))

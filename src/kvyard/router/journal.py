@@ -116,13 +116,13 @@ class JournaledIndexer(Indexer):
         self._write = journal
 
     def register(self, source: Source) -> None:
-        known = source.stream in self._sources
+        known = source.stream in self.sources
         super().register(source)
         if not known:
             self._write(Listening(source=source))
 
     def unregister(self, stream: str) -> None:
-        known = stream in self._sources
+        known = stream in self.sources
         super().unregister(stream)
         if known:
             self._write(Unheard(stream=stream))
@@ -133,7 +133,7 @@ class JournaledIndexer(Indexer):
         self._write(Shared(pool=pool, members=tuple(sorted(members))))
 
     def apply(self, update: Update, now: int = 0) -> None:
-        known = update.stream in self._sources
+        known = update.stream in self.sources
         super().apply(update, now)
         if known:
             self._write(Applied.of(update, now))

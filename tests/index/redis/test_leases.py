@@ -30,7 +30,7 @@ def say(indexer: SharedIndexer, *events: Event, seq: int, stream: str = "a", **f
 
 def blocks(indexer: SharedIndexer, worker: Holder = A) -> int:
     """What a worker could use of the text, by the short way and the long way."""
-    keys = indexer.keys(TEXT)
+    keys = indexer.identity.keys(TEXT)
     for _ in range(100):
         before = indexer.backend.server.connected, indexer.backend.server.connects, indexer.backend.directory.looks
         short = indexer.matches(keys).get(worker, 0)
@@ -124,14 +124,14 @@ class TestReplicas:
                 indexer.refresh()
                 assert set(indexer.scorer.standings) == {A, Holder("b")}
                 roster = indexer.roster([Holder("b"), A])
-                assert indexer.reaches(roster, indexer.keys(TEXT)) == [[5, 3]]
+                assert indexer.reaches(roster, indexer.identity.keys(TEXT)) == [[5, 3]]
                 held = {
                     key
                     for number in indexer.places.of.get(A, ())
                     for run in indexer.backend.held(number)
                     for key in run
                 }
-                assert held == set(indexer.keys(TEXT)[:3])
+                assert held == set(indexer.identity.keys(TEXT)[:3])
             say(one, removed(TEXT, 4, 1, 3), seq=1)
             # The other replica hasn't heard of it, but whoever writes has.
             assert [blocks(indexer) for indexer in (one, two, reader)] == [1, 1, 1]
@@ -232,10 +232,10 @@ class TestReplicas:
                 worker = f"w{turn}"
                 one.register(Source(stream=worker, worker=worker))
                 say(one, stored(TEXT, 4, 0, 1 + turn % 8), seq=0, stream=worker)
-                assert reader.matches(reader.keys(TEXT)) == {Holder(worker): 1 + turn % 8}
+                assert reader.matches(reader.identity.keys(TEXT)) == {Holder(worker): 1 + turn % 8}
                 one.unregister(worker)
                 one.tick()
-                assert reader.matches(reader.keys(TEXT)) == {}
+                assert reader.matches(reader.identity.keys(TEXT)) == {}
             assert one.backend.usage().blocks == 0
             assert int(one.backend.session.command("GET", "next")) <= 3
             assert len(one.places) <= 3 and len(reader.places) <= 3

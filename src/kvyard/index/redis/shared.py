@@ -90,28 +90,28 @@ class SharedIndexer(Indexer):
         """See ``Indexer``. The stream is written by this replica as soon as no other has the lease of its worker or pool."""
         super().register(source)
         self.backend.session.want(owner_of(source.holder()))
-        if not any(stream == source.stream for stream, _ in self._streams):
+        if not any(stream == source.stream for stream, _ in self.streams):
             self._written.write_unheard(source)
         self.backend.flush()
 
     def unregister(self, stream: str) -> None:
         """See ``Indexer``. If this replica wrote it, its rows go; other replicas that have it registered may write it then."""
-        source = self._sources.get(stream)
+        source = self.sources.get(stream)
         if source is None:
             return
         owner = owner_of(source.holder())
         self._written.remove_unheard(source)
-        for key in self._streams:
+        for key in self.streams:
             if key[0] == stream:
                 self._written.remove(key, source)
         super().unregister(stream)
-        if not any(owner_of(known.holder()) == owner for known in self._sources.values()):
+        if not any(owner_of(known.holder()) == owner for known in self.sources.values()):
             self.backend.disown(owner)
         self.backend.flush()
 
     def writes(self, stream: str) -> bool:
         """Whether this replica is the one that writes a registered stream, as far as it knows."""
-        source = self._sources.get(stream)
+        source = self.sources.get(stream)
         return source is not None and owner_of(source.holder()) in self.backend.session.tokens
 
     def close(self) -> None:
@@ -123,10 +123,10 @@ class SharedIndexer(Indexer):
     def apply(self, update: Update, now: int = 0) -> None:
         """See ``Indexer``. Never raises because of the server."""
         key = (update.stream, update.topic)
-        known, learned = key in self._streams, self.catalog.version
+        known, learned = key in self.streams, self.catalog.version
         super().apply(update, now)
-        if key in self._streams:
-            source = self._sources[update.stream]
+        if key in self.streams:
+            source = self.sources[update.stream]
             if not known:
                 self._written.remove_unheard(source)
             # What one stream teaches of a holder, the records of all its streams must say.
@@ -137,12 +137,12 @@ class SharedIndexer(Indexer):
     def lose(self, stream: str, reason: str) -> None:
         """See ``Indexer``."""
         super().lose(stream, reason)
-        self._say([key for key in self._streams if key[0] == stream])
+        self._say([key for key in self.streams if key[0] == stream])
         self._flush()
 
     def tick(self, now: int = 0) -> None:
         """Do what is due: leases, what lingers, what others say. Raises nothing. ``now`` is the caller's, as in ``apply``."""
-        self._say(self._streams, steps=True)
+        self._say(self.streams, steps=True)
         self.backend.tick()
         self._flushed = self.backend.clock.now()
         for owner in self.backend.directory.owners.values():
@@ -196,19 +196,19 @@ class SharedIndexer(Indexer):
 
     def _announce(self, owner: str) -> None:
         """Our rows of ``owner`` wait to be sent: say of its streams what they are worth, after that."""
-        heard = {stream for stream, _ in self._streams}
-        for source in self._sources.values():
+        heard = {stream for stream, _ in self.streams}
+        for source in self.sources.values():
             if owner_of(source.holder()) == owner and source.stream not in heard:
                 self._written.write_unheard(source)
         self._say(self._of(owner), again=True)
 
     def _of(self, owner: str) -> list[StreamKey]:
         """The streams of an owner."""
-        return [key for key, stream in self._streams.items() if owner_of(stream.source.holder()) == owner]
+        return [key for key, stream in self.streams.items() if owner_of(stream.source.holder()) == owner]
 
     def _say(self, keys: Iterable[StreamKey], *, again: bool = False, steps: bool = False) -> None:
         for key in keys:
-            self._written.write(key, self._streams[key], again=again, steps=steps)
+            self._written.write(key, self.streams[key], again=again, steps=steps)
 
     def _steadily(self, ask: Callable[[], T]) -> T:
         """The answer to ``ask``, with nothing it depends on having changed meanwhile."""
@@ -237,7 +237,7 @@ class SharedIndexer(Indexer):
         mentioned = untrusted = 0
         connected = self.backend.server.connected
         known = self._said_by_all() if connected else {}
-        for name in [*self._sources, *sorted(known.keys() - self._sources.keys())]:
+        for name in [*self.sources, *sorted(known.keys() - self.sources.keys())]:
             told = known.get(name, [])
             for record, stream in told:
                 for feed in record.feeds:
@@ -248,7 +248,7 @@ class SharedIndexer(Indexer):
                     self._adopt(record.source, feed)
                     speaking.setdefault(feed.holder, []).append(stream)
             if not any(record.feeds for record, _ in told):
-                source = self._sources.get(name) or told[0][0].source
+                source = self.sources.get(name) or told[0][0].source
                 self._adopt(source, FeedRecord(source.holder(), (), ()))
                 speaking.setdefault(source.holder(), []).extend(
                     [stream for _, stream in told] or [FollowedStream(source)]
@@ -286,8 +286,8 @@ class SharedIndexer(Indexer):
 
     def _adopt(self, source: Source, feed: FeedRecord) -> None:
         """Learn of a holder's groups what its writer knows, unless we know it ourselves."""
-        if feed.holder in self._fed() or source.stream in self._sources:
-            if source.stream in self._sources and source.groups is None:
+        if feed.holder in self._fed() or source.stream in self.sources:
+            if source.stream in self.sources and source.groups is None:
                 self.catalog.adopt(feed.holder, {**dict(feed.groups), **self.catalog.learned(feed.holder)})
             return
         if source.groups is not None and self._told.get(feed.holder) != source:
@@ -298,14 +298,14 @@ class SharedIndexer(Indexer):
 
     def _fed(self) -> list[Holder]:
         """The holders that streams of this replica feed."""
-        return [holder for stream in self._streams.values() for holder in stream.feeds]
+        return [holder for stream in self.streams.values() for holder in stream.feeds]
 
     def _retire(self, mentioned: Iterable[Holder]) -> None:
         """Forget holders that neither we nor any writer knows of, or ``mentioned``."""
         known = set(mentioned)
         known.update(place.holder for place in self.backend.directory.places)
         known.update(self._fed())
-        registered = {source.holder() for source in self._sources.values()}
+        registered = {source.holder() for source in self.sources.values()}
         for holder in [holder for holder in self.places.of if holder not in known]:
             self.places.retire(holder)
             if holder not in registered:

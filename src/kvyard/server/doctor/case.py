@@ -215,8 +215,7 @@ class Case:
         if self._named is None:
             return []
         self._named.refresh()
-        reasons = {self._named.catalog.why(holder) for holder in self._named.scorer.standings if not holder.shared}
-        return sorted(filter(None, reasons))
+        return sorted(set(self._named.scorer.views.unknown.values()))
 
     def refused(self) -> list[str]:
         """Why announced blocks could not be named."""

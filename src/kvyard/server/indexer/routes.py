@@ -71,7 +71,7 @@ class IndexerRoutes:
         """How many tokens of a prompt each instance has, per tier and rank, cumulative."""
         self._check_length(body.token_ids, "token_ids")
         model = self.service.model(body)
-        return self._matches(model, model.indexer.keys(body.token_ids, body.namespace(body.media)), body)
+        return self._matches(model, model.indexer.identity.keys(body.token_ids, body.namespace(body.media)), body)
 
     async def query_by_hash(self, body: schemas.QueryByHash, headers: Mapping[str, str]) -> schemas.Matches:
         """The same for a prompt's block hashes."""
