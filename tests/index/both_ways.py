@@ -82,7 +82,7 @@ class BothWays:
         """Ask both about a prompt, by its keys and its tokens or their number, and see that they say the same."""
         self.runs.flush(1 << 62)
         count = tokens if isinstance(tokens, int) else len(tokens)
-        theirs = [keys[at] for at in range(len(keys))] if isinstance(tokens, int) else self.wire.keys(tokens)
+        theirs = [keys[at] for at in range(len(keys))] if isinstance(tokens, int) else self.wire.identity.keys(tokens)
         scores = self.wire.score_keys(theirs, count)
         assert self.runs.scorer.score(keys, count) == scores  # type: ignore[arg-type]
         workers = [worker for worker in scores.workers if not worker.shared]

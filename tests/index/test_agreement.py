@@ -91,7 +91,7 @@ def walk(ours: Indexer, model: Indexer, seed: int, steps: int, seen: Callable[[S
             indexer.apply(update)
             indexer.check_integrity()
         prompt = rng.choice(prompts)
-        keys = ours.keys(prompt)
+        keys = ours.identity.keys(prompt)
         assert seen(ours.score(prompt)) == seen(model.score(prompt))
         assert ours.matches(keys) == model.matches(keys)
         assert ours.dedup.counters == model.dedup.counters

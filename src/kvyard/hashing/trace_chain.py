@@ -41,9 +41,11 @@ class TraceChain(Chain):
             raise ValueError("a trace's ids tell media and embeddings apart already: leave them out of its namespace")
         self.block_size = block_size
         self.namespace = namespace
-        trace = _TraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
-        if not namespace.plain:
-            trace = _SpacedTraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own, namespace.fingerprint())
+        if namespace.plain:
+            trace = _TraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
+        else:
+            trace = _SpacedTraceKeys(ids, id_block_size, num_prompt_tokens, block_size, own)
+            trace.space = namespace.fingerprint()
         self.trace = self.keys = trace
 
     @property
@@ -62,7 +64,7 @@ class TraceChain(Chain):
 
 
 class _TraceKeys:
-    __slots__ = ("block_size", "id_block_size", "ids", "num_prompt_tokens", "num_tokens", "own")
+    __slots__ = ("block_size", "id_block_size", "ids", "num_prompt_tokens", "num_tokens", "own", "space")
 
     def __init__(
         self, ids: Sequence[int], id_block_size: int, num_prompt_tokens: int, block_size: int, own: int
@@ -73,6 +75,8 @@ class _TraceKeys:
         self.num_tokens = num_prompt_tokens
         self.block_size = block_size
         self.own = own
+        self.space = 0
+        """What tells the namespace from others; 0 where it is plain."""
 
     def __len__(self) -> int:
         return self.num_tokens // self.block_size
@@ -109,13 +113,7 @@ class _TraceKeys:
 class _SpacedTraceKeys(_TraceKeys):
     """The same for a namespace that isn't plain: the ids of two namespaces never meet."""
 
-    __slots__ = ("space",)
-
-    def __init__(
-        self, ids: Sequence[int], id_block_size: int, num_prompt_tokens: int, block_size: int, own: int, space: int
-    ) -> None:
-        super().__init__(ids, id_block_size, num_prompt_tokens, block_size, own)
-        self.space = space
+    __slots__ = ()
 
     def __getitem__(self, index: int) -> int:
         key = super().__getitem__(index)

@@ -6,7 +6,8 @@ or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Scores, Standing, Trust
 from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
+
+AnswerT = TypeVar("AnswerT")
 
 
 class Indexer:
@@ -156,14 +159,17 @@ class Indexer:
         self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
     ) -> Scores:
         """The same for request keys; see ``Scorer.score``."""
-        self._look_at_ages()
-        return self.scorer.score(keys, tokens, workers, now)
+        wanted = None if workers is None else list(workers)
+
+        def score() -> Scores:
+            self._update_ages()
+            return self.scorer.score(keys, tokens, wanted, now)
+
+        return self._answer(score)
 
     def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
         """Only how many blocks each worker could use; see ``Scorer.matches``."""
-        if self._dirty:
-            self._update_trust()
-        return self.scorer.matches(keys)
+        return self._answer(lambda: self.scorer.matches(keys))
 
     def roster(self, workers: Sequence[Holder]) -> Roster:
         """Workers in an order of the caller's, to ask ``reaches`` about."""
@@ -171,15 +177,17 @@ class Indexer:
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
-        if self._dirty:
-            self._update_trust()
-        return roster.reaches(keys, tokens)
+        return self._answer(lambda: roster.reaches(keys, tokens))
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""
-        self._look_at_ages()
         keys = self.identity.keys(tokens, namespace)
-        return explain(self.scorer, self.places, keys, len(tokens), worker, now)
+
+        def reasons() -> Explanation:
+            self._update_ages()
+            return explain(self.scorer, self.places, keys, len(tokens), worker, now)
+
+        return self._answer(reasons)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""
@@ -248,10 +256,14 @@ class Indexer:
             reason="; ".join(stream.reason for stream in streams if stream.reason),
         )
 
-    def _look_at_ages(self) -> None:
-        """Ages change with every update, trust seldom: only bring the former up to date."""
+    def _answer(self, ask: Callable[[], AnswerT]) -> AnswerT:
+        """What ``ask`` finds, with trust up to date."""
         if self._dirty:
             self._update_trust()
+        return ask()
+
+    def _update_ages(self) -> None:
+        """Ages change with every update, trust seldom: only bring the former up to date."""
         standings = self.scorer.standings
         heard: dict[Holder, int] = {}
         for stream in self.streams.values():

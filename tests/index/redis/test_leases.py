@@ -56,7 +56,7 @@ class TestRows:
                 old.store(1, [5])
                 old.remove(0, [1])
                 assert not old.flush()
-                assert old.session.counters.fenced == 1
+                assert old.session.fenced == 1
                 assert new.lookup([1, 2, 3]) == [(2, 1)]
                 assert new.lookup([5]) == []
                 # Numbers of another process mean nothing to it, so it finds nothing, and says why.
@@ -84,14 +84,14 @@ class TestRows:
             index.flush()
             expire(shared_server, index, "index")
             index.store(0, [2])
-            assert index.flush() and index.counters.announced == 1
+            assert index.flush() and index.announced == 1
             assert index.lookup([1, 2]) == [(2, 1)]
 
     def test_a_second_process_waits_its_turn(self, shared_server: RedisServer) -> None:
         name = namespace()
         with rows(shared_server, namespace=name, lease=0.3) as first, rows(shared_server, namespace=name) as second:
             second.store(3, [7])
-            assert not second.flush() and second.lookup([7]) == [] and second.counters.unsent_keys == 1
+            assert not second.flush() and second.lookup([7]) == [] and second.unsent_keys == 1
             first.close()
             until(second.flush)
             assert second.lookup([7]) == [(1, 8)]

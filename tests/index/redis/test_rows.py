@@ -177,7 +177,7 @@ class TestDefects:
             for start in range(0, 50_000, 100):
                 index.store(0, range(start, start + 100))
             assert index.pending.keys < 2048
-            assert index.counters.unsent_keys > 40_000
+            assert index.unsent_keys > 40_000
             own_server.start()
             while not index.flush():
                 pass

@@ -6,6 +6,7 @@ runs; this turns them back into what vLLM would have said, in the field order of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvyard.blocks.coordinator import Hit
@@ -46,8 +47,9 @@ class VllmRecorder:
         if run.chain.block_size == self._groups[group].block_size:
             self._entered += range(run.start, run.stop)
             return
+        # A block became known by a hash that ends inside it: a store of its own, of one hash unit.
         self.flush()
-        self._store_unit(self._groups[group], run)
+        self._store(self._groups[group], run.chain, [run.start], run.start, run.stop)
 
     def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
         for key in reversed(run.hashes):
@@ -65,7 +67,7 @@ class VllmRecorder:
         """The request asked to have its hits announced too."""
         for group, found in zip(groups, hit.groups, strict=True):
             if found.blocks:
-                self._store(request, group, range(found.blocks), 0, found.blocks)
+                self._store(group, group.chain_of(request), range(found.blocks), 0, found.blocks)
 
     def take(self) -> list[WireEvent]:
         """The events since the last call."""
@@ -84,56 +86,28 @@ class VllmRecorder:
             self._open = None
             positions, self._entered = self._entered, []
             if first < last:
-                self._store(request, group, positions, first, last)
+                self._store(group, group.chain_of(request), positions, first, last)
             elif positions:
                 end = (first + 1) * group.block_size // group.hash_block_size
-                self._store_unit(group, Run(request.chain, end - 1, end))
+                self._store(group, request.chain, [end - 1], end - 1, end)
 
-    def _store_unit(self, group: Group, run: Run) -> None:
-        """A block became known by a hash that ends inside it: a store of its own, of one hash unit."""
-        parent = run.parent
-        extras = run.chain.extras_of(run.start, run.stop) or [None]
-        parent = self.wire(parent) if parent is not None else None
-        self._events.append(self._stored(group, run.chain, [self.wire(run[0])], parent, run.tokens, extras))
-
-    def _store(self, request: Request, group: Group, positions: list[int] | range, first: int, last: int) -> None:
-        chain = group.chain_of(request)
-        extras = [chain.extras_of(at, at + 1) for at in positions]
-        self._events.append(
-            self._stored(
-                group,
-                chain,
-                [self.wire(chain.keys[at]) for at in positions],
-                self.wire(chain.keys[first - 1]) if first else None,
-                chain.tokens_of(first, last),
-                [extra[0] if extra else None for extra in extras],
-            )
-        )
-
-    def _stored(
-        self,
-        group: Group,
-        chain: Chain,
-        hashes: list[Key],
-        parent: Key | None,
-        tokens: list[int] | None,
-        extras: list[Any],
-    ) -> WireEvent:
+    def _store(self, group: Group, chain: Chain, positions: Sequence[int], first: int, last: int) -> None:
+        """One store of the blocks at ``positions``, with the text of all from ``first`` to ``last``."""
         space = chain.namespace
         event: WireEvent = {
             "type": "BlockStored",
-            "block_hashes": hashes,
-            "parent_block_hash": parent,
-            "token_ids": tokens,
+            "block_hashes": [self.wire(chain.keys[at]) for at in positions],
+            "parent_block_hash": self.wire(chain.keys[first - 1]) if first else None,
+            "token_ids": chain.tokens_of(first, last),
             "block_size": chain.block_size,
             "lora_id": space.lora_id,
             "medium": "GPU",
             "lora_name": space.lora_name,
         }
-        if extras:
-            event["extra_keys"] = extras
+        if positions:
+            event["extra_keys"] = [chain.extras_of(at, at + 1)[0] for at in positions]
         event["group_idx"] = group.index
         event["kv_cache_spec_kind"] = group.spec.attention.wire
         if group.spec.is_window:
             event["kv_cache_spec_sliding_window"] = group.spec.window
-        return event
+        self._events.append(event)

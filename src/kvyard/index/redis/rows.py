@@ -15,8 +15,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
-
-import msgspec
+from contextlib import suppress
 
 from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
@@ -38,18 +37,6 @@ LOOKUP_KEYS = 4096
 SWEEP_KEYS = 2048
 ATTEMPTS = 4
 """At a prompt of several such parts, during which the directory may change."""
-
-
-class RedisCounters(msgspec.Struct):
-    """What happened, over all time."""
-
-    lookups: int = 0
-    blind_lookups: int = 0
-    """Answered with nothing because the server couldn't be asked, or not without what it says changing."""
-    announced: int = 0
-    """How often all that an owner has was written."""
-    unsent_keys: int = 0
-    """Changes that weren't sent because the server was away or another process had the lease; the mirror has them."""
 
 
 class RedisIndex:
@@ -84,7 +71,12 @@ class RedisIndex:
         if min(lease, timeout, backoff) <= 0:
             raise KvyardError("lease, timeout and backoff of a Redis index must be more than 0 seconds")
         self.clock = clock or WallClock()
-        self.counters = RedisCounters()
+        self.blind_lookups = 0
+        """Answered with nothing because the server couldn't be asked, or not without what it says changing."""
+        self.announced = 0
+        """How often all that an owner has was written."""
+        self.unsent_keys = 0
+        """Changes that weren't sent because the server was away or another process had the lease; the mirror has them."""
         self.directory = Directory(places)
         self.mirror = MemoryIndex(budget=budget, forgotten=lambda place, keys: self._forgotten.append((place, keys)))
         self.pending = PendingWrites()
@@ -111,12 +103,10 @@ class RedisIndex:
 
     def close(self) -> None:
         """Send what waits, give the leases back and disconnect. The next use connects again."""
-        try:
+        with suppress(Unavailable):
             if self.server.connected:
                 self._send(None)
                 self.session.release()
-        except Unavailable:
-            pass
         self.server.close()
         self.session.lose_all()
 
@@ -174,21 +164,16 @@ class RedisIndex:
 
     def look(self) -> None:
         """Learn what others say, where that is due. Raises nothing."""
-        try:
+        with suppress(Unavailable):
             self._catch_up()
             self.session.look()
-        except Unavailable:
-            pass
 
     def tick(self) -> None:
         """Do what is due: renew leases, get those that are free, send, look at what others say, tidy up. Raises nothing."""
-        try:
-            self._catch_up()
-            self.session.look()
+        self.look()
+        with suppress(Unavailable):
             self._sweep(SWEEP_KEYS)
             self.session.purge()
-        except Unavailable:
-            pass
 
     @property
     def due(self) -> int:
@@ -202,14 +187,13 @@ class RedisIndex:
         """See ``IndexBackend``. Finds nothing while the server is away, and nothing of ours while it hasn't been told all."""
         if not keys:
             return []
-        self.counters.lookups += 1
         if self.mirror.budget is not None:
             self.mirror.lookup(keys)  # recency
         try:
             self._catch_up()
             return self._ask(keys, through_holes)
         except Unavailable:
-            self.counters.blind_lookups += 1
+            self.blind_lookups += 1
             return []
 
     def holds(self, place: int, key: int) -> bool:
@@ -240,15 +224,13 @@ class RedisIndex:
 
     def usage(self) -> Usage:
         """See ``IndexBackend``. Blocks are those of all writers, the rest this process's own. Tidies up first."""
-        mine = self.mirror.usage()
-        blocks = 0
-        try:
+        usage = self.mirror.usage()
+        usage.blocks = 0
+        with suppress(Unavailable):
             self._catch_up()
             self._sweep(1 << 16)
-            blocks = int(self.session.command("GET", "rows") or 0)
-        except Unavailable:
-            pass
-        return Usage(blocks=blocks, rows=mine.rows, bytes=mine.bytes, evicted=mine.evicted)
+            usage.blocks = int(self.session.command("GET", "rows") or 0)
+        return usage
 
     @property
     def reason(self) -> str:
@@ -259,23 +241,6 @@ class RedisIndex:
             other = self.directory.owners.get(SOLO)
             return f"another process{f' ({other.replica})' if other is not None else ''} writes to this index"
         return ""
-
-    def export(self) -> dict[str, float]:
-        """Every metric by name."""
-        return {
-            "kvyard_index_redis_up": float(self.server.connected),
-            "kvyard_index_redis_leases": len(self.session.tokens),
-            "kvyard_index_redis_pending_keys": self.pending.keys,
-            "kvyard_index_redis_round_trips_total": self.server.round_trips,
-            "kvyard_index_redis_connects_total": self.server.connects,
-            "kvyard_index_redis_errors_total": sum(self.server.errors.values()),
-            "kvyard_index_redis_lookups_total": self.counters.lookups,
-            "kvyard_index_redis_blind_lookups_total": self.counters.blind_lookups,
-            "kvyard_index_redis_announcements_total": self.counters.announced,
-            "kvyard_index_redis_unsent_keys_total": self.counters.unsent_keys,
-            "kvyard_index_redis_fenced_total": self.session.counters.fenced,
-            "kvyard_index_redis_epochs_total": self.session.counters.epochs,
-        }
 
     def check_integrity(self) -> None:
         """See ``IndexBackend``. Compares every row with every slot's set, and both with the mirror: reads all there is.
@@ -294,11 +259,14 @@ class RedisIndex:
         token = self.session.tokens.pop(owner, None)
         self.pending.drop(owner)
         if token is not None:
-            self._drop(owner, token)
+            self.reap(owner, token)
 
-    def reap(self, owner: str) -> None:
-        """Remove what is left of an owner, if no replica has its lease. Raises nothing."""
-        self._drop(owner, "")
+    def reap(self, owner: str, token: int | str = "") -> None:
+        """Remove what is left of an owner, if no replica has its lease, or we do by ``token``. Raises nothing."""
+        with suppress(Unavailable):
+            self.session.ready()
+            self.session.call(scripts.DROP, owner, token)
+            self._sweeping = True
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -314,7 +282,7 @@ class RedisIndex:
     def _write(self, place: int, operation: bytes, keys: Sequence[int]) -> None:
         owner, name = self.directory.name(place)
         if owner not in self.session.tokens:
-            self.counters.unsent_keys += len(keys) or 1
+            self.unsent_keys += len(keys) or 1
         elif operation == b"c":
             self.pending.put(owner, operation, name)
         else:
@@ -329,7 +297,7 @@ class RedisIndex:
             if whose == owner:
                 for run in self.mirror.held(place):
                     self.pending.put_keys(owner, b"s", name, run)
-        self.counters.announced += 1
+        self.announced += 1
         self.acquired(owner)
 
     def _send(self, most: int | None) -> None:
@@ -343,14 +311,6 @@ class RedisIndex:
                 if reply[0] == b"fenced":
                     self.session.lose(str(call[0]))
             sent += before - self.pending.keys
-
-    def _drop(self, owner: str, token: int | str) -> None:
-        try:
-            self.session.ready()
-            self.session.call(scripts.DROP, owner, token)
-            self._sweeping = True
-        except Unavailable:
-            pass
 
     def _ask(self, keys: Sequence[int], through_holes: bool) -> Rows:
         for _ in range(ATTEMPTS):
@@ -369,7 +329,7 @@ class RedisIndex:
                     return self._translated(found, through_holes)
             else:
                 return self._translated(found, through_holes)
-        self.counters.blind_lookups += 1
+        self.blind_lookups += 1
         return []
 
     def _translated(self, found: list[tuple[int, bytes]], through_holes: bool) -> Rows:

@@ -8,6 +8,7 @@ passed, so that a server that is away costs its callers next to nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -59,7 +60,8 @@ class Server:
         self._clock = clock
         self._most = max(backoff, FIRST_BACKOFF)
         self._wait = FIRST_BACKOFF
-        self._retry_at = 0
+        self.retry_at = 0
+        """When the next attempt to connect may be made."""
         self._conn: Any = None
         self.farewell: Callable[[], tuple[Script, Sequence[str], Sequence[Any]] | None] = lambda: None
         """What to try to say before a connection is given up because of what the server answered."""
@@ -84,14 +86,9 @@ class Server:
         """Whether there is a connection, as far as is known."""
         return self._conn is not None
 
-    @property
-    def retry_at(self) -> int:
-        """When the next attempt to connect may be made."""
-        return self._retry_at
-
     def connect(self) -> None:
         """Connect, load the scripts, learn the run. Raises ``Unavailable``, at once while the last failure is too recent."""
-        if self._clock.now() < self._retry_at:
+        if self._clock.now() < self.retry_at:
             raise self._unavailable()
         try:
             self._conn = conn = self._pool.connection_class(**self._pool.connection_kwargs)
@@ -122,8 +119,7 @@ class Server:
 
     def calls(self, script: Script, keys: Sequence[str], each: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Run a script several times, in order, in one round trip. Raises ``Unavailable``; what ran by then is done."""
-        replies: list[list[Any]] = self.commands([("EVALSHA", script.digest, len(keys), *keys, *args) for args in each])
-        return replies
+        return self.commands([("EVALSHA", script.digest, len(keys), *keys, *args) for args in each])
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands together and return their replies. Raises ``Unavailable``."""
@@ -144,7 +140,7 @@ class Server:
             kind = word.lower() if word.isupper() and len(word) > 2 else kind or "other"
         self.errors[kind] = self.errors.get(kind, 0) + 1
         self.reason = why
-        self._retry_at = self._clock.now() + self._wait
+        self.retry_at = self._clock.now() + self._wait
         self._wait = min(2 * self._wait, self._most)
         if isinstance(error, Exception) and _is_reply(error):
             self._say_farewell()
@@ -161,10 +157,8 @@ class Server:
         last = self.farewell()
         if last is not None and self._conn is not None:
             script, keys, args = last
-            try:
+            with suppress(*self._trouble):  # it was worth a try
                 self._exchange([("EVALSHA", script.digest, len(keys), *keys, *args)])
-            except self._trouble:
-                pass  # it was worth a try
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"the index server {self.address} can't be used: {self.reason}")

@@ -15,8 +15,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from kvyard.clock import MS, Clock
 from kvyard.index.redis import scripts
 from kvyard.index.redis.directory import Directory
@@ -24,15 +22,6 @@ from kvyard.index.redis.scripts import Script
 from kvyard.index.redis.server import Server
 
 PURGE_ROUNDS = 8
-
-
-class SessionCounters(msgspec.Struct):
-    """What happened, over all time."""
-
-    fenced: int = 0
-    """Leases that turned out to be another replica's when we used them."""
-    epochs: int = 0
-    """Epochs that were begun here: servers that were empty, or may not have held what they should."""
 
 
 class ReplicaSession:
@@ -54,7 +43,10 @@ class ReplicaSession:
         """``acquired`` is called with each owner whose lease was got, ``lost`` with one that was lost, ``None`` for all."""
         self.server = server
         self.directory = directory
-        self.counters = SessionCounters()
+        self.fenced = 0
+        """Leases that turned out to be another replica's when we used them."""
+        self.epochs = 0
+        """Epochs that were begun here: servers that were empty, or may not have held what they should."""
         self.namespace = namespace
         self.replica = replica
         self.tokens: dict[str, int] = {}
@@ -140,7 +132,7 @@ class ReplicaSession:
     def lose(self, owner: str) -> None:
         """The lease is another replica's. Raises nothing."""
         if self.tokens.pop(owner, None) is not None:
-            self.counters.fenced += 1
+            self.fenced += 1
             self._lost(owner)
         self._look_at = 0
 
@@ -192,12 +184,10 @@ class ReplicaSession:
         fresh = secrets.token_urlsafe(6)[:6]
         ((epoch, identity),) = self.server.calls(scripts.BEGIN, self._meta, [[self.server.run, fresh, self._identity]])
         if identity.decode() != self._identity:
-            why = (
-                f"its namespace {self.namespace!r} has another index ({identity.decode()}), not this ({self._identity})"
-            )
-            raise self.server.fail(why, "identity")
+            other = f"another index ({identity.decode()}), not this ({self._identity})"
+            raise self.server.fail(f"its namespace {self.namespace!r} has {other}", "identity")
         self.epoch = epoch.decode()
-        self.counters.epochs += self.epoch == fresh
+        self.epochs += self.epoch == fresh
         self._void = self.server.commands([("SMEMBERS", f"{self._meta[0]}:void")])[0]
         self._cursor = b"0"
         self.maintain()

@@ -8,30 +8,61 @@ the server is away, they earn nothing, and the answer says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
 
+import msgspec
+
+from kvyard.blocks.spec import GroupSpec
 from kvyard.clock import SECOND, from_seconds
 from kvyard.events.transport import State, Update
-from kvyard.events.types import Tier
-from kvyard.hashing import PLAIN, Namespace
-from kvyard.index.dedup import DedupFilter
-from kvyard.index.explain import Explanation
 from kvyard.index.identity import Identity
-from kvyard.index.indexer import Indexer
-from kvyard.index.places import Holder, Places, mask_of
+from kvyard.index.indexer import AnswerT, Indexer
+from kvyard.index.places import Holder, Place, Places, mask_of
 from kvyard.index.redis.directory import owner_of
-from kvyard.index.redis.records import FeedRecord, StreamKey, StreamRecord, StreamRecords, read
 from kvyard.index.redis.rows import RedisIndex
-from kvyard.index.roster import Roster
-from kvyard.index.scorer import Scores, Standing, Trust
+from kvyard.index.scorer import Standing
 from kvyard.index.stream import FollowedStream, Source
 
-T = TypeVar("T")
+StreamKey: TypeAlias = tuple[str, str]
+"""A stream's name and topic."""
+INDEXER_OPTIONS = ("dedup", "weights", "trust", "waiting", "remembered")
 STEADY = 5
 """Attempts at an answer during which nothing changes that it depends on."""
 KEEP = 600 * SECOND
 """How long rows without a writer are kept, in case a replica gets the lease again."""
+
+
+class FeedRecord(msgspec.Struct, frozen=True):
+    """What one stream feeds of one holder."""
+
+    holder: Holder
+    places: tuple[Place, ...]
+    groups: tuple[tuple[int | None, GroupSpec | None], ...]
+    """As learned from events."""
+
+
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One (stream, topic): whose it is, and how far its rows can be trusted."""
+
+    source: Source
+    state: State
+    reason: str
+    seq: int
+    feeds: tuple[FeedRecord, ...]
+
+
+_decoder = msgspec.msgpack.Decoder(StreamRecord)
+
+
+@lru_cache(1 << 14)
+def read(text: bytes) -> StreamRecord | None:
+    """A record from the server; ``None`` for what is none, so that it speaks for nothing."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.MsgspecError:
+        return None
 
 
 class SharedIndexer(Indexer):
@@ -45,14 +76,9 @@ class SharedIndexer(Indexer):
         identity: Identity | None = None,
         *,
         linger: float = 0.0,
-        dedup: DedupFilter | None = None,
-        weights: Mapping[Tier, float] | None = None,
-        trust: Trust | None = None,
-        waiting: int = 1 << 16,
-        remembered: int = 1 << 16,
-        **server: Any,
+        **options: Any,
     ) -> None:
-        """See ``Indexer``, and ``RedisIndex`` for ``server``: namespace, replica, lease, timeout, backoff, budget, clock.
+        """``options`` are those of ``Indexer`` and ``RedisIndex``: namespace, replica, lease, timeout, backoff, budget, clock.
 
         Changes go to the server at the end of each update, or ``linger`` seconds later. Raises ``KvyardError`` where the server
         can't be used, or its namespace has an index with another identity.
@@ -61,7 +87,8 @@ class SharedIndexer(Indexer):
         places = Places()
         example = identity.keys([0] * identity.block_size)[0]
         named = f"blocks of {identity.block_size} tokens by {identity.algorithm.name}, the first zeros {example:016x}"
-        backend = RedisIndex(url, places=places, identity=named, **server)
+        own = {name: options.pop(name) for name in INDEXER_OPTIONS if name in options}
+        backend = RedisIndex(url, places=places, identity=named, **options)
         backend.acquired = self._announce
         self._linger = from_seconds(linger)
         self._flushed = 0
@@ -70,19 +97,11 @@ class SharedIndexer(Indexer):
         """Per record, the last sequence and when it was first seen."""
         self._orphaned: dict[str, int] = {}
         """Owners without a writer, and since when we know."""
+        self._written: dict[StreamKey, tuple[object, int]] = {}
+        """Per stream what its record says, in short, and up to which batch."""
         self._told: dict[Holder, Source] = {}
         """Holders whose groups are configured elsewhere only."""
-        super().__init__(
-            identity,
-            backend,
-            dedup=dedup,
-            weights=weights,
-            trust=trust,
-            waiting=waiting,
-            remembered=remembered,
-            places=places,
-        )
-        self._written = StreamRecords(backend, places, self.catalog)
+        super().__init__(identity, backend, places=places, **own)
 
     # -- who there is -----------------------------------------------------------------------------------------------
 
@@ -91,7 +110,7 @@ class SharedIndexer(Indexer):
         super().register(source)
         self.backend.session.want(owner_of(source.holder()))
         if not any(stream == source.stream for stream, _ in self.streams):
-            self._written.write_unheard(source)
+            self._put(source.stream, None, FollowedStream(source))
         self.backend.flush()
 
     def unregister(self, stream: str) -> None:
@@ -100,10 +119,10 @@ class SharedIndexer(Indexer):
         if source is None:
             return
         owner = owner_of(source.holder())
-        self._written.remove_unheard(source)
+        self._take_back(source, None)
         for key in self.streams:
             if key[0] == stream:
-                self._written.remove(key, source)
+                self._take_back(source, key[1])
         super().unregister(stream)
         if not any(owner_of(known.holder()) == owner for known in self.sources.values()):
             self.backend.disown(owner)
@@ -128,7 +147,7 @@ class SharedIndexer(Indexer):
         if key in self.streams:
             source = self.sources[update.stream]
             if not known:
-                self._written.remove_unheard(source)
+                self._take_back(source, None)
             # What one stream teaches of a holder, the records of all its streams must say.
             self._say([key] if learned == self.catalog.version else self._of(owner_of(source.holder())))
         if not self._linger or self.backend.clock.now() >= self._flushed + self._linger:
@@ -162,31 +181,12 @@ class SharedIndexer(Indexer):
 
     # -- answers out ------------------------------------------------------------------------------------------------
 
-    def score_keys(
-        self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
-    ) -> Scores:
-        """See ``Indexer``."""
-        wanted = None if workers is None else list(workers)
-        return self._steadily(lambda: Indexer.score_keys(self, keys, tokens, wanted, now))
-
-    def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
-        """See ``Indexer``."""
-        return self._steadily(lambda: Indexer.matches(self, keys))
-
-    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
-        """See ``Indexer``."""
-        return self._steadily(lambda: Indexer.reaches(self, roster, keys, tokens))
-
     def refresh(self, force: bool = False) -> None:
         """See ``Indexer``. Asks the server, where that is due."""
         self.backend.look()
         if self._view() != self._judged:
             self._dirty = True
         super().refresh(force)
-
-    def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
-        """See ``Indexer``."""
-        return self._steadily(lambda: Indexer.explain(self, tokens, worker, namespace, now))
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class SharedIndexer(Indexer):
         heard = {stream for stream, _ in self.streams}
         for source in self.sources.values():
             if owner_of(source.holder()) == owner and source.stream not in heard:
-                self._written.write_unheard(source)
+                self._put(source.stream, None, FollowedStream(source))
         self._say(self._of(owner), again=True)
 
     def _of(self, owner: str) -> list[StreamKey]:
@@ -207,17 +207,49 @@ class SharedIndexer(Indexer):
         return [key for key, stream in self.streams.items() if owner_of(stream.source.holder()) == owner]
 
     def _say(self, keys: Iterable[StreamKey], *, again: bool = False, steps: bool = False) -> None:
-        for key in keys:
-            self._written.write(key, self.streams[key], again=again, steps=steps)
+        """Write records of streams whose leases we have, unless they are there: what changes the worth of rows.
 
-    def _steadily(self, ask: Callable[[], T]) -> T:
-        """The answer to ``ask``, with nothing it depends on having changed meanwhile."""
+        ``again`` even if they are, with ``steps`` also where only the sequence is new.
+        """
+        for key in keys:
+            stream = self.streams[key]
+            if owner_of(stream.source.holder()) not in self.backend.session.tokens:
+                continue
+            feeds = stream.feeds.items()
+            learned = {holder: tuple(self.catalog.learned(holder).items()) for holder, _ in feeds}
+            worth = (stream.state, tuple((holder, feed.mask, learned[holder]) for holder, feed in feeds))
+            before, seq = self._written.get(key, (None, -1))
+            known = not again and before == worth
+            if known and (not steps or seq == stream.seq):
+                continue
+            told = [FeedRecord(holder, tuple(self.places.names(feed.mask)), learned[holder]) for holder, feed in feeds]
+            self._put(*key, stream, told, loud=not known)
+            self._written[key] = (worth, stream.seq)
+
+    def _put(
+        self, name: str, topic: str | None, stream: FollowedStream, feeds: Sequence[FeedRecord] = (), loud: bool = True
+    ) -> None:
+        """Write a record; without a topic for a stream of which nothing was heard."""
+        source = stream.source
+        record = StreamRecord(
+            source=source, state=stream.state, reason=stream.reason, seq=stream.seq, feeds=tuple(feeds)
+        )
+        field = msgspec.json.encode([name, topic])
+        self.backend.say(owner_of(source.holder()), field, msgspec.msgpack.encode(record), loud=loud)
+
+    def _take_back(self, source: Source, topic: str | None) -> None:
+        self.backend.say(owner_of(source.holder()), msgspec.json.encode([source.stream, topic]), None)
+        if topic is not None:
+            self._written.pop((source.stream, topic), None)
+
+    def _answer(self, ask: Callable[[], AnswerT]) -> AnswerT:
+        """See ``Indexer``. Nothing that the answer depends on has changed meanwhile."""
         self.backend.look()
         for _ in range(STEADY):
             view = self._view()
             if view != self._judged:
                 self._dirty = True
-            answer = ask()
+            answer = super()._answer(ask)
             if self._view() == view == self._judged:
                 return answer
         self.scorer.trust(self.scorer.standings, -1)
