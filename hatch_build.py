@@ -25,7 +25,7 @@ MODULES = {
     "hashing": "chain run stretches trace_chain",
     "index": "chains runs",
     "replay": "agenda arrivals fleet gaps recorder samples shared worker",
-    "router": "active cost inputs memory overlaps record router tree",
+    "router": "active cost inputs memory overlaps router tree",
     "tiers": "cleaner copies loader offload state store storer",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""

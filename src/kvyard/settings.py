@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_arg
 
 import msgspec
 
-from kvyard.clock.units import MS, SECOND, US
+from kvyard.clock import MS, SECOND, US
 from kvyard.errors import KvyardError
 from kvyard.units import parse_bytes
 

@@ -7,19 +7,9 @@ from fractions import Fraction
 
 from kvyard.errors import KvyardError
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "kB": 10**3,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
+UNITS = {"": 1, "B": 1, "kB": 1000}
+for _power, _prefix in enumerate("KMGT", 1):
+    UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}iB": 1024**_power}
 
 
 def parse_bytes(text: str) -> int:

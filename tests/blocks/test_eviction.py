@@ -15,7 +15,7 @@ from kvyard.blocks.eviction import EvictionOrder, make_order
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.priority import PriorityOrder
 from kvyard.blocks.extent import Extent
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.hashing import TokenChain, TraceChain

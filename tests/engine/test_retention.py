@@ -10,7 +10,7 @@ from tests.engine.driving import Log, Row, drive, trace_job
 
 import kvyard
 from kvyard.blocks import GroupSpec, RequestError, Retention
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job

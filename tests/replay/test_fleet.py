@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.engine.config import EngineConfig
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet

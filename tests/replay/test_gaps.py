@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvyard.clock.units import US
+from kvyard.clock import US
 from kvyard.replay import gaps as module
 from kvyard.replay.gaps import Gaps, together
 

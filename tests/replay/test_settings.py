@@ -10,8 +10,7 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import FixedTiming, PolynomialTiming, ProfileTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT, ReplayConfig
-from kvyard.replay.settings import SETTINGS, make_config
-from kvyard.replay.settings_engine import OF_AN_ENGINE, OF_TIERS
+from kvyard.replay.settings import OF_AN_ENGINE, OF_TIERS, SETTINGS, make_config
 from kvyard.router import RouterConfig
 from kvyard.tiers.config import OffloadConfig
 

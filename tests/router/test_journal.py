@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from kvyard.index import Holder, Identity, Indexer, Source
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.router.entries import (
     FORMAT,
-    AnyEntry,
     Applied,
     Began,
     Ended,
+    Entry,
     FirstToken,
     Joined,
     Left,
@@ -71,7 +72,7 @@ def lives(indexer: Indexer, router: Router) -> list[Any]:
 
 
 def test_a_router_that_writes_decides_as_before() -> None:
-    entries: list[AnyEntry] = []
+    entries: list[Entry] = []
     journal = entries.append
     plain = Indexer(identity())
     wordy = JournaledIndexer(identity(), journal=journal)
@@ -130,11 +131,11 @@ def test_a_router_that_writes_decides_as_before() -> None:
 
 
 def test_is_read_as_it_was_written(tmp_path: Path) -> None:
-    entries: list[AnyEntry] = []
+    entries: list[Entry] = []
     path = tmp_path / "journal.jsonl"
-    with JournalFile(path) as file:
+    with closing(JournalFile(path)) as file:
 
-        def write(entry: AnyEntry) -> None:
+        def write(entry: Entry) -> None:
             entries.append(entry)
             file.write(entry)
 
@@ -155,7 +156,7 @@ def test_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_only_so_much_waits_for_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    with JournalFile(path) as file:
+    with closing(JournalFile(path)) as file:
         wrote = 0
         while not path.stat().st_size:
             file.write(Ended(id="x" * 1000, at=1))
@@ -170,7 +171,7 @@ def test_only_so_much_waits_for_the_disk(tmp_path: Path) -> None:
 
 def test_a_cut_journal_is_read_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    with JournalFile(path) as file:
+    with closing(JournalFile(path)) as file:
         file.write(Joined(worker=W0))
         file.write(FirstToken(id="a", at=5))
         file.write(Ended(id="a", at=6))
@@ -211,7 +212,7 @@ def test_a_full_disk_stops_the_journal_and_nobody_else(tmp_path: Path) -> None:
 
 
 def test_what_it_refuses_is_not_written() -> None:
-    entries: list[AnyEntry] = []
+    entries: list[Entry] = []
     indexer = JournaledIndexer(identity(), journal=entries.append)
     indexer.apply_batch(stored("nobody", 0, PROMPT))
     indexer.register(Source(stream="w0", worker="w0"))

@@ -11,7 +11,7 @@ import typer
 
 from kvyard.cli.reading import CHAIN_IDS, LIMIT, read_trace, with_reading
 from kvyard.cli.settings import with_flags
-from kvyard.clock.units import from_seconds
+from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import FORMATS, Trace
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvyard.clock.units import US
+from kvyard.clock import US
 
 Column: TypeAlias = npt.NDArray[np.int64]
 

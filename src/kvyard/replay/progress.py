@@ -6,10 +6,9 @@ import lzma
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.files import open_bytes
@@ -62,9 +61,7 @@ class Bar:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         if self.shown:
             self._progress.stop()
 

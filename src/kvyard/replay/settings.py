@@ -7,14 +7,103 @@ says what to do; nothing is ignored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from inspect import signature
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
+
+from kvyard.blocks import ORDERS
+from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
+from kvyard.engine.models import find_config, plan
+from kvyard.engine.timing import parse_timing, timing_choices
 from kvyard.errors import KvyardError
+from kvyard.events.types import Tier
 from kvyard.replay.config import LEFT_OUT, ReplayConfig, WorkerConfig
-from kvyard.replay.settings_engine import OF_AN_ENGINE, engine_config
 from kvyard.router import RouterConfig
-from kvyard.settings import Settings, chosen, count, settings_of
+from kvyard.settings import Setting, Settings, bandwidth, chosen, count, duration, settings_of, size
+from kvyard.tiers.config import OffloadConfig, TierConfig
+from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
 
+BYTES_PER_TOKEN = 131_072
+"""Without a model: what Llama 3.1 8B keeps of a token (32 layers, 8 KV heads of 128, keys and values, bfloat16)."""
+GB = 10**9
+SHARED_GB_S = 80
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes blocks, bytes and times of an engine, and isn't a field of its configuration."""
+
+    model: Annotated[
+        str | None, Setting("A preset of kvyard model --list, or a config.json, instead of numbers ...", flag=True)
+    ] = None
+    gpu_memory: Annotated[
+        int | None, Setting("... and the memory of a card, such as 80GiB.", flag=True, parse=size)
+    ] = None
+    gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.")] = 0.92
+    tensor_parallel_size: Annotated[int, Setting("Cards that share the model.", flag=True)] = 1
+    kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...")] = "auto"
+    bytes_per_token: Annotated[
+        int | None,
+        Setting("Without a model: what a token takes in the cache, 128KiB by default.", flag=True, parse=size),
+    ] = None
+    timing: Annotated[
+        str, Setting("What a pass takes: {choices} (see kvyard profile).", flag=True, choices=timing_choices)
+    ] = "polynomial"
+    timing_speedup: Annotated[float, Setting("Divides what passes take.")] = 1.0
+
+
+class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One lower tier, in flat names that begin with its own."""
+
+    blocks: Annotated[int | None, Setting("Blocks of {tier} per worker, such as 20k; 0 for none.", flag=True)] = None
+    bytes: Annotated[int | None, Setting("The same in bytes, such as 200GiB.", flag=True, parse=size)] = None
+    bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s of a worker to {tier} and back, {speed}/{speed} by default.", flag=True, parse=bandwidth),
+    ] = None
+    latency: Annotated[int | None, Setting("Until the first byte from {tier}.", parse=duration)] = None
+    scope: Annotated[
+        Literal["private", "shared"], Setting("{choices}: whether all workers have one {tier}.", flag=True)
+    ] = "private"
+    eviction: Annotated[str, Setting("The order of eviction in {tier}: {choices}.", choices=ORDERS.names)] = "lru"
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of links, apart from a tier's own speed."""
+
+    link: Annotated[str | None, Setting("A measured link to host memory: h200 or h200-queued.", flag=True)] = None
+    link_discipline: Annotated[Literal["fair", "fifo"], Setting("How transfers share a link: {choices}.")] = "fair"
+    shared_bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s of all workers together, to a shared tier.", parse=bandwidth),
+    ] = None
+
+
+class TierDefaults(NamedTuple):
+    """A tier's link where none is described."""
+
+    gb_s: int
+    latency_ns: int
+
+
+TIERS = {
+    # About the speed of PCIe 5 to pageable memory, and the Dynamo mocker's.
+    Tier.G2: TierDefaults(32, 0),
+    Tier.G3: TierDefaults(10, 100_000),
+    Tier.G4: TierDefaults(2, 5_000_000),
+}
+OF_TIERS = Settings(
+    *(
+        settings_of(TierSettings, f"{tier.label}_", tier=tier.place, speed=str(defaults.gb_s))
+        for tier, defaults in TIERS.items()
+    ),
+    settings_of(LinkSettings),
+    settings_of(OffloadConfig),
+)
+"""Settings that make sense only where there are lower tiers."""
+OF_AN_ENGINE = Settings(settings_of(EngineConfig), settings_of(ModelSettings), settings_of(SpeculativeConfig), OF_TIERS)
+"""Everything that can be set of one engine, by name."""
 OF_A_WORKER = Settings(settings_of(WorkerConfig), OF_AN_ENGINE, left_out=LEFT_OUT)
 """What a table of workers can have."""
 SETTINGS = Settings(
@@ -28,6 +117,8 @@ SETTINGS = Settings(
 """Everything that can be set, by name."""
 
 DEFAULTS: dict[str, Any] = {"workers": 8}
+ONLY_WITH_MODEL = ("gpu_memory", "gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype")
+ONLY_WITHOUT_MODEL = ("groups", "bytes_per_token", "bytes_per_block")
 
 
 def make_config(settings: Mapping[str, object]) -> ReplayConfig:
@@ -67,3 +158,121 @@ def _kind(given: Mapping[str, Any], where: str, seed: int) -> WorkerConfig:
     if kind.count < 1:
         raise KvyardError(f"count{where} is {kind.count}: it must be at least 1")
     return kind
+
+
+def engine_config(given: Mapping[str, Any], seed: int = 0) -> EngineConfig:
+    """The engine of parsed settings. Raises ``KvyardError`` for what contradicts itself."""
+    options = chosen(EngineConfig, given) | (_from_model(given) if "model" in given else _from_numbers(given))
+    tiers = _tiers(given)
+    if tiers is not None and options.get("bytes_per_block") is None:
+        raise KvyardError("lower tiers need to know what a block takes: say model, or bytes_per_block beside groups")
+    speculative = chosen(SpeculativeConfig, given)
+    config = EngineConfig(
+        **options,
+        tiers=tiers,
+        speculative=SpeculativeConfig(**speculative) if speculative else None,
+        timing=parse_timing(given.get("timing", "polynomial"), given.get("timing_speedup", 1.0)),
+        seed=seed,
+    )
+    config.check()
+    return config
+
+
+def _from_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    for name in ONLY_WITH_MODEL:
+        if name in given:
+            raise KvyardError(f"{name} is for a model: say which, as in model=llama-3.1-8b, or leave it out")
+    if "bytes_per_block" in given and "bytes_per_token" in given:
+        raise KvyardError("bytes_per_token and bytes_per_block say the same: give one of the two")
+    if "groups" in given:
+        if "block_size" in given:
+            raise KvyardError("block_size is for models with one group: leave it out, each of groups has its own")
+        if "bytes_per_token" in given:
+            raise KvyardError("bytes_per_token is for models with one group: say bytes_per_block beside groups")
+        return {}
+    size = given.get("block_size", BACKENDS.get(given.get("backend", "vllm")).block_size)
+    if size < 1:
+        raise KvyardError(f"block_size must be at least 1, got {size}")
+    taken = given.get("bytes_per_block", size * given.get("bytes_per_token", BYTES_PER_TOKEN))
+    if taken < 1:
+        raise KvyardError(f"a block takes {taken} bytes: it must be at least 1")
+    return {"block_size": size, "bytes_per_block": taken}
+
+
+def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    for name in ONLY_WITHOUT_MODEL:
+        if name in given:
+            raise KvyardError(f"{name} follows from the model: leave one of the two out")
+    if ("gpu_memory" in given) == ("num_gpu_blocks" in given):
+        raise KvyardError(
+            "how many blocks has a worker? Beside model say gpu_memory, such as 80GiB, or num_gpu_blocks, and not both"
+        )
+    # Where the blocks are given, the card is as large as it has to be.
+    card = {name: given[name] for name in signature(plan).parameters if name in given}
+    made = plan(find_config(given["model"]), given.get("gpu_memory", 2**60), **card)
+    options = made.engine_options()
+    options |= {"groups": made.groups, "block_size": None}
+    if "num_gpu_blocks" in given:
+        options["num_gpu_blocks"] = given["num_gpu_blocks"]
+    return options
+
+
+def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
+    rooms = {tier: _room(given, tier.label) for tier in TIERS}
+    if rooms[Tier.G2] is None:
+        named = [name for name in given if name in OF_TIERS]
+        if named:
+            raise KvyardError(f"{named[0]} is about lower tiers: say host_blocks or host_bytes, or leave it out")
+        return None
+    tiers: list[TierConfig] = []
+    for closer, tier in pairwise(Tier):
+        room = rooms[tier]
+        if room and len(tiers) < tier - Tier.G2:
+            raise KvyardError(
+                f"{tier.label} stands behind {closer.place}: say {closer.label}_blocks or {closer.label}_bytes above 0 too"
+            )
+        if room:
+            tiers.append(_tier(given, tier, room))
+    return OffloadConfig(tiers=tuple(tiers), **chosen(OffloadConfig, given)) if tiers else None
+
+
+def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, int]) -> TierConfig:
+    scope = given.get(f"{tier.label}_scope", "private")
+    return TierConfig(
+        **room, link=_link(given, tier, scope), scope=scope, eviction=given.get(f"{tier.label}_eviction", "lru")
+    )
+
+
+def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
+    """The capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where nobody asked for it."""
+    blocks, nbytes = given.get(f"{tier}_blocks"), given.get(f"{tier}_bytes")
+    if blocks is not None and nbytes is not None:
+        raise KvyardError(f"{tier}_blocks and {tier}_bytes say the same: give one of the two")
+    if blocks is None and nbytes is None:
+        return None
+    for name, value in (("blocks", blocks), ("bytes", nbytes)):
+        if value is not None and value < 0:
+            raise KvyardError(f"{tier}_{name} is {value}: it can't be negative; 0 is none")
+    if not blocks and not nbytes:
+        return {}
+    return {"num_blocks": blocks} if blocks is not None else {"bytes": nbytes or 0}
+
+
+def _link(given: Mapping[str, Any], tier: Tier, scope: str) -> LinkConfig:
+    """A worker's own link to a tier, or its share of a link that all workers use."""
+    if tier == Tier.G2 and "link" in given:
+        for name in ("host_bandwidth", "host_latency", "link_discipline"):
+            if name in given:
+                raise KvyardError(f"link and {name} both describe the way to host memory: give one of the two")
+        return parse_link_config(given["link"])
+    defaults = TIERS[tier]
+    latency = given.get(f"{tier.label}_latency", defaults.latency_ns)
+    speed = given.get(f"{tier.label}_bandwidth", (defaults.gb_s * GB,) * 2)
+    together = given.get("shared_bandwidth", (SHARED_GB_S * GB,) * 2)
+    lanes = [
+        LaneConfig(client_bandwidth=own, bandwidth=both, first_byte_ns=latency)
+        if scope == "shared"
+        else LaneConfig(bandwidth=own, first_byte_ns=latency)
+        for own, both in zip(speed, together)
+    ]
+    return LinkConfig(discipline=given.get("link_discipline", "fair"), outward=lanes[0], inward=lanes[1])

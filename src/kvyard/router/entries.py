@@ -6,7 +6,7 @@ The tags are what files say, and stay as they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias, Union
 
 import msgspec
 
@@ -168,23 +168,7 @@ def number(key: int | bytes) -> int:
     return key if isinstance(key, int) else int.from_bytes(key, "big")
 
 
-AnyEntry: TypeAlias = (
-    Began
-    | Listening
-    | Unheard
-    | Shared
-    | Applied
-    | Lost
-    | Joined
-    | Drained
-    | Left
-    | Routed
-    | NotRouted
-    | Previewed
-    | Booked
-    | FirstToken
-    | Progressed
-    | Ended
-)
-Journal: TypeAlias = Callable[[AnyEntry], None]
+LINE: Any = Union[tuple({*Entry.__subclasses__(), *Asked.__subclasses__()} - {Asked})]  # noqa: UP007
+"""Whatever a line can be."""
+Journal: TypeAlias = Callable[[Entry], None]
 """Where entries go: a list's ``append``, or a ``JournalFile``'s ``write``."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.events.transport import Update
 from kvyard.index import Holder, Indexer, Source
-from kvyard.router.entries import AnyEntry, Applied, Journal, Listening, Lost, Shared, Unheard
+from kvyard.router.entries import LINE, Applied, Entry, Journal, Listening, Lost, Shared, Unheard
 
 BUFFER = 1 << 16
 """Bytes that a file keeps back at most."""
@@ -49,13 +48,12 @@ class JournalFile:
         except OSError as error:
             raise KvyardError(f"can't write the journal {path}: {error.strerror}") from None
 
-    def write(self, entry: AnyEntry) -> None:
+    def write(self, entry: Entry) -> None:
         """Add an entry."""
         if self.error:
             self.dropped += 1
             return
-        self._buffer += self._encode(entry)
-        self._buffer += b"\n"
+        self._buffer += self._encode(entry) + b"\n"
         self.entries += 1
         self._waiting += 1
         if len(self._buffer) >= BUFFER:
@@ -80,18 +78,12 @@ class JournalFile:
             self.flush()
             self._out.close()
 
-    def __enter__(self) -> JournalFile:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-
-def read_journal(path: str | Path) -> Iterator[AnyEntry]:
+def read_journal(path: str | Path) -> Iterator[Entry]:
     """The entries of a journal, in order. One that was cut off in its last line, because its writer was killed, is read up to
     there. Raises ``KvyardError`` for what isn't a journal.
     """
-    decode = msgspec.json.Decoder(AnyEntry).decode
+    decode = msgspec.json.Decoder(LINE).decode
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -100,9 +92,8 @@ def read_journal(path: str | Path) -> Iterator[AnyEntry]:
                 try:
                     yield decode(line)
                 except msgspec.MsgspecError as error:
-                    raise KvyardError(
-                        f"{path} is no journal, or damaged: line {number} can't be read ({error})"
-                    ) from None
+                    what = f"{path} is no journal, or damaged: line {number} can't be read ({error})"
+                    raise KvyardError(what) from None
     except OSError as error:
         raise KvyardError(f"can't read the journal {path}: {error.strerror}") from None
 

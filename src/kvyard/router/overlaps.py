@@ -99,11 +99,6 @@ class OverlapView:
             memory.expire(now)
             memory.remember(slot, keys, memory.tree.find(keys), now)
 
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless what is remembered agrees with itself."""
-        if self.memory is not None:
-            self.memory.check_integrity()
-
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _remembered(self, memory: RoutedMemory, request: RouteRequest) -> Overlaps | None:

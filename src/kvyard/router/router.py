@@ -20,14 +20,14 @@ from kvyard.index import Holder, Identity
 from kvyard.router import entries as did
 from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
+from kvyard.router.cost import costs
 from kvyard.router.entries import Journal
 from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.policies import load_of, make_policy
-from kvyard.router.record import decision
-from kvyard.router.request import Decision, Load, RouteRequest
+from kvyard.router.request import Candidate, Decision, Load, RouteRequest
 from kvyard.router.tree import Path
 
 
@@ -83,8 +83,7 @@ class Router:
         """Slots that may be chosen, in order."""
         self._journal = journal
         self._whole = whole
-        if journal is not None:
-            journal(did.Began(config=config, seed=seed, block_size=self.block_size))
+        self._note(did.Began, config=config, seed=seed, block_size=self.block_size)
         for worker in workers:
             self.add_worker(worker)
 
@@ -116,15 +115,13 @@ class Router:
         self._roles[slot] = role
         self._draining.discard(slot)
         self._changed()
-        if self._journal is not None:
-            self._journal(did.Joined(worker=holder, role=role))
+        self._note(did.Joined, worker=holder, role=role)
 
     def drain(self, worker: Holder | str) -> None:
         """Choose it no more; what it has under way goes on. A bare name means all its ranks; unknown ones raise."""
         for holder in self._named(worker):
             self._draining.add(self._slots[holder])
-            if self._journal is not None:
-                self._journal(did.Drained(worker=holder))
+            self._note(did.Drained, worker=holder)
         self._changed()
 
     def remove_worker(self, worker: Holder | str) -> list[object]:
@@ -140,8 +137,7 @@ class Router:
             self.policy.gone(slot)
             self._draining.discard(slot)
             self._workers[slot] = None
-            if self._journal is not None:
-                self._journal(did.Left(worker=holder, under_way=tuple(map(str, ids))))
+            self._note(did.Left, worker=holder, under_way=tuple(map(str, ids)))
         self._changed()
         return lost
 
@@ -172,7 +168,7 @@ class Router:
         at = self._look(request, now, slots, found, self._rng, known)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, at.overlaps)
-        record = decision(at, choice, prefill, self._workers, self.config, detail)
+        record = _decision(self.config, at, choice, prefill, self._workers, detail)
         self._begin(request, choice.slot, found, prefill, now)
         self.overlaps.sent(choice.slot, request.keys, now)
         self.policy.routed(at, choice)
@@ -193,7 +189,7 @@ class Router:
         at = self._look(request, now, slots, self.loads.tree.find(request.keys), rng, known)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, at.overlaps)
-        return decision(at, choice, prefill, self._workers, self.config, True)
+        return _decision(self.config, at, choice, prefill, self._workers, True)
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
         """Take in a request that another router, in another gateway, has routed: its load counts here too, and so does what it
@@ -214,8 +210,7 @@ class Router:
         if entry is None:
             return False
         self.loads.prefill_done(entry)
-        if self._journal is not None:
-            self._journal(did.FirstToken(at=now, id=str(id_)))
+        self._note(did.FirstToken, at=now, id=str(id_))
         return True
 
     def progressed(self, id_: object, output_tokens: int, now: int) -> bool:
@@ -225,15 +220,14 @@ class Router:
             return False
         if self.config.track_output:
             self.loads.grown(entry, output_tokens)
-            if self._journal is not None:
-                self._journal(did.Progressed(at=now, id=str(id_), output_tokens=output_tokens))
+            self._note(did.Progressed, at=now, id=str(id_), output_tokens=output_tokens)
         return True
 
     def finished(self, id_: object, now: int) -> bool:
         """A request is over, whichever way. Returns whether it was known."""
         known = self.loads.end(id_) is not None
-        if known and self._journal is not None:
-            self._journal(did.Ended(at=now, id=str(id_)))
+        if known:
+            self._note(did.Ended, at=now, id=str(id_))
         return known
 
     def explain(self, record: Decision) -> str:
@@ -248,7 +242,8 @@ class Router:
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all books agree. For tests and audits."""
         self.loads.check_integrity()
-        self.overlaps.check_integrity()
+        if self.overlaps.memory is not None:
+            self.overlaps.memory.check_integrity()
         assert self._open == sorted(set(self._slots.values()) - self._draining), "who may be chosen is out of date"
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -269,6 +264,10 @@ class Router:
         shared = self.loads.tree.depths(found, len(self._workers))
         overlaps = self.overlaps.look(request, now, known)
         return RoutingInput(request, len(request.keys), now, slots, self.loads, shared, overlaps, rng, self._roles)
+
+    def _note(self, kind: type[did.Entry], **said: Any) -> None:
+        if self._journal is not None:
+            self._journal(kind(**said))
 
     def _asked(self, request: RouteRequest, now: int, exclude: Collection[Holder] | None = None) -> dict[str, Any]:
         """What a journal says of a request."""
@@ -311,9 +310,7 @@ class Router:
         return max(0, request.num_tokens - cached)
 
     def _begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, now: int) -> None:
-        reserved = 0
-        if self.config.reserve_output and request.expected_output:
-            reserved = int(self.config.reserve_output * request.expected_output / self.block_size)
+        reserved = int(self.config.reserve_output * (request.expected_output or 0) / self.block_size)
         self.loads.begin(request, slot, found, prefill, reserved, now)
 
     def _refuse_twice(self, request: RouteRequest) -> None:
@@ -355,3 +352,52 @@ def _block_size(config: RouterConfig, identity: Identity | None, remembers: bool
     if ours is None and remembers:
         raise KvyardError("approx routes by blocks and there is no index to take their size from: give block_size")
     return ours or 16
+
+
+def _decision(
+    config: RouterConfig, at: RoutingInput, choice: Choice, new_tokens: int, workers: list[Holder | None], detail: bool
+) -> Decision:
+    """The record of ``choice``, made before anything is booked; ``workers`` by slot."""
+    request, slot, overlaps = at.request, choice.slot, at.overlaps
+    best = regret = 0
+    best_worker: Holder | None = None
+    if overlaps is not None:
+        total = overlaps.total
+        best = max(total) if len(total) == len(at.slots) else max([total[other] for other in at.slots])
+        if best:
+            regret = best - total[slot]
+            best_worker = workers[next(other for other in at.slots if total[other] == best) if regret else slot]
+    return Decision(
+        id=request.id,
+        policy=config.policy,
+        why=choice.why,
+        tied=choice.tied,
+        num_tokens=request.num_tokens,
+        new_tokens=new_tokens,
+        blocks=at.blocks,
+        best=best,
+        best_worker=best_worker,
+        regret=regret,
+        candidates=tuple(
+            [Candidate(**_figures(at, other, cost, workers)) for other, cost in zip(at.slots, costs(config, at))]
+            if detail
+            else ()
+        ),
+        **_figures(at, slot, choice.cost, workers),
+    )
+
+
+def _figures(at: RoutingInput, slot: int, cost: float, workers: list[Holder | None]) -> dict[str, Any]:
+    """The fields of a ``Candidate``."""
+    loads, overlaps = at.loads, at.overlaps
+    return {
+        "worker": workers[slot],
+        "role": at.roles[slot],
+        "cost": cost,
+        "tiers": overlaps.at(slot) if overlaps is not None else (),
+        "predicted": overlaps.predicted(slot) if overlaps is not None else 0,
+        "prefill_tokens": loads.prefill[slot],
+        "active_blocks": loads.blocks[slot],
+        "shared_blocks": at.shared[slot] if at.shared is not None else 0,
+        "active_requests": loads.requests[slot],
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_live_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
             exec(compile(example.replace("limit=200", "limit=5"), "live.md", "exec"), names)
         assert names["measure"](served.url) > 0
-    with JournalFile(tmp_path / "journal") as file:
+    with closing(JournalFile(tmp_path / "journal")) as file:
         router = Router(RouterConfig(policy="round-robin"), ["a", "b"], journal=file.write)
         for name in "xyz":
             router.route(RouteRequest(name, (), 10), 1)

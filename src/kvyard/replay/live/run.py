@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvyard.clock import WallClock
-from kvyard.clock.units import MS
+from kvyard.clock import MS, WallClock
 from kvyard.errors import KvyardError
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.driver import LiveDriver

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvyard import __version__
-from kvyard.clock.units import MS, SECOND
+from kvyard.clock import MS, SECOND
 from kvyard.replay.record import MISSES, Record
 from kvyard.replay.report.numbers import histogram, spread, weighted
 from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, Slo, WorkerReport, share

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.clock.units import MS
+from kvyard.clock import MS
 from kvyard.errors import KvyardError
 from kvyard.files import whole_file, write_whole
 from kvyard.replay.record import Record

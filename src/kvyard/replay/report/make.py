@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvyard.clock.units import MS, SECOND
+from kvyard.clock import MS, SECOND
 from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.gaps import together
 from kvyard.replay.record import MISSES, Record

@@ -7,7 +7,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from kvyard.clock.units import to_seconds
+from kvyard.clock import to_seconds
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.laws import arrival_law, arrival_times
 from kvyard.replay.traces.reading import ReadingTally

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.laws import Draw, arrival_law, arrival_times, number_law
 from kvyard.replay.traces.reading import ReadingTally

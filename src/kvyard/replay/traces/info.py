@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
 from kvyard.replay.traces.identity import TOKEN_BLOCK, cumulative, prefix_ids

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 
 Draw = Callable[[Random], float]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.replay.traces.errors import UNREADABLE, BadRow, TraceError
 from kvyard.replay.traces.files import records
 from kvyard.replay.traces.request import TraceRequest

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple, cast
 import msgspec
 
 from kvyard.blocks import Retention
-from kvyard.clock.units import MS, SECOND
+from kvyard.clock import MS, SECOND
 from kvyard.errors import KvyardError
 from kvyard.files import whole_file
 from kvyard.replay.traces.identity import prefix_ids

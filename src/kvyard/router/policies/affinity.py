@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvyard.clock import from_seconds
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
-from kvyard.router.memory import RoutedMemory
 from kvyard.router.policies import POLICIES
 from kvyard.router.policies.base import Policy
 
@@ -18,6 +17,7 @@ class Affinity(Policy):
         self.fallback = POLICIES.get(config.fallback)(config)
         self.needs_index = self.fallback.needs_index
         self.needs_keys = self.fallback.needs_keys
+        self.memory = self.fallback.memory
         self._ttl = from_seconds(config.session_ttl_s)
         self._bound: dict[str, tuple[int, int]] = {}
         """Per session its slot and when it was last heard of; in that order."""
@@ -25,10 +25,6 @@ class Affinity(Policy):
     def __len__(self) -> int:
         """How many sessions are remembered."""
         return len(self._bound)
-
-    @property
-    def memory(self) -> RoutedMemory | None:
-        return self.fallback.memory
 
     def choose(self, at: RoutingInput) -> Choice:
         session = at.request.session

@@ -16,11 +16,7 @@ class Approx(Policy):
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
         ttl = config.approx_ttl_s
-        self._memory = RoutedMemory(None if ttl is None else from_seconds(ttl), config.remembered_blocks)
-
-    @property
-    def memory(self) -> RoutedMemory | None:
-        return self._memory
+        self.memory = RoutedMemory(None if ttl is None else from_seconds(ttl), config.remembered_blocks)
 
     def choose(self, at: RoutingInput) -> Choice:
         return cheapest(self.config, at, "cost")

@@ -23,13 +23,11 @@ class Policy:
     guarded = False
     """Whether the imbalance guard may overrule it."""
 
+    memory: RoutedMemory | None = None
+    """Where overlaps come from, instead of the index."""
+
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
-
-    @property
-    def memory(self) -> RoutedMemory | None:
-        """Where overlaps come from, instead of the index."""
-        return None
 
     def choose(self, at: RoutingInput) -> Choice:
         """One of ``at.slots``. Changes nothing that ``routed`` couldn't."""
@@ -44,9 +42,8 @@ class Policy:
 
 def load_of(kind: str, at: RoutingInput) -> Sequence[float]:
     """Per worker that may be chosen, how much it has to do; ``kind`` is ``RouterConfig.load``."""
-    loads, slots = at.loads, at.slots
-    if kind == "requests":
-        return [loads.requests[slot] for slot in slots]
-    if kind == "tokens":
-        return [loads.prefill[slot] for slot in slots]
-    return [loads.prefill[slot] / loads.block_size + loads.blocks[slot] for slot in slots]
+    loads = at.loads
+    if kind == "blocks":
+        return [loads.prefill[slot] / loads.block_size + loads.blocks[slot] for slot in at.slots]
+    figures = loads.requests if kind == "requests" else loads.prefill
+    return [figures[slot] for slot in at.slots]

@@ -11,7 +11,7 @@ import msgspec
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, split_tcp
-from kvyard.replay.settings_engine import OF_AN_ENGINE, engine_config
+from kvyard.replay.settings import OF_AN_ENGINE, engine_config
 from kvyard.server.http import Bounds
 from kvyard.server.mock.faults import MockFaults
 from kvyard.settings import Setting, Settings, chosen, settings_of

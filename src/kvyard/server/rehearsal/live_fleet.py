@@ -22,7 +22,7 @@ from kvyard.events.transport.endpoint import reachable
 from kvyard.events.types import EventBatch
 from kvyard.replay.config import ReplayConfig
 from kvyard.router import RouterConfig
-from kvyard.router.entries import AnyEntry
+from kvyard.router.entries import Entry
 from kvyard.router.journal import read_journal
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.http import Bounds
@@ -54,7 +54,7 @@ class LiveFleet(AsyncService):
         self.fleet = MockFleet(self.fleet_config, journal=self._keep_actions if recorded else None)
         self.logs: list[list[EngineLog]] = []
         self._recorded = recorded
-        self._entries: list[AnyEntry] = []
+        self._entries: list[Entry] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._gateway: Any = None
         self._port: HttpServer | None = None

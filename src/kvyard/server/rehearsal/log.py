@@ -17,7 +17,7 @@ from kvyard.engine.job import Job
 from kvyard.engine.watcher import Watcher
 from kvyard.events.types import Cleared, EventBatch, Stored
 from kvyard.events.wire import Encoder
-from kvyard.router.entries import AnyEntry, Applied, NotRouted, Routed
+from kvyard.router.entries import Applied, Entry, NotRouted, Routed
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.mock.config import MockConfig
 
@@ -99,7 +99,7 @@ def tally(log: Mapping[str, Sequence[LogLine]]) -> Counter[str]:
 # -- what is written down -----------------------------------------------------------------------------------------------------
 
 
-def router_lines(entries: Iterable[AnyEntry]) -> list[LogLine]:
+def router_lines(entries: Iterable[Entry]) -> list[LogLine]:
     """A router's journal as lines: what it decided, and between decisions which batches it had applied."""
     lines: list[LogLine] = []
     for entry in entries:
@@ -211,7 +211,7 @@ class LiveRecording(msgspec.Struct, kw_only=True):
 
     fleet: MockConfig
     gateway: GatewayConfig
-    entries: list[AnyEntry]
+    entries: list[Entry]
     """The router's journal."""
     actions: list[list[EngineAction]]
     """By worker, in the order in which they were carried out."""

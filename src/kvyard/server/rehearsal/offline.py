@@ -19,12 +19,12 @@ from kvyard.hashing import Namespace
 from kvyard.index import Holder, MemoryIndex, Source
 from kvyard.router import Router, RouteRequest
 from kvyard.router.entries import (
-    AnyEntry,
     Applied,
     Began,
     Booked,
     Drained,
     Ended,
+    Entry,
     FirstToken,
     Joined,
     Left,
@@ -141,7 +141,7 @@ class Offline:
     """Repeats one recording. ``log`` is what it decided."""
 
     def __init__(self, recording: LiveRecording, prompts: Prompts) -> None:
-        self.entries: list[AnyEntry] = []
+        self.entries: list[Entry] = []
         """The journal of this run."""
         self.apart = ""
         """Where it left the way of the recording; empty where it didn't."""
@@ -196,7 +196,7 @@ class Offline:
         except Apart as error:
             self.apart = str(error)
 
-    def _tell(self, entry: AnyEntry) -> None:
+    def _tell(self, entry: Entry) -> None:
         if isinstance(entry, Began):
             self.router = Router(entry.config, (), self.indexer, entry.seed, journal=self._journal)
             return

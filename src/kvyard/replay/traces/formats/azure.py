@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.replay.traces.errors import BadRow
 from kvyard.replay.traces.formats.table import Fields, integer, read_table
 from kvyard.replay.traces.reading import Reading, checked_lengths

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.replay.traces.identity import chained
 from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns
 from kvyard.replay.traces.registry import Format

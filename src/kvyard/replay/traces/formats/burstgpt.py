@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.replay.traces.formats.table import Fields, integer, read_table, real
 from kvyard.replay.traces.reading import Reading, checked_lengths, ns
 from kvyard.replay.traces.registry import Format

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from kvyard.clock.units import MS
+from kvyard.clock import MS
 from kvyard.replay.traces.errors import UNREADABLE, BadRow
 from kvyard.replay.traces.files import records
 from kvyard.replay.traces.formats.agents import RecordedTurn, weave

@@ -15,7 +15,7 @@ import msgspec
 
 from kvyard.blocks import Retention
 from kvyard.blocks.spec import ConfigError
-from kvyard.clock.units import MS
+from kvyard.clock import MS
 from kvyard.replay.traces.errors import BadRow
 from kvyard.replay.traces.reading import Reading, check_ids, checked_lengths, ns, span
 from kvyard.replay.traces.registry import Format, Head

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.replay.traces.files import first_record
 from kvyard.replay.traces.formats.table import Fields, integer, read_table, real
 from kvyard.replay.traces.reading import Reading, checked_lengths, ns

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kvyard.clock.units import SECOND
+from kvyard.clock import SECOND
 from kvyard.replay.traces.errors import UNREADABLE, BadRow
 from kvyard.replay.traces.files import records
 from kvyard.replay.traces.formats.agents import RecordedTurn, weave

@@ -1,13 +1,54 @@
-"""Clocks: one that is told the time, and one that lets it pass."""
+"""Time, in integer nanoseconds. Nothing else in kvyard reads a clock or sleeps.
+
+Integers add up exactly and compare equal on every machine, which is what makes a run repeatable. Convert at the edges
+(``from_seconds``, ``to_ms``), and ask a ``Clock`` for the time: a ``VirtualClock`` where time is told, a ``WallClock``
+where it passes.
+"""
 
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from kvyard.clock.units import SECOND
 from kvyard.errors import KvyardError
+
+US = 1_000
+MS = 1_000_000
+SECOND = 1_000_000_000
+
+Number: TypeAlias = int | float | str | Decimal | Fraction
+"""A length of time as written: text and decimals are taken at their word, floats at their exact value."""
+
+
+def from_seconds(seconds: Number) -> int:
+    """Nanoseconds, rounded once, to the nearest (a half to the even one). Raises ``KvyardError`` for what isn't a number."""
+    return _scaled(seconds, SECOND, "seconds")
+
+
+def from_ms(milliseconds: Number) -> int:
+    """The same from milliseconds."""
+    return _scaled(milliseconds, MS, "milliseconds")
+
+
+def to_seconds(ns: int) -> float:
+    """The float nearest to ``ns`` in seconds, for people and reports."""
+    return ns / SECOND
+
+
+def to_ms(ns: int) -> float:
+    """The float nearest to ``ns`` in milliseconds."""
+    return ns / MS
+
+
+def _scaled(value: Number, unit: int, name: str) -> int:
+    if isinstance(value, int):
+        return value * unit
+    try:
+        return round(Fraction(value) * unit)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise KvyardError(f"{value!r} is not a number of {name}") from None
 
 
 class ClockError(KvyardError, ValueError):
@@ -100,3 +141,10 @@ class WallClock:
         await asyncio.sleep(0)
         while (left := t - self.now()) > 0:
             await asyncio.sleep(left * self._unrate)
+
+
+async def pause(seconds: float = 0.0) -> None:
+    """Suspend the task for so long, in real time, for servers; 0 lets the other tasks have a turn."""
+    import asyncio  # slow to load, and most commands never wait
+
+    await asyncio.sleep(seconds)
