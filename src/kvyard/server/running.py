@@ -13,11 +13,13 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.server.heads import HEADER_BYTES, bounded, protocol
+
+T = TypeVar("T")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -41,6 +43,16 @@ def listen(host: str, port: int) -> socket.socket:
         why = getattr(error, "strerror", None) or error
         raise KvyardError(f"can't listen at {host}:{port}: {why}; choose another --port, or 0 for any") from None
     return bound
+
+
+async def patiently(action: Callable[[], T]) -> T:
+    """What ``action`` returns, tried for five seconds: an address may be free again some time after its socket was closed."""
+    for _ in range(100):
+        try:
+            return action()
+        except KvyardError:
+            await pause(0.05)
+    return action()
 
 
 def allow_files() -> None:

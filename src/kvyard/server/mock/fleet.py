@@ -12,10 +12,10 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from kvyard.clock import WallClock, pause
-from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import reachable
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.mock import schemas
@@ -25,7 +25,7 @@ from kvyard.server.mock.routes import build
 from kvyard.server.mock.tally import RecentWork
 from kvyard.server.mock.view import MockSource
 from kvyard.server.mock.worker import MockWorker
-from kvyard.server.running import HttpServer, listen
+from kvyard.server.running import HttpServer, listen, patiently
 from kvyard.server.tokens import make_tokenizer
 
 
@@ -159,19 +159,11 @@ class MockFleet:
         worker = self.workers[number]
         if worker.alive or (self._stopping is not None and self._stopping.is_set()):
             return
-        bound = await self._again(self.ports[number].port)
+        bound = await patiently(partial(listen, self._host, self.ports[number].port))
         self._sockets.append(bound)
         await worker.start()
         self.ports[number] = HttpServer(self._apps[number], bound, drain_seconds=self.config.drain_seconds)
         await self.ports[number].start()
-
-    async def _again(self, number: int) -> socket.socket:
-        for _ in range(100):
-            try:
-                return listen(self._host, number)
-            except KvyardError:
-                await pause(0.05)
-        return listen(self._host, number)
 
     def do_later(self, seconds: float, action: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Do it after so many real seconds, unless the fleet ends before."""

@@ -36,6 +36,14 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """What else makes its answers others."""
     named_tool: bool = False
+    """Whether the request chose the tool itself."""
+    stream: bool = False
+    include_usage: bool = False
+    usage_always: bool = False
+    logprobs: int | None = None
+    """How many alternatives per token; ``None`` for no log probabilities at all."""
+    echo: bool = False
+    token_ids: bool = False
 
 
 def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> Refusal:
@@ -58,9 +66,10 @@ class MockIntake:
             raise refuse("suffix is not currently supported", "suffix")
         prompts = self._prompts(body.prompt, body.add_special_tokens)
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        return self._take(
+        taken = self._take(
             body, prompts, most, _schema(body.response_format), headers, whole=body.max_tokens is not None
         )
+        return msgspec.structs.replace(taken, logprobs=body.logprobs, echo=bool(body.echo))
 
     def chat(self, body: ChatRequest, headers: Mapping[str, str]) -> Taken:
         """A chat completion. Raises ``Refusal``."""
@@ -76,9 +85,11 @@ class MockIntake:
             schema = tool[1]
         given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         most = self._worker.longest - len(prompt) if given is None else given
-        return self._take(
-            body, [prompt], most, schema, headers, whole=given is not None, tool=tool[0] if tool else None, named=named
+        taken = self._take(
+            body, [prompt], most, schema, headers, whole=given is not None, tool=tool[0] if tool else None
         )
+        likely = (body.top_logprobs or 0) if body.logprobs else None
+        return msgspec.structs.replace(taken, logprobs=likely, named_tool=named)
 
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None, ask: bool) -> list[int]:
         """The ids of a conversation. Raises ``Refusal``."""
@@ -125,7 +136,6 @@ class MockIntake:
         *,
         whole: bool,
         tool: str | None = None,
-        named: bool = False,
     ) -> Taken:
         worker = self._worker
         config = worker.config
@@ -165,16 +175,19 @@ class MockIntake:
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         if "" in stop:
             raise refuse("stop cannot contain an empty string.", "stop")
-        rank = _rank(headers, config.dp_size)
+        options = body.stream_options
         return Taken(
             model=model,
             namespace=namespace,
             prompts=prompts,
             n=n,
-            rank=rank,
+            rank=_rank(headers, config.dp_size),
             priority=body.priority,
             name=f"{model} {body.seed}",
-            named_tool=named,
+            stream=bool(body.stream),
+            include_usage=options is not None and bool(options.include_usage),
+            usage_always=options is not None and bool(options.continuous_usage_stats),
+            token_ids=bool(body.return_token_ids),
             wish=AnswerWish(
                 max_tokens=most,
                 min_tokens=body.min_tokens,

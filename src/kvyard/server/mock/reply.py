@@ -29,18 +29,16 @@ class MockReply(Response):
         flow: RequestFlow,
         shape: Shape,
         *,
-        stream: bool,
         fate: Fate,
         gone: Callable[[RequestFlow], None],
         cut: Callable[[Any], None],
         headers: dict[str, str],
     ) -> None:
         """``gone`` is told where the client hung up; ``cut`` cuts the connection of a client."""
-        super().__init__(b"", 200, headers=headers, media_type="text/event-stream" if stream else JSON)
+        super().__init__(b"", 200, headers=headers, media_type="text/event-stream" if shape.taken.stream else JSON)
         self._sent_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         self._flow = flow
         self._shape = shape
-        self._stream = stream
         self._fate = fate
         self._gone = gone
         self._cut = cut
@@ -54,7 +52,7 @@ class MockReply(Response):
                 self._gone(self._flow)
 
     async def _answer(self, scope: Any, send: Any) -> None:
-        if self._stream:
+        if self._shape.taken.stream:
             await self._write(scope, send)
             return
         flow = self._flow

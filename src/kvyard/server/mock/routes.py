@@ -15,11 +15,10 @@ from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.server.http import Operation, Raw, Refusal, application, get, post
 from kvyard.server.mock import schemas
-from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.config import Lora
 from kvyard.server.mock.faults import Fate, MockFaults, changed, fate
 from kvyard.server.mock.intake import MockIntake, Taken, refuse
-from kvyard.server.mock.shapes import ChatShape, Setup, Shape, TextShape
+from kvyard.server.mock.shapes import ChatShape, Shape, TextShape
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer
 
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 
 Headers = Mapping[str, str]
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-def named(headers: Headers) -> str:
-    """What the client calls its request; empty where it doesn't."""
-    given = headers.get("x-request-id", "")
-    return given if _ID.fullmatch(given) else ""
 
 
 class MockRoutes:
@@ -52,17 +45,12 @@ class MockRoutes:
     async def completions(self, body: openai.CompletionRequest, headers: Headers) -> Any:
         """Go on with a text."""
         what = await self._befall(headers)
-        taken = self._intake.completion(body, headers)
-        setup = self._setup(body, taken, "cmpl", headers, body.logprobs, echo=bool(body.echo))
-        return self._reply(body, taken, TextShape(setup), what, named(headers))
+        return self._reply(self._intake.completion(body, headers), TextShape, what, headers)
 
     async def chat(self, body: openai.ChatRequest, headers: Headers) -> Any:
         """Answer a conversation."""
         what = await self._befall(headers)
-        taken = self._intake.chat(body, headers)
-        likely = (body.top_logprobs or 0) if body.logprobs else None
-        setup = self._setup(body, taken, "chatcmpl", headers, likely, echo=False)
-        return self._reply(body, taken, ChatShape(setup), what, named(headers))
+        return self._reply(self._intake.chat(body, headers), ChatShape, what, headers)
 
     async def _befall(self, headers: Headers) -> Fate:
         """What is to go wrong with this request, as far as it does so at once."""
@@ -78,46 +66,19 @@ class MockRoutes:
             raise refuse("the server is shutting down", status=503)
         return what
 
-    def _setup(
-        self,
-        body: openai.GenerationRequest,
-        taken: Taken,
-        prefix: str,
-        headers: Headers,
-        logprobs: int | None,
-        echo: bool,
-    ) -> Setup:
-        options = body.stream_options
-        name = named(headers) or uuid4().hex
-        return Setup(
-            id=f"{prefix}-{name}",
-            created=WallClock.since_epoch().now() // SECOND,
-            model=taken.model,
-            tokenizer=self._tokenizer,
-            prompts=taken.prompts,
-            n=taken.n,
-            include_usage=options is not None and bool(options.include_usage),
-            usage_always=options is not None and bool(options.continuous_usage_stats),
-            logprobs=logprobs,
-            echo=echo,
-            token_ids=bool(body.return_token_ids),
-            named_tool=taken.named_tool,
-        )
-
-    def _reply(self, body: openai.GenerationRequest, taken: Taken, shape: Shape, what: Fate, request: str) -> Any:
+    def _reply(self, taken: Taken, shape: type[Shape], what: Fate, headers: Headers) -> Any:
         from kvyard.server.mock.reply import MockReply
 
-        worker = self._worker
-        flow: RequestFlow = self._intake.submit(taken, request)
-        headers = {"x-mock-worker": worker.name, "x-mock-rank": str(flow.choices[0].rank)}
+        worker, given = self._worker, headers.get("x-request-id", "")
+        name = given if _ID.fullmatch(given) else ""  # what the client calls its request
+        flow = self._intake.submit(taken, name)
         return MockReply(
             flow,
-            shape,
-            stream=bool(body.stream),
+            shape(taken, name or uuid4().hex, self._tokenizer),
             fate=what,
             gone=worker.give_up,
             cut=self._fleet.ports[worker.number].cut,
-            headers=headers,
+            headers={"x-mock-worker": worker.name, "x-mock-rank": str(flow.choices[0].rank)},
         )
 
     # -- models and tokens ----------------------------------------------------------------------------------------------

@@ -8,42 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import xxhash
 
+from kvyard.clock import SECOND, WallClock
 from kvyard.openai import CachedTokens, TokenUsage
 from kvyard.server.mock.choice import MockChoice
+from kvyard.server.mock.intake import Taken
 from kvyard.server.tokens import Tokenizer
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of its reply."""
-
-    id: str
-    created: int
-    model: str
-    tokenizer: Tokenizer
-    prompts: Sequence[Sequence[int]]
-    n: int
-    include_usage: bool = False
-    usage_always: bool = False
-    logprobs: int | None = None
-    """How many alternatives per token; ``None`` for no log probabilities at all."""
-    echo: bool = False
-    token_ids: bool = False
-    named_tool: bool = False
-    """Whether the request chose the tool itself."""
 
 
 class Shape:
     """Common ground of both kinds."""
 
-    object = ""
-    chunk_object = ""
+    prefix = object = chunk_object = ""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        count = len(setup.prompts) * setup.n
+    def __init__(self, taken: Taken, name: str, tokenizer: Tokenizer) -> None:
+        """The reply to ``taken``, whose id ends in ``name``."""
+        self.taken = taken
+        self.tokenizer = tokenizer
+        self.id = f"{self.prefix}-{name}"
+        self._created = WallClock.since_epoch().now() // SECOND
+        count = len(taken.prompts) * taken.n
         self._shown = [0] * count
         self._told = [False] * count
         """Whether a choice's last chunk is out."""
@@ -77,14 +62,14 @@ class Shape:
             for made in self._chunks(choice, over):
                 found = self._head(self.chunk_object)
                 found["choices"] = [made]
-                if self.setup.usage_always:
+                if self.taken.usage_always:
                     found["usage"] = self._usage(choices)
                 yield found
             self._told[at] = over
 
     def last(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
         """What follows the last chunk of the last choice."""
-        if self.setup.include_usage:
+        if self.taken.include_usage:
             found = self._head(self.chunk_object)
             found["choices"] = []
             found["usage"] = self._usage(choices)
@@ -96,14 +81,12 @@ class Shape:
     # -- parts ----------------------------------------------------------------------------------------------------------
 
     def _head(self, kind: str) -> dict[str, Any]:
-        setup = self.setup
-        return {"id": setup.id, "object": kind, "created": setup.created, "model": setup.model}
+        return {"id": self.id, "object": kind, "created": self._created, "model": self.taken.model}
 
     def _usage(self, choices: Sequence[MockChoice]) -> TokenUsage:
-        setup = self.setup
-        asked = sum(map(len, setup.prompts))
+        asked = sum(map(len, self.taken.prompts))
         given = sum(choice.produced for choice in choices)
-        cached = choices[0].flow.cached_tokens(range(0, len(choices), setup.n)) if choices else 0
+        cached = choices[0].flow.cached_tokens(range(0, len(choices), self.taken.n)) if choices else 0
         return TokenUsage(
             prompt_tokens=asked,
             completion_tokens=given,
@@ -121,7 +104,7 @@ class Shape:
     def _finish(self, choice: MockChoice, over: bool) -> str | None:
         if not over:
             return None
-        if choice.answer.tool is not None and choice.answer.finish == "stop" and not self.setup.named_tool:
+        if choice.answer.tool is not None and choice.answer.finish == "stop" and not self.taken.named_tool:
             return "tool_calls"
         return choice.answer.finish
 
@@ -132,34 +115,34 @@ class Shape:
         """A log probability for ``token``, and for the most likely ones in its place, itself first. Made up, but steady."""
         draw = xxhash.xxh3_64_intdigest(f"{token} {at}".encode()) / 2**64
         own = -0.01 - draw * draw
-        size = self.setup.tokenizer.size
-        others = [((token + 7 * step) % size, own - 0.5 * step) for step in range(1, self.setup.logprobs or 0)]
-        return own, [(token, own), *others] if self.setup.logprobs else []
+        size = self.tokenizer.size
+        others = [((token + 7 * step) % size, own - 0.5 * step) for step in range(1, self.taken.logprobs or 0)]
+        return own, [(token, own), *others] if self.taken.logprobs else []
 
 
 class TextShape(Shape):
     """``/v1/completions``."""
 
-    object = chunk_object = "text_completion"
+    prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def _choice(self, choice: MockChoice) -> dict[str, Any]:
         return next(self._chunks(choice, True))
 
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
-        setup = self.setup
+        taken = self.taken
         at = choice.index
-        prompt = setup.prompts[at // setup.n]
+        prompt = taken.prompts[at // taken.n]
         first = self._shown[at] == 0
         start = self._shown[at]
         ids, texts = self._take(choice)
-        head: list[int] = list(prompt) if setup.echo and first else []
-        heads = list(setup.tokenizer.pieces(head)) if head else []
+        head: list[int] = list(prompt) if taken.echo and first else []
+        heads = list(self.tokenizer.pieces(head)) if head else []
         found: dict[str, Any] = {"index": at, "text": "".join(heads) + "".join(texts), "logprobs": None}
-        if setup.logprobs is not None:
+        if taken.logprobs is not None:
             found["logprobs"] = self._logprobs(at, head, heads, ids, texts, start)
         found["finish_reason"] = self._finish(choice, over)
         found["stop_reason"] = self._stop_reason(choice, over)
-        if setup.token_ids:
+        if taken.token_ids:
             found["token_ids"] = ids
             if first:
                 found["prompt_token_ids"] = list(prompt)
@@ -168,7 +151,7 @@ class TextShape(Shape):
     def _logprobs(
         self, at: int, head: Sequence[int], heads: Sequence[str], ids: Sequence[int], texts: Sequence[str], start: int
     ) -> dict[str, Any]:
-        word = self.setup.tokenizer.word
+        word = self.tokenizer.word
         tokens: list[str] = []
         likely: list[float | None] = []
         tops: list[dict[str, float] | None] = []
@@ -187,8 +170,7 @@ class TextShape(Shape):
 class ChatShape(Shape):
     """``/v1/chat/completions``."""
 
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
+    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def _choice(self, choice: MockChoice) -> dict[str, Any]:
         ids, texts = self._take(choice)
@@ -204,14 +186,14 @@ class ChatShape(Shape):
             "finish_reason": self._finish(choice, True),
             "stop_reason": self._stop_reason(choice, True),
         }
-        if self.setup.token_ids:
+        if self.taken.token_ids:
             found["token_ids"] = ids
         return found
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         found = super().whole(choices)
-        if self.setup.token_ids:
-            found["prompt_token_ids"] = list(self.setup.prompts[0])
+        if self.taken.token_ids:
+            found["prompt_token_ids"] = list(self.taken.prompts[0])
         return found
 
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
@@ -227,7 +209,7 @@ class ChatShape(Shape):
         made["logprobs"] = self._content(ids, start)
         made["finish_reason"] = self._finish(choice, over)
         made["stop_reason"] = self._stop_reason(choice, over)
-        if self.setup.token_ids:
+        if self.taken.token_ids:
             made["token_ids"] = ids
         yield made
 
@@ -235,7 +217,7 @@ class ChatShape(Shape):
         return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _call(self, choice: MockChoice, arguments: str) -> dict[str, Any]:
-        number = xxhash.xxh3_64_hexdigest(f"{self.setup.id} {choice.index}".encode())
+        number = xxhash.xxh3_64_hexdigest(f"{self.id} {choice.index}".encode())
         return {
             "id": f"chatcmpl-tool-{number}",
             "type": "function",
@@ -244,7 +226,7 @@ class ChatShape(Shape):
         }
 
     def _content(self, ids: Sequence[int], start: int) -> dict[str, Any] | None:
-        if self.setup.logprobs is None:
+        if self.taken.logprobs is None:
             return None
         content = []
         for number, token in enumerate(ids):
@@ -253,7 +235,7 @@ class ChatShape(Shape):
         return {"content": content}
 
     def _one(self, token: int, likely: float) -> dict[str, Any]:
-        text = self.setup.tokenizer.word(token)
+        text = self.tokenizer.word(token)
         return {"token": text, "logprob": likely, "bytes": list(text.encode("utf-8", "replace"))}
 
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
-from kvyard.clock import WallClock, pause
+from kvyard.clock import WallClock
 from kvyard.engine.build import make_core
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
-from kvyard.errors import KvyardError
 from kvyard.events.batcher import Batcher
 from kvyard.events.transport import Publisher
 from kvyard.events.transport.endpoint import split_tcp
@@ -30,6 +29,7 @@ from kvyard.server.mock.faults import is_lost
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
 from kvyard.server.mock.rank_watcher import RankWatcher
 from kvyard.server.mock.tally import RecentWork, WorkerTally
+from kvyard.server.running import patiently
 
 WAITING_COUNTS = 4
 """How much heavier a request that waits is than one that runs, when a rank is chosen; as in vLLM."""
@@ -135,31 +135,26 @@ class MockWorker:
         replay = None if replay is None else config.endpoint_of(replay, self.number)
         if rank in self._places:
             endpoint, replay = self._places[rank]
-        for attempt in range(100):
-            publisher = Publisher(
-                endpoint,
-                batcher.resync,
-                replay=replay,
-                topic=config.topic.replace("{worker}", self.name),
-                rank=rank,
-                bind=not config.events_connect,
-                buffer_steps=config.buffer_steps,
-            )
-            publisher.withhold = self._withheld
-            try:
-                publisher.start()
-            except KvyardError:
-                # After a death: ZeroMQ gives an address back some time after its socket was closed.
-                if not self.deaths or attempt == 99:
-                    raise
-                await pause(0.05)
-            else:
-                self._places[rank] = (
-                    _base(publisher.endpoint, rank),
-                    None if publisher.replay_endpoint is None else _base(publisher.replay_endpoint, rank),
-                )
-                return publisher
-        raise AssertionError("unreachable")
+        open_publisher = partial(self._open_publisher, rank, batcher, endpoint, replay)
+        publisher = await patiently(open_publisher) if self.deaths else open_publisher()
+        again = publisher.replay_endpoint
+        self._places[rank] = (_base(publisher.endpoint, rank), None if again is None else _base(again, rank))
+        return publisher
+
+    def _open_publisher(self, rank: int, batcher: Batcher, endpoint: str, replay: str | None) -> Publisher:
+        config = self.config
+        publisher = Publisher(
+            endpoint,
+            batcher.resync,
+            replay=replay,
+            topic=config.topic.replace("{worker}", self.name),
+            rank=rank,
+            bind=not config.events_connect,
+            buffer_steps=config.buffer_steps,
+        )
+        publisher.withhold = self._withheld
+        publisher.start()
+        return publisher
 
     def stop(self) -> None:
         """End in order: requests that are left are given up, events go out, streams close."""
