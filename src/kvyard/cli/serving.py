@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from kvyard.errors import KvyardError
+
 TOKEN_VARIABLE = "KVYARD_TOKEN"
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say more on stderr; never what a request says.")]
@@ -16,14 +18,19 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Say more on stderr; ne
 
 def read_token(file: str | Path | None, variable: str | None = TOKEN_VARIABLE) -> str | None:
     """The token in ``file``, or in the environment without one; ``None`` where neither is. Raises ``KvyardError``."""
-    from kvyard.server.indexer.config import check_token_text
-    from kvyard.server.indexer.config import read_token as read
-
     if file is not None:
-        return read(str(file))
-    if variable is not None and variable in os.environ:
-        return check_token_text(os.environ[variable], variable)
-    return None
+        try:
+            token, where = Path(file).read_text(encoding="utf-8").strip(), str(file)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or "not UTF-8"
+            raise KvyardError(f"can't read the token in {file}: {why}") from None
+    elif variable is not None and variable in os.environ:
+        token, where = os.environ[variable], variable
+    else:
+        return None
+    if not token or len(token) > 4096 or not token.isascii() or not token.isprintable() or " " in token:
+        raise KvyardError(f"{where} holds no token: write one line of printable characters without spaces")
+    return token
 
 
 def log_to_stderr(verbose: bool) -> None:

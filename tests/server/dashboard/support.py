@@ -154,7 +154,7 @@ class Shown:
         self.dashboard.feed.most_viewers = most_viewers
         self._bound = listen("127.0.0.1", port)
         self._ready = threading.Event()
-        app = Starlette(routes=self.dashboard.routes(root=True))
+        app = Starlette(routes=self.dashboard.routes())
         self.running = Running(
             app, self._bound, ready=lambda _: self._ready.set(), ending=self.dashboard.feed.close, drain_seconds=20
         )

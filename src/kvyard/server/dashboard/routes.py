@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,15 +20,10 @@ from kvyard.server.http import JSON, Refusal, check_token, while_connected
 
 SLOW = 10.0
 """Seconds that a viewer may take to accept a frame."""
-ASSETS = {
-    "app.js": "text/javascript",
-    "charts.js": "text/javascript",
-    "format.js": "text/javascript",
-    "panels.js": "text/javascript",
-    "stream.js": "text/javascript",
-    "tables.js": "text/javascript",
-    "style.css": "text/css",
-}
+_TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
+_FILES = {one.name: one for one in Path(__file__).with_name("assets").iterdir() if one.suffix in _TYPES}
+ASSETS = {name: _TYPES[one.suffix] for name, one in _FILES.items() if name != "page.html"}
+"""What the page loads."""
 GUARDS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -58,12 +53,10 @@ class Dashboard:
         self._source = source
         self._token = token
         self._cut = cut
-        here = files("kvyard.server.dashboard") / "assets"
-        self._page = (here / "page.html").read_bytes()
-        self._assets = {name: (here / name).read_bytes() for name in ASSETS}
+        self._files = {name: one.read_bytes() for name, one in _FILES.items()}
 
-    def routes(self, *, root: bool = False) -> list[Any]:
-        """``/dashboard`` and what belongs to it; with ``root``, ``/`` leads there."""
+    def routes(self) -> list[Any]:
+        """``/dashboard`` and what belongs to it; ``/`` leads there."""
         try:
             from starlette.responses import RedirectResponse, Response
             from starlette.routing import Route
@@ -83,11 +76,11 @@ class Dashboard:
             return checked
 
         async def page(request: Any) -> Response:
-            return Response(self._page, headers=GUARDS, media_type="text/html")
+            return Response(self._files["page.html"], headers=GUARDS, media_type="text/html")
 
         async def asset(request: Any) -> Response:
             name = request.url.path.rpartition("/")[2]
-            return Response(self._assets[name], headers=GUARDS, media_type=ASSETS[name])
+            return Response(self._files[name], headers=GUARDS, media_type=ASSETS[name])
 
         def view(request: Any) -> Response:
             return Response(msgspec.json.encode(self._source.view()), headers=GUARDS, media_type=JSON)
@@ -103,13 +96,14 @@ class Dashboard:
         async def home(request: Any) -> Response:
             return RedirectResponse("dashboard", 307, headers=GUARDS)
 
-        found = [Route("/dashboard", page, methods=["GET"])]
-        found += [Route(f"/dashboard/{name}", asset, methods=["GET"]) for name in ASSETS]
-        found.append(Route("/dashboard/view", guarded(view), methods=["GET"]))
-        found.append(Route("/dashboard/events", guarded(events), methods=["GET"]))
-        if root:
-            found.append(Route("/", home, methods=["GET"]))
-        return found
+        endpoints = {
+            "/dashboard": page,
+            "/dashboard/view": guarded(view),
+            "/dashboard/events": guarded(events),
+            "/": home,
+        }
+        endpoints |= {f"/dashboard/{name}": asset for name in ASSETS}
+        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
 
 
 def _watching(feed: ViewFeed, slow: float, cut: Callable[[Any], None] | None) -> Any:

@@ -43,60 +43,46 @@ _ERROR = re.compile(rb'^data: ?\{"error"')
 _CODE = re.compile(rb'"code" ?: ?(\d{3})')
 
 
-class Proxy:
+class Proxy(msgspec.Struct, eq=False):
     """What all exchanges of a gateway share."""
 
-    def __init__(
-        self, client: EngineClient, health: EngineHealth, traffic: Traffic, clock: Clock, retries: int
-    ) -> None:
-        self.client = client
-        self.health = health
-        self.traffic = traffic
-        self.clock = clock
-        self.retries = retries
-        self.draining = False
-        """Whether the gateway ends: what is cut off then was not the client's doing."""
+    client: EngineClient
+    health: EngineHealth
+    traffic: Traffic
+    clock: Clock
+    retries: int
+    draining: bool = False
+    """Whether the gateway ends: what is cut off then was not the client's doing."""
 
     def drain(self) -> None:
         self.draining = True
 
 
-class Exchange:
+class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """The answer to one request, as an ASGI application; it does its work when it is called."""
 
-    def __init__(
-        self,
-        proxy: Proxy,
-        proxied: ProxiedRequest,
-        pool: EnginePool,
-        place: Placement,
-        *,
-        path: str,
-        body: bytes,
-        headers: list[tuple[str, str]],
-    ) -> None:
-        """``headers`` are those for the engine."""
-        self.status_code = 200
-        self.proxied = proxied
-        self._proxy = proxy
-        self._pool = pool
-        self._place = place
-        self._path = path
-        self._body = body
-        self._headers = headers
-        self._risked = 0
-        """Tries in which an engine had the request and may have suffered from it; refused connections aren't among them."""
-        self._failed_at: list[Engine] = []
-        self._began = False
-        """Whether anything went to the client."""
-        self._hung_up = False
-        self._scope: Any = None
-        self._send: Any = None
-        self._task: asyncio.Task[Any] | None = None
+    proxy: Proxy
+    proxied: ProxiedRequest
+    pool: EnginePool
+    place: Placement
+    path: str
+    body: bytes
+    headers: list[tuple[str, str]]
+    """For the engine."""
+    status_code: int = 200
+    scope: Any = None
+    send: Any = None
+    _risked: int = 0
+    """Tries in which an engine had the request and may have suffered from it; refused connections aren't among them."""
+    _failed_at: list[Engine] = []
+    _began: bool = False
+    """Whether anything went to the client."""
+    _hung_up: bool = False
+    _task: asyncio.Task[Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Carry it out."""
-        self._scope, self._send = scope, send
+        self.scope, self.send = scope, send
         self._task = asyncio.current_task()
         watching = asyncio.get_running_loop().create_task(until_disconnect(receive))
         watching.add_done_callback(self._gone)
@@ -105,7 +91,7 @@ class Exchange:
             outcome = await self._serve()
         except asyncio.CancelledError:
             outcome = "cancelled"
-            if not self._hung_up and not self._proxy.draining:
+            if not self._hung_up and not self.proxy.draining:
                 raise
             if self._task is not None:
                 self._task.uncancel()
@@ -113,13 +99,13 @@ class Exchange:
                 outcome = await self._cut()
         except RuntimeError:
             # The client library raises it where its session is closed between two reads: the gateway didn't wait for us.
-            if not self._proxy.client.session.closed:
+            if not self.proxy.client.session.closed:
                 raise
             outcome = await self._cut()
         finally:
             self._task = None
             watching.cancel()
-            self._proxy.traffic.ended(self.proxied, outcome)
+            self.proxy.traffic.ended(self.proxied, outcome)
 
     def _gone(self, watching: asyncio.Task[None]) -> None:
         if not watching.cancelled() and self._task is not None:
@@ -128,7 +114,7 @@ class Exchange:
 
     async def _serve(self) -> str:
         """Try engines until one answers. Returns how it ended."""
-        proxy, proxied, pool, place = self._proxy, self.proxied, self._pool, self._place
+        proxy, proxied, pool, place = self.proxy, self.proxied, self.pool, self.place
         last: EngineFailed | None = None
         while True:
             try:
@@ -169,19 +155,19 @@ class Exchange:
     # -- one engine -----------------------------------------------------------------------------------------------------
 
     async def _attempt(self, engine: Engine, decision: Decision) -> None:
-        session = self._proxy.client.session
+        session = self.proxy.client.session
         if session.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us
-        headers = self._headers
-        url = engine.addresses.get(self._path)
+        headers = self.headers
+        url = engine.addresses.get(self.path)
         if url is None:
-            url = engine.addresses[self._path] = URL(engine.url + self._path)
-        if query := self._scope.get("query_string"):
+            url = engine.addresses[self.path] = URL(engine.url + self.path)
+        if query := self.scope.get("query_string"):
             url = URL(f"{url}?{query.decode('latin-1')}", encoded=True)
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, str(decision.worker.rank))]
         with engine_errors():
-            response = await session.post(url, data=BodyPayload(self._body), headers=headers, allow_redirects=False)
+            response = await session.post(url, data=BodyPayload(self.body), headers=headers, allow_redirects=False)
         try:
             status = response.status
             if status in ELSEWHERE:
@@ -194,7 +180,7 @@ class Exchange:
                 said = await self._stream(response, decision)
             else:
                 said = await self._whole(response, decision)
-            self._proxy.traffic.answered(self.proxied, engine, decision, said)
+            self.proxy.traffic.answered(self.proxied, engine, decision, said)
         except BaseException:
             # A connection whose answer wasn't read to its end can't be used again: closing it ends the engine's work.
             response.close()
@@ -203,13 +189,13 @@ class Exchange:
 
     async def _stream(self, response: aiohttp.ClientResponse, decision: Decision) -> AnswerTokens:
         """Pass a streamed answer on. Returns what it says of itself."""
-        read, send = response.content.readany, self._send
+        read, send = response.content.readany, self.send
         with engine_errors():
             chunk = await read()
         if _ERROR.match(chunk) and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
             error = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
             raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), error))
-        pool, proxied = self._pool, self.proxied
+        pool, proxied = self.pool, self.proxied
         await self._start(response, downstream(response.raw_headers, decision_header(decision, proxied.tries)))
         earlier = before = last = b""
         track = pool.router.config.track_output
@@ -217,7 +203,7 @@ class Exchange:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             proxied.events += chunk.count(b"\n\n")
             if track:
-                pool.router.progressed(proxied.id, proxied.events, self._proxy.clock.now())
+                pool.router.progressed(proxied.id, proxied.events, self.proxy.clock.now())
             earlier, before, last = before, last, chunk
             try:
                 chunk = await read()
@@ -235,22 +221,22 @@ class Exchange:
         if complete:
             headers.append((b"content-length", str(len(body)).encode()))
         await self._start(response, headers)
-        await self._send({"type": "http.response.body", "body": body, "more_body": not complete})
+        await self.send({"type": "http.response.body", "body": body, "more_body": not complete})
         while not complete:
             try:
                 chunk = await response.content.readany()
             except ERRORS as error:
                 await self._break(None, failure(error).reason)
             complete = not chunk
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": not complete})
+            await self.send({"type": "http.response.body", "body": chunk, "more_body": not complete})
         return answer_tokens(body[-TAIL:]) if response.status < 400 else AnswerTokens()
 
     async def _start(self, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]]) -> None:
         """The engine answers: from now on there is no other."""
-        self._pool.first_token(self.proxied.id)
-        self._proxy.traffic.began_answer(self.proxied)
+        self.pool.first_token(self.proxied.id)
+        self.proxy.traffic.began_answer(self.proxied)
         self.status_code = response.status
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await self.send({"type": "http.response.start", "status": response.status, "headers": headers})
         self._began = True
 
     async def _break(self, last: bytes | None, reason: str) -> None:
@@ -258,14 +244,14 @@ class Exchange:
         if last == b"\n\n":
             problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
             said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
-            await self._send({"type": "http.response.body", "body": said, "more_body": True})
-        await close_connection(self._scope)
+            await self.send({"type": "http.response.body", "body": said, "more_body": True})
+        await close_connection(self.scope)
         raise AnswerCut(reason)
 
     async def _cut(self) -> str:
         """The gateway ends, and has waited long enough."""
         if self._began:
-            await close_connection(self._scope)
+            await close_connection(self.scope)
             return "broken"
         await self._refuse(Refusal(503, "the gateway ends", fix="try again", Retry_After="1"))
         return "refused"
@@ -277,7 +263,7 @@ class Exchange:
         self.status_code, problem = openai_error(refusal)
         more = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
         body = msgspec.json.encode(problem)
-        await send_response(self._send, self.status_code, [(b"content-type", JSON.encode()), *more], body)
+        await send_response(self.send, self.status_code, [(b"content-type", JSON.encode()), *more], body)
 
     async def _pass_on(self, failed: EngineFailed) -> str:
         """No engine could answer: what the last engine said, or that it said nothing."""
@@ -291,7 +277,7 @@ class Exchange:
         status, headers, body = failed.answer
         found = downstream(headers, f"tries={tries}") if headers else [(b"content-type", JSON.encode())]
         self._began, self.status_code = True, status
-        await send_response(self._send, status, found, body)
+        await send_response(self.send, status, found, body)
         return "failed"
 
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.router import RouteRequest
@@ -22,23 +24,21 @@ LONG_SESSION = 128
 """Characters from which on a session's name is kept as a digest: routers remember many of them."""
 
 
-class RequestIntake:
+class RequestIntake(msgspec.Struct, eq=False):
     """Takes requests in for one gateway."""
 
-    def __init__(self, config: GatewayConfig, members: Membership, proxy: Proxy, token: str | None) -> None:
-        """``token`` is what clients show us; it is never passed on."""
-        self._config = config
-        self._members = members
-        self._proxy = proxy
-        self._traffic = proxy.traffic
-        self._keeps_authorization = token is None
+    config: GatewayConfig
+    members: Membership
+    proxy: Proxy
+    keeps_authorization: bool
+    """Whether what clients show goes on to engines; where we have a token, it is meant for us."""
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[str, str, EnginePool, Placement]:
         """What is to be routed: its id, the model's name, the pool and the prompt. Raises ``Refusal`` for what can't be."""
         asked = read_body(path, body)
-        name, pool, lora = self._members.find(asked.model)
+        name, pool, lora = self.members.find(asked.model)
         prompts = await pool.prompting.prompts(asked)
         keys: list[int] = []
         tokens = 0
@@ -47,24 +47,24 @@ class RequestIntake:
             tokens = sum(map(len, prompts))
             salt = asked.cache_salt if isinstance(asked, PeekedCompletion | PeekedChat) else None
             try:
-                if len(prompts[0]) <= self._config.limits.tokens:
+                if len(prompts[0]) <= self.config.limits.tokens:
                     keys = pool.keys(prompts[0], lora, salt)
                     if pool.remote is not None:
                         known = await pool.remote.ask(prompts[0], Namespace(lora_name=lora, salt=salt or None))
             except KvyardError:
                 keys = []
-        id_ = self._traffic.name(headers.get("x-request-id", ""))
-        request = RouteRequest(id_, keys, tokens, _session(headers.get(self._config.session_header)))
+        id_ = self.proxy.traffic.name(headers.get("x-request-id", ""))
+        request = RouteRequest(id_, keys, tokens, _session(headers.get(self.config.session_header)))
         place = Placement(request=request, shut=pool.without(name), known=known)
-        if self._traffic.recorder is not None and len(prompts) == 1:
+        if self.proxy.traffic.recorder is not None and len(prompts) == 1:
             tail = prompts[0][len(keys) * pool.block_size :]
             place.tail = tail if len(tail) < pool.block_size else None  # a prompt that wasn't hashed isn't kept either
         return id_, name, pool, place
 
     async def accept(self, path: str, body: bytes, headers: Any) -> Exchange:
         """The exchange for a request. Raises ``Refusal`` for what can't be routed."""
-        traffic, most = self._traffic, self._config.held_bytes
-        received = self._proxy.clock.now()
+        traffic, most = self.proxy.traffic, self.config.held_bytes
+        received = self.proxy.clock.now()
         traffic.counters.requests += 1
         try:
             if traffic.held + len(body) > most:
@@ -81,10 +81,10 @@ class RequestIntake:
         proxied = ProxiedRequest(
             id=id_, model=name, pool=pool.model, block_size=pool.block_size, size=len(body), received=received
         )
-        traffic.began(proxied, place.request, place.tail, pool.model if len(self._members.pools) > 1 else None)
-        authorization = self._proxy.client.authorization
-        sent = upstream(headers.raw, id_, authorization, self._keeps_authorization)
-        return Exchange(self._proxy, proxied, pool, place, path=path, body=body, headers=sent)
+        traffic.began(proxied, place.request, place.tail, pool.model if len(self.members.pools) > 1 else None)
+        authorization = self.proxy.client.authorization
+        sent = upstream(headers.raw, id_, authorization, self.keeps_authorization)
+        return Exchange(proxy=self.proxy, proxied=proxied, pool=pool, place=place, path=path, body=body, headers=sent)
 
 
 def _session(given: str | None) -> str | None:

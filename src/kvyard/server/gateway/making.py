@@ -33,8 +33,8 @@ class PoolMaker:
         self._clock = clock
         self._index_token = index_token
         self.journals: list[JournalFile] = []
-        self._first: JournalFile | None = None
-        """The first journal, until a pool has it."""
+        """The first is there before its pool."""
+        self._pools = 0
         self._journal: Journal | None = None
         """The journal of the pool that is being made."""
 
@@ -48,7 +48,7 @@ class PoolMaker:
         if config.share is not None:
             await probe(config.share)
         if config.journal is not None:
-            self._first = JournalFile(config.journal)
+            self.journals.append(JournalFile(config.journal))
 
     def flush(self) -> None:
         """Let journals survive this process."""
@@ -59,8 +59,6 @@ class PoolMaker:
         """End the journals."""
         for journal in self.journals:
             journal.close()
-        if self._first is not None:
-            self._first.close()
 
     def make(self, model: str, block_size: int | None) -> EnginePool:
         """A pool without engines. Raises ``KvyardError`` where a tokenizer or a journal can't be had."""
@@ -100,13 +98,10 @@ class PoolMaker:
         path = self._config.journal
         if path is None:
             return None
-        number = len(self.journals) + 1
-        if self._first is not None:
-            file, self._first = self._first, None
-        else:
-            file = JournalFile(path if number == 1 else Path(f"{path}.{number}"))
-        self.journals.append(file)
-        return file.write
+        self._pools += 1
+        if self._pools > len(self.journals):
+            self.journals.append(JournalFile(Path(f"{path}.{self._pools}")))
+        return self.journals[self._pools - 1].write
 
     def _make_indexer(self, *given: Any, **named: Any) -> Indexer:
         if self._journal is None:

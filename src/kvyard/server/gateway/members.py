@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel
 from kvyard.server.gateway.client import EngineClient
@@ -22,33 +24,25 @@ from kvyard.server.indexer.schemas import Unregister
 log = logging.getLogger(__name__)
 
 
-class Membership:
+class Membership(msgspec.Struct, eq=False):
     """The engines and pools of one gateway."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        client: EngineClient,
-        health: EngineHealth,
-        maker: PoolMaker,
-        begin: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        """``begin`` runs something beside, until the gateway ends."""
-        self.engines: dict[str, Engine] = {}
-        self.pools: dict[str, EnginePool] = {}
-        self.names: dict[str, tuple[EnginePool, str | None]] = {}
-        """Names that requests may use: their pool, and the adapter they mean."""
-        self.on_removed: list[Callable[[str], None]] = []
-        """Called with the name of an engine that is gone."""
-        self._config = config
-        self._client = client
-        self._health = health
-        self._maker = maker
-        self._begin = begin
-        self._watches: dict[str, asyncio.Task[None]] = {}
-        self._changing = asyncio.Lock()
-        self._making = asyncio.Lock()
-        """Two engines may be found to belong to the same new model at one time."""
+    config: GatewayConfig
+    client: EngineClient
+    health: EngineHealth
+    maker: PoolMaker
+    begin: Callable[[Coroutine[Any, Any, None]], None]
+    """Runs something beside, until the gateway ends."""
+    engines: dict[str, Engine] = {}
+    pools: dict[str, EnginePool] = {}
+    names: dict[str, tuple[EnginePool, str | None]] = {}
+    """Names that requests may use: their pool, and the adapter they mean."""
+    on_removed: list[Callable[[str], None]] = []
+    """Called with the name of an engine that is gone."""
+    _watches: dict[str, asyncio.Task[None]] = {}
+    _changing: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    _making: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    """Two engines may be found to belong to the same new model at one time."""
 
     async def stop(self) -> None:
         """Look after engines no more."""
@@ -80,7 +74,7 @@ class Membership:
                 except BaseException:
                     del self.engines[engine.name]
                     raise
-            watch = self._health.watch(engine, self._client, self._learn)
+            watch = self.health.watch(engine, self.client, self._learn)
             self._watches[engine.name] = asyncio.create_task(watch, name=f"watch {engine.name}")
             return engine
 
@@ -120,7 +114,7 @@ class Membership:
 
     def listeners(self, engine: Engine) -> list[Listener]:
         """What follows an engine's events here."""
-        model = self._maker.index.models.get((engine.model, LOCAL))
+        model = self.maker.index.models.get((engine.model, LOCAL))
         if model is None:
             return []
         return [one for one in model.listeners.values() if one.source.worker == engine.name]
@@ -170,7 +164,7 @@ class Membership:
         async with self._making:
             pool = self.pools.get(model)
             if pool is None:
-                pool = self._maker.make(model, engine.config.block_size)
+                pool = self.maker.make(model, engine.config.block_size)
                 if pool.sharing is not None:
                     try:
                         await pool.sharing.start()
@@ -178,13 +172,13 @@ class Membership:
                         if not lenient:
                             await pool.sharing.close()
                             raise
-                    self._begin(pool.sharing.run())
+                    self.begin(pool.sharing.run())
                 self.pools[model] = pool
-        if self._config.index_url is None:
+        if self.config.index_url is None:
             engine.heard_for = model
             try:
                 for told in engine.config.registrations(model):
-                    await self._maker.index.register(told)
+                    await self.maker.index.register(told)
             except BaseException as error:
                 await self._stop_listening(engine)
                 if not lenient or not isinstance(error, KvyardError | Refusal):
@@ -205,7 +199,7 @@ class Membership:
     async def _stop_listening(self, engine: Engine) -> None:
         if engine.heard_for is not None:
             with contextlib.suppress(Refusal):  # it had no stream
-                await self._maker.index.unregister(Unregister(model_name=engine.heard_for, instance_id=engine.name))
+                await self.maker.index.unregister(Unregister(model_name=engine.heard_for, instance_id=engine.name))
             engine.heard_for = None
 
     def _names_changed(self) -> None:

@@ -129,39 +129,28 @@ class Exhausted(Exception):
     """Every engine that is up has failed this request."""
 
 
-class EnginePool:
+class EnginePool(msgspec.Struct, eq=False):
     """Engines of one model."""
 
-    def __init__(
-        self,
-        model: str,
-        router: Router,
-        prompting: Prompting,
-        config: GatewayConfig,
-        clock: Clock,
-        remote: RemoteIndex | None = None,
-        sharing: LoadSharing | None = None,
-    ) -> None:
-        """``sharing`` tells other gateways of our load, and us of theirs."""
-        self.model = model
-        self.router = router
-        self.prompting = prompting
-        self.remote = remote
-        self.sharing = sharing
-        self.engines: dict[str, Engine] = {}
-        self.refused = 0
-        """Requests that the queue had no room for."""
-        self.expired = 0
-        """Requests that waited too long."""
-        self._clock = clock
-        self._config = config
-        self._most = config.engine_requests
-        self._waiting: deque[_Queued] = deque()
-        self._open: set[Holder] = set()
-        """Ranks that are in the router and not draining."""
-        self._full: set[Holder] = set()
-        """Of those: which have as much as they may have."""
-        self._shut: dict[str, frozenset[Holder]] = {}
+    model: str
+    router: Router
+    prompting: Prompting
+    config: GatewayConfig
+    clock: Clock
+    remote: RemoteIndex | None = None
+    sharing: LoadSharing | None = None
+    """Tells other gateways of our load, and us of theirs."""
+    engines: dict[str, Engine] = {}
+    refused: int = 0
+    """Requests that the queue had no room for."""
+    expired: int = 0
+    """Requests that waited too long."""
+    _waiting: deque[_Queued] = msgspec.field(default_factory=deque)
+    _open: set[Holder] = set()
+    """Ranks that are in the router and not draining."""
+    _full: set[Holder] = set()
+    """Of those: which have as much as they may have."""
+    _shut: dict[str, frozenset[Holder]] = {}
 
     @property
     def queued(self) -> int:
@@ -254,7 +243,7 @@ class EnginePool:
         if not self._waiting and self._room(place):
             return self._book(place)
         self._give_up_if_exhausted(place)
-        if len(self._waiting) >= self._config.queue:
+        if len(self._waiting) >= self.config.queue:
             self.refused += 1
             raise Refusal(
                 429 if self._open else 503,
@@ -262,7 +251,7 @@ class EnginePool:
                 fix="try again later",
                 Retry_After="1",
             )
-        seconds = self._config.queue_seconds
+        seconds = self.config.queue_seconds
         waiting = _Queued(place, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._waiting) > 1:
@@ -282,11 +271,11 @@ class EnginePool:
 
     def release(self, engine: Engine, id_: object) -> None:
         """A request has left an engine, whichever way."""
-        self.router.finished(id_, self._clock.now())
+        self.router.finished(id_, self.clock.now())
         if self.sharing is not None:
             self.sharing.finished(id_)
         engine.in_flight -= 1
-        if engine.in_flight == self._most - 1:
+        if engine.in_flight == self.config.engine_requests - 1:
             self._full.difference_update(engine.holders)
         if self._waiting:
             self.grant()
@@ -313,11 +302,11 @@ class EnginePool:
 
     def preview(self, place: Placement) -> Decision:
         """What would be decided now, without doing it. Raises ``KvyardError`` where no engine may be chosen."""
-        return self.router.preview(place.request, self._clock.now(), exclude=self._excluded(place), known=place.known)
+        return self.router.preview(place.request, self.clock.now(), exclude=self._excluded(place), known=place.known)
 
     def first_token(self, id_: object) -> None:
         """A request's prompt is computed."""
-        self.router.prefill_done(id_, self._clock.now())
+        self.router.prefill_done(id_, self.clock.now())
         if self.sharing is not None:
             self.sharing.prefill_done(id_)
 
@@ -348,17 +337,17 @@ class EnginePool:
             raise Exhausted
 
     def _book(self, place: Placement) -> Placed:
-        decision = self.router.route(place.request, self._clock.now(), exclude=self._excluded(place), known=place.known)
+        decision = self.router.route(place.request, self.clock.now(), exclude=self._excluded(place), known=place.known)
         engine = self.engines[decision.worker.name]
         engine.in_flight += 1
-        if engine.in_flight >= self._most:
+        if engine.in_flight >= self.config.engine_requests:
             self._update_full(engine)
         if self.sharing is not None:
             self.sharing.routed(place.request, decision.worker, decision.new_tokens)
         return decision, engine
 
     def _update_full(self, engine: Engine) -> None:
-        if engine.in_flight >= self._most:
+        if engine.in_flight >= self.config.engine_requests:
             self._full.update(holder for holder in engine.holders if holder in self._open)
         else:
             self._full.difference_update(engine.holders)

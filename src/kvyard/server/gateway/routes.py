@@ -203,7 +203,7 @@ def build(
     gateway.metrics.sources.append(lambda: state_samples(members, traffic, index))
     proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries)
     app = application(
-        GatewayRoutes(gateway, RequestIntake(config, members, proxy, token), admin_token).operations(),
+        GatewayRoutes(gateway, RequestIntake(config, members, proxy, token is None), admin_token).operations(),
         title="kvyard gateway",
         version=__version__,
         bounds=config.limits,
@@ -212,5 +212,5 @@ def build(
     )
     dashboard = Dashboard(GatewaySource(gateway), admin_token or token)
     gateway.on_drain += [proxy.drain, dashboard.feed.close]
-    app.router.routes.extend(dashboard.routes(root=True))
+    app.router.routes.extend(dashboard.routes())
     return app, gateway

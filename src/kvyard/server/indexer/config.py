@@ -137,21 +137,3 @@ def settings_as(found: Any, kind: type[Settings], where: str) -> Settings:
         why = explained(str(error), kind)
         text = why["error"].replace("no field of this request", "no setting").replace("the body", "it")
         raise KvyardError(f"{where}: {text}; {why['fix']}") from None
-
-
-def read_token(path: str) -> str:
-    """The bearer token in a file. Raises ``KvyardError`` for a file that can't be read, or an empty or long one."""
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeError) as error:
-        raise KvyardError(
-            f"can't read the token in {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}"
-        ) from None
-    return check_token_text(token, path)
-
-
-def check_token_text(token: str, where: str) -> str:
-    """``token`` itself. Raises ``KvyardError`` where it can't be one."""
-    if not token or len(token) > 4096 or not token.isascii() or not token.isprintable() or " " in token:
-        raise KvyardError(f"{where} holds no token: write one line of printable characters without spaces")
-    return token

@@ -151,17 +151,16 @@ class Listener:
         )
 
 
-class IndexedModel:
+class IndexedModel(msgspec.Struct, eq=False):
     """One (model, tenant) and its workers."""
 
-    def __init__(self, name: str, tenant: str, indexer: Indexer) -> None:
-        self.name = name
-        self.tenant = tenant
-        self.indexer = indexer
-        self.listeners: dict[str, Listener] = {}
-        """By stream."""
-        self.ids: dict[str, InstanceId] = {}
-        """Instances as they were registered, by the name they have in the index: 1 and "1" are one instance."""
+    name: str
+    tenant: str
+    indexer: Indexer
+    listeners: dict[str, Listener] = {}
+    """By stream."""
+    ids: dict[str, InstanceId] = {}
+    """Instances as they were registered, by the name they have in the index: 1 and "1" are one instance."""
 
     @property
     def label(self) -> str:

@@ -41,7 +41,7 @@ class EngineDriver:
         self._unit = speed * SECOND
         self._settled = settled
         self._lagged = lagged
-        self._journal = journal
+        self._journal = journal or (lambda *told: None)
         self._inbox: deque[tuple[int, Action]] = deque()
         self._horizon = clock.now()
         """Everything up to here is carried out."""
@@ -63,8 +63,7 @@ class EngineDriver:
 
         def action(now: int) -> None:
             job.arrival = now
-            if self._journal is not None:
-                self._journal(now, "submit", job, rank)
+            self._journal(now, "submit", job, rank)
             self.engine.submit(job, now, rank)
 
         return self.receive(action)
@@ -73,8 +72,7 @@ class EngineDriver:
         """``job`` is given up now."""
 
         def action(now: int) -> None:
-            if self._journal is not None:
-                self._journal(now, "cancel", job, rank)
+            self._journal(now, "cancel", job, rank)
             self.engine.cancel(job, now, rank)
 
         return self.receive(action)

@@ -62,7 +62,7 @@ class MockFleet:
         self.dashboard = Dashboard(MockSource(self), token, cut=self._cut_viewer)
         self._apps = [build(worker, self, tokenizer, token) for worker in self.workers]
         for app in self._apps:
-            app.router.routes.extend(self.dashboard.routes(root=True))
+            app.router.routes.extend(self.dashboard.routes())
         try:
             for number in range(config.workers):
                 self._sockets.append(listen(host, port + number if port else 0))

@@ -71,7 +71,6 @@ class MockWorker:
         self._build()
         self.longest = config.engine.max_model_len or config.engine.capacity_tokens
         """Tokens of prompt and answer together."""
-        self.measures = MockMetrics(self, config.served_model_name, self.longest)
         self._attach()
 
     def _build(self) -> None:
@@ -98,9 +97,9 @@ class MockWorker:
         """Have the engine watched."""
         self.loras = {lora.name: lora for lora in self.config.loras}
         self.watchers = []
-        self.rank_measures = [RankMeasures(self.measures, rank) for rank in range(len(self.cores))]
+        self.measures = MockMetrics(self, self.config.served_model_name, self.longest)
         for rank, core in enumerate(self.cores):
-            watcher = RankWatcher(rank, self.rank_measures[rank], self.tally, partial(self._announce, rank))
+            watcher = RankWatcher(rank, RankMeasures(self.measures, rank), self.tally, partial(self._announce, rank))
             watcher.core = core
             core.watcher = watcher
             self.watchers.append(watcher)
@@ -169,7 +168,6 @@ class MockWorker:
         self.deaths += 1
         self.stop()
         self._build()
-        self.measures = MockMetrics(self, self.config.served_model_name, self.longest)
         self._attach()
 
     def _break(self, why: str) -> None:

@@ -69,14 +69,13 @@ class _Peer(msgspec.Struct):
     requests: dict[int, _Foreign] = {}
 
 
-class Peers:
+class Peers(msgspec.Struct, eq=False):
     """All other gateways that share one pool."""
 
-    def __init__(self, books: Router, clock: Clock, counters: SharingCounters) -> None:
-        self.counters = counters
-        self._books = books
-        self._clock = clock
-        self._peers: dict[str, _Peer] = {}
+    books: Router
+    clock: Clock
+    counters: SharingCounters
+    _peers: dict[str, _Peer] = {}
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -124,15 +123,15 @@ class Peers:
 
     def _apply(self, who: str, peer: _Peer, number: int, change: Told | bool) -> None:
         known = peer.requests.get(number)
-        now = self._clock.now()
+        now = self.clock.now()
         if change is True:
             if known is not None:
                 known.new_tokens = 0
                 if known.booked:
-                    self._books.prefill_done(known.request.id, now)
+                    self.books.prefill_done(known.request.id, now)
         elif change is False:
             if peer.requests.pop(number, None) is not None and known is not None and known.booked:
-                self._books.finished(known.request.id, now)
+                self.books.finished(known.request.id, now)
         elif known is None:
             if len(peer.requests) >= MOST:
                 self.counters.dropped += 1
@@ -146,9 +145,9 @@ class Peers:
     def _book(self, entry: _Foreign) -> bool:
         if entry.booked:
             # Its worker may have gone and come back: what was booked there went with it.
-            self._books.finished(entry.request.id, self._clock.now())
+            self.books.finished(entry.request.id, self.clock.now())
         try:
-            self._books.book(entry.request, entry.worker, self._clock.now(), entry.new_tokens)
+            self.books.book(entry.request, entry.worker, self.clock.now(), entry.new_tokens)
             entry.booked = True
         except KvyardError:
             entry.booked = False
@@ -156,11 +155,11 @@ class Peers:
 
     def _forget(self, name: str) -> None:
         """Another gateway is gone, and all that it had under way."""
-        now = self._clock.now()
+        now = self.clock.now()
         for entry in self._peers.pop(name).requests.values():
             self.counters.expired += 1
             if entry.booked:
-                self._books.finished(entry.request.id, now)
+                self.books.finished(entry.request.id, now)
 
     def forget_all(self) -> None:
         """All other gateways are gone."""
