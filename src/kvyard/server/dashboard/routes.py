@@ -39,12 +39,7 @@ GUARDS = {
 class Dashboard:
     """One dashboard, which several applications of one event loop may serve."""
 
-    def __init__(
-        self,
-        source: ViewSource,
-        token: str | None = None,
-        cut: Callable[[Any], None] | None = None,
-    ) -> None:
+    def __init__(self, source: ViewSource, token: str | None = None, cut: Callable[[Any], None] | None = None) -> None:
         """``cut`` resets the connection that an ASGI scope came over: without it, a viewer that reads nothing is let go of
         politely, and its connection stays until it reads or leaves. Raises ``KvyardError`` without Starlette.
         """

@@ -46,42 +46,40 @@ class Change(NamedTuple):
         return bool(self.added or self.removed)
 
 
-class DnsWatch:
-    """The addresses of one name."""
+async def system_resolver(host: str) -> list[str]:
+    """The addresses that this machine's resolver gives. Raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    # A scoped address (fe80::1%eth0) is kept as it is; the rest of the tuple says nothing of use.
+    return sorted({str(address[0]) for *_, address in found})
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        interval_s: float = 5.0,
-        patience: int = 3,
-        timeout_s: float = 5.0,
-        resolve: Resolver | None = None,
-    ) -> None:
-        """Look each ``interval_s``. ``patience`` answers in a row must lack an address before it is gone.
 
-        Raises ``KvyardError`` for a name or figures that can't be. Doesn't look yet.
-        """
-        if not host or any(character.isspace() or character in "/@?#" for character in host):
-            raise KvyardError(f"{host!r} is no name of a host: write it as in http://NAME:PORT")
-        if not 0 < port < 65536:
-            raise KvyardError(f"the port of {host} must be from 1 to 65535, not {port}")
-        if interval_s <= 0 or timeout_s <= 0 or patience < 1:
-            raise KvyardError(f"looking up {host} needs an interval, a time-out and a patience above 0")
-        self.host = host
-        self.port = port
-        self.failures = 0
-        """Lookups that failed, over all time."""
-        self.reason = ""
-        """Why the last one did; empty where it didn't."""
-        self._interval = interval_s
-        self._timeout = timeout_s
-        self._patience = patience
-        self._resolve = resolve or system_resolver
-        self._missed: dict[Address, int] = {}
-        """All addresses, with how many answers in a row lacked each."""
-        self._looking: asyncio.Future[list[str]] | None = None
+class DnsWatch(msgspec.Struct, eq=False):
+    """The addresses of one name. Doesn't look yet. Raises ``KvyardError`` for a name or figures that can't be."""
+
+    host: str
+    port: int
+    interval_s: float = 5.0
+    """Between two looks."""
+    patience: int = 3
+    """Answers in a row that must lack an address before it is gone."""
+    timeout_s: float = 5.0
+    resolve: Resolver = system_resolver
+    failures: int = 0
+    """Lookups that failed, over all time."""
+    reason: str = ""
+    """Why the last one did; empty where it didn't."""
+    _missed: dict[Address, int] = {}
+    """All addresses, with how many answers in a row lacked each."""
+    _looking: asyncio.Future[list[str]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.host or any(character.isspace() or character in "/@?#" for character in self.host):
+            raise KvyardError(f"{self.host!r} is no name of a host: write it as in http://NAME:PORT")
+        if not 0 < self.port < 65536:
+            raise KvyardError(f"the port of {self.host} must be from 1 to 65535, not {self.port}")
+        if self.interval_s <= 0 or self.timeout_s <= 0 or self.patience < 1:
+            raise KvyardError(f"looking up {self.host} needs an interval, a time-out and a patience above 0")
 
     @property
     def addresses(self) -> frozenset[Address]:
@@ -91,12 +89,12 @@ class DnsWatch:
     async def look(self) -> Change:
         """Look the name up once. Never raises: a failure is counted, and what was known holds."""
         if self._looking is None:
-            self._looking = asyncio.ensure_future(self._resolve(self.host))
+            self._looking = asyncio.ensure_future(self.resolve(self.host))
             self._looking.add_done_callback(_seen)
         # A lookup runs in a thread that can't be stopped: one that is late is waited for again, not begun again.
-        done, _ = await asyncio.wait([self._looking], timeout=self._timeout)
+        done, _ = await asyncio.wait([self._looking], timeout=self.timeout_s)
         if not done:
-            return self._failed(f"no answer within {self._timeout:g} s")
+            return self._failed(f"no answer within {self.timeout_s:g} s")
         looked, self._looking = self._looking, None
         error = looked.exception()
         if error is not None:
@@ -114,7 +112,7 @@ class DnsWatch:
         change = await self.look()
         yield change
         while True:
-            await pause(self._interval)
+            await pause(self.interval_s)
             change = await self.look()
             if change:
                 yield change
@@ -125,7 +123,7 @@ class DnsWatch:
         gone: list[Address] = []
         for address in sorted(missed):
             count = 0 if address in found else missed[address] + 1
-            if count >= self._patience:
+            if count >= self.patience:
                 gone.append(address)
                 del missed[address]
             else:
@@ -145,11 +143,3 @@ def _seen(looked: asyncio.Future[list[str]]) -> None:
     """Take note of an error: where watching stops in mid-lookup, asyncio would complain that it was never looked at."""
     if not looked.cancelled():
         looked.exception()
-
-
-async def system_resolver(host: str) -> list[str]:
-    """The addresses that this machine's resolver gives. Raises ``OSError``."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    # A scoped address (fe80::1%eth0) is kept as it is; the rest of the tuple says nothing of use.
-    return sorted({str(address[0]) for *_, address in found})

@@ -14,15 +14,8 @@ REQUEST_ID = b"x-request-id"
 RANK = "x-data-parallel-rank"
 
 _HOP = {
-    b"connection",
-    b"keep-alive",
-    b"proxy-authenticate",
-    b"proxy-authorization",
-    b"proxy-connection",
-    b"te",
-    b"trailer",
-    b"transfer-encoding",
-    b"upgrade",
+    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+    *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
 }
 _USUAL = (b"keep-alive", b"close")
 _NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK.encode()}

@@ -69,10 +69,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         try:
             if traffic.held + len(body) > most:
                 raise Refusal(
-                    429,
-                    f"the requests that are here have {most} bytes already",
-                    fix="try again later",
-                    Retry_After="1",
+                    429, f"the requests that are here have {most} bytes already", fix="try again later", Retry_After="1"
                 )
             id_, name, pool, place = await self.place_of(path, body, headers)
         except BaseException:

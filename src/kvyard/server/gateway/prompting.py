@@ -23,16 +23,12 @@ LONG_TEXT = 20_000
 """Characters from which on a tokenizer works in a thread of its own, so that streams go on meanwhile."""
 _NOT_TEXT = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"', b'"image_embeds"')
 """Parts whose tokens don't say what they are: engines set such blocks apart by hashes that we don't have."""
-_NULL = b"null"
+_NULL = msgspec.Raw(b"null")
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
 """Of their own: lookups of names and beats to Redis mustn't wait behind a long text."""
 
 AskEngine = Callable[[dict[str, Any]], Awaitable[list[int] | None]]
 """Sends a body to /tokenize of some engine of the pool; ``None`` where none answered."""
-
-
-def _null() -> msgspec.Raw:
-    return msgspec.Raw(b"null")
 
 
 class PeekedBody(msgspec.Struct, kw_only=True):
@@ -54,19 +50,24 @@ class PeekedCompletion(PeekedBody, kw_only=True):
 class PeekedChat(PeekedBody, kw_only=True):
     """``POST /v1/chat/completions``; further fields go to the engine as they are."""
 
-    messages: msgspec.Raw = msgspec.field(default_factory=_null)
+    messages: msgspec.Raw = _NULL
     stream: bool | None = None
     cache_salt: str | None = None
-    tools: msgspec.Raw = msgspec.field(default_factory=_null)
-    chat_template: msgspec.Raw = msgspec.field(default_factory=_null)
-    chat_template_kwargs: msgspec.Raw = msgspec.field(default_factory=_null)
-    documents: msgspec.Raw = msgspec.field(default_factory=_null)
+    tools: msgspec.Raw = _NULL
+    chat_template: msgspec.Raw = _NULL
+    chat_template_kwargs: msgspec.Raw = _NULL
+    documents: msgspec.Raw = _NULL
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
 
+_TEMPLATE = (
+    *("tools", "chat_template", "chat_template_kwargs", "documents"),
+    *("add_generation_prompt", "continue_final_message"),
+)
+"""What else decides how a conversation is written."""
 _KINDS: dict[str, type[PeekedBody]] = {COMPLETIONS: PeekedCompletion, CHAT: PeekedChat}
 _DECODERS = {path: msgspec.json.Decoder(kind) for path, kind in _KINDS.items()}
 _PLAIN = msgspec.json.Decoder(PeekedBody)
@@ -149,12 +150,7 @@ class Prompting:
             return None
         if self.how != BYTES:
             body = {"model": ask.model, "messages": ask.messages}
-            for name in ("tools", "chat_template", "chat_template_kwargs", "documents"):
-                if bytes(getattr(ask, name)) != _NULL:
-                    body[name] = getattr(ask, name)
-            for name in ("add_generation_prompt", "continue_final_message"):
-                if getattr(ask, name) is not None:
-                    body[name] = getattr(ask, name)
+            body |= {name: value for name in _TEMPLATE if (value := getattr(ask, name)) not in (None, _NULL)}
             return await self._ask(body)
         try:
             messages = msgspec.json.decode(raw, type=list[dict[str, Any]])

@@ -20,7 +20,6 @@ from kvyard.index.dump import IndexDump, StreamDump, dump, load
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.answers import model_facts
 from kvyard.server.indexer.listener import IndexedModel, Listener
-from kvyard.server.indexer.registration import stream_name
 from kvyard.server.indexer.schemas import Register
 
 log = logging.getLogger(__name__)
@@ -136,7 +135,7 @@ async def _listen_too(
     for model in told.models:
         for one in model.registrations:
             mine = models.get((one.model_name, one.tenant))
-            if mine is not None and stream_name(one, one.dp_rank or 0) in mine.listeners:
+            if mine is not None and one.stream_name(one.dp_rank or 0) in mine.listeners:
                 continue
             try:
                 more += await listen(one, model.block_size)

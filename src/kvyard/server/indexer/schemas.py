@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from kvyard.blocks.spec import GroupSpec
+from kvyard.errors import KvyardError
+from kvyard.events.transport.endpoint import at_rank, check
 from kvyard.events.wire import dialects
 from kvyard.hashing import Media, Namespace
 from kvyard.server.http import Refusal
@@ -74,18 +76,28 @@ class AttentionGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, f
         return spec
 
 
-class Register(ModelRequest, kw_only=True, forbid_unknown_fields=True):
-    """A stream to listen to: a worker's, one of its ranks', or a shared pool's."""
+class StreamRequest(ModelRequest, kw_only=True, forbid_unknown_fields=True):
+    """Whose streams a request is about."""
 
-    endpoint: Name
     instance_id: InstanceId | None = None
     pool: Name | None = None
     """Instead of a worker: a store that several share."""
+    dp_rank: Rank | None = None
+
+    @property
+    def called(self) -> str:
+        """Who is meant, for messages."""
+        return f"pool {self.pool!r}" if self.pool is not None else f"instance {self.instance_id}"
+
+
+class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
+    """A stream to listen to: a worker's, one of its ranks', or a shared pool's."""
+
+    endpoint: Name
     members: list[Member] = []
     """Who shares the pool."""
     block_size: Size | None = None
     """The engine's. It need not be the index's; what events say is compared with it."""
-    dp_rank: Rank | None = None
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Register so many ranks, each one port further than the one before."""
     rank_from_events: bool = False
@@ -103,14 +115,63 @@ class Register(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     additional_salt: str | None = None
     """Known to Dynamo, but part of no engine's hashes: only an empty one is accepted."""
 
+    def stream_name(self, rank: int) -> str:
+        """A stream's name: equal registrations have equal names, on every replica."""
+        who = f"pool {self.pool}" if self.pool is not None else f"{self.instance_id}@{rank}"
+        return f"{self.model_name}/{self.tenant}/{who}/{self.stream}"
 
-class Unregister(ModelRequest, kw_only=True, forbid_unknown_fields=True):
+    def for_rank(self, rank: int, offset: int) -> Register:
+        """The registration of one rank, with its own ports."""
+        replay = None if self.replay_endpoint is None else at_rank(self.replay_endpoint, offset)
+        return msgspec.structs.replace(
+            self, endpoint=at_rank(self.endpoint, offset), replay_endpoint=replay, dp_rank=rank, dp_size=1
+        )
+
+    def check(self) -> None:
+        """Raise ``Refusal``, naming the field, for what can't be listened to."""
+        if (self.instance_id is None) == (self.pool is None):
+            fix = "add instance_id" if self.pool is None else "leave out instance_id or pool"
+            raise Refusal(422, "a stream speaks for one instance_id or for one pool", field="instance_id", fix=fix)
+        if isinstance(self.instance_id, int) and self.instance_id >= 1 << 64:
+            raise Refusal(422, "instance_id has more than 64 bits", field="instance_id", fix="send it as text")
+        if self.pool is None and self.members:
+            raise Refusal(422, "only a pool has members", field="members", fix="add pool, or leave members out")
+        if self.pool is not None and self.dp_size > 1:
+            raise Refusal(422, "a pool has no ranks", field="dp_size", fix="leave it out")
+        if self.additional_salt:
+            raise Refusal(
+                422,
+                "additional_salt has no effect on any engine's events, so it can't be honoured",
+                field="additional_salt",
+                fix="leave it out; workers that must not meet go to different routing groups",
+            )
+        if self.alignment is not None and self.groups is None:
+            raise Refusal(422, "alignment belongs to groups", field="alignment", fix="add groups, or leave it out")
+        for field in ("endpoint", "replay_endpoint"):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            try:
+                check(value)
+                if value.startswith("inproc://"):
+                    raise KvyardError(f"{value!r} is inside another process: use tcp or ipc")
+                at_rank(value, self.dp_size - 1)
+            except KvyardError as error:
+                raise Refusal(400, str(error), field=field, fix="write tcp://HOST:PORT") from None
+
+
+class Unregister(StreamRequest, kw_only=True, forbid_unknown_fields=True):
     """The streams to forget: all that match."""
 
-    instance_id: InstanceId | None = None
-    pool: Name | None = None
-    dp_rank: Rank | None = None
     stream: Name | None = None
+
+    def matches(self, have: Register) -> bool:
+        """Whether this is about the stream that was registered as ``have``."""
+        if self.pool is not None:
+            who = have.pool == self.pool
+        else:
+            who = have.instance_id is not None and str(have.instance_id) == str(self.instance_id)
+        return who and self.dp_rank in (None, have.dp_rank) and self.stream in (None, have.stream)
 
 
 class MediaItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,6 @@ from kvyard.server.http import Refusal
 from kvyard.server.indexer.bootstrap import bootstrap
 from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
-from kvyard.server.indexer.registration import called, check_registration, for_rank, matches, stream_name
 from kvyard.server.indexer.schemas import Member, ModelRequest, Register, Unregister
 from kvyard.server.running import AsyncService
 
@@ -116,7 +115,7 @@ class Service(AsyncService):
 
     async def open(self, told: Register, block_size: int | None = None) -> list[Listener]:
         """Listeners that subscribed and don't apply yet. ``block_size`` is that of a new index, where it isn't configured."""
-        check_registration(told)
+        told.check()
         ranks = range(told.dp_rank or 0, (told.dp_rank or 0) + told.dp_size)
         model = self.models.get((told.model_name, told.tenant)) or self._model(told, block_size)
         made: list[Listener] = []
@@ -151,16 +150,14 @@ class Service(AsyncService):
                 if key[0] != told.model_name or (not anywhere and key[1] != told.tenant):
                     continue
                 for name, listener in list(model.listeners.items()):
-                    if matches(listener.told, told):
+                    if told.matches(listener.told):
                         await listener.stop()
                         del model.listeners[name]
                         model.indexer.unregister(name)
                         gone.append(name)
                 self._tidy(key, model, {told.pool} if told.pool is not None else set())
             if not gone:
-                raise Refusal(
-                    404, f"{called(told)} is not registered for model {told.model_name!r}", fix="see /workers"
-                )
+                raise Refusal(404, f"{told.called} is not registered for model {told.model_name!r}", fix="see /workers")
             return gone
 
     def _tidy(self, key: tuple[str, str], model: IndexedModel, gone: set[str]) -> None:
@@ -197,13 +194,13 @@ class Service(AsyncService):
             raise KvyardError(f"backend_options don't fit the {config.backend} backend: {error}") from None
 
     def _listener(self, model: IndexedModel, told: Register, rank: int, offset: int) -> Listener:
-        single = for_rank(told, rank, offset)
-        name = stream_name(told, rank)
+        single = told.for_rank(rank, offset)
+        name = told.stream_name(rank)
         known = model.listeners.get(name)
         if known is not None:
             raise Refusal(
                 409,
-                f"{called(told)} rank {rank} is registered already, at {known.told.endpoint}",
+                f"{told.called} rank {rank} is registered already, at {known.told.endpoint}",
                 field="instance_id",
                 fix="unregister it first, or give this stream another name by stream",
             )

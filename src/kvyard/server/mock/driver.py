@@ -10,6 +10,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from kvyard.clock import SECOND, Clock
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
@@ -22,38 +24,32 @@ Journal = Callable[[int, str, Job, int], None]
 """Told (stamp, ``submit`` or ``cancel``, job, rank) in the order in which things are carried out."""
 
 
-class EngineDriver:
+class EngineDriver(msgspec.Struct, eq=False):
     """Drives ``engine``. Made and used on one event loop."""
 
-    def __init__(
-        self,
-        engine: Ranks,
-        clock: Clock,
-        speed: float,
-        *,
-        settled: Callable[[], None] = lambda: None,
-        lagged: Callable[[float], None] = lambda seconds: None,
-        journal: Journal | None = None,
-    ) -> None:
-        """``settled`` is called after every turn; ``lagged`` is told by how many real seconds each instant was late."""
-        self.engine = engine
-        self._clock = clock
-        self._unit = speed * SECOND
-        self._settled = settled
-        self._lagged = lagged
-        self._journal = journal or (lambda *told: None)
-        self._inbox: deque[tuple[int, Action]] = deque()
-        self._horizon = clock.now()
-        """Everything up to here is carried out."""
-        self._timer: asyncio.Handle | None = None
-        self._frozen: int | None = None
-        self._lost = 0
-        """Nominal time that passed while it stood still."""
-        self._stopped = False
+    engine: Ranks
+    clock: Clock
+    speed: float
+    settled: Callable[[], None] = lambda: None
+    """Called after every turn."""
+    lagged: Callable[[float], None] = lambda seconds: None
+    """Told by how many real seconds each instant was late."""
+    journal: Journal = lambda stamp, what, job, rank: None
+    _inbox: deque[tuple[int, Action]] = msgspec.field(default_factory=deque)
+    _horizon: int = 0
+    """Everything up to here is carried out."""
+    _timer: asyncio.Handle | None = None
+    _frozen: int | None = None
+    _lost: int = 0
+    """Nominal time that passed while it stood still."""
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._horizon = self.clock.now()
 
     def now(self) -> int:
         """The engine's nominal time: it stands still while the engine is frozen."""
-        at = self._clock.now() if self._frozen is None else self._frozen
+        at = self.clock.now() if self._frozen is None else self._frozen
         return at - self._lost
 
     # -- what comes from outside --------------------------------------------------------------------------------------
@@ -63,7 +59,7 @@ class EngineDriver:
 
         def action(now: int) -> None:
             job.arrival = now
-            self._journal(now, "submit", job, rank)
+            self.journal(now, "submit", job, rank)
             self.engine.submit(job, now, rank)
 
         return self.receive(action)
@@ -72,7 +68,7 @@ class EngineDriver:
         """``job`` is given up now."""
 
         def action(now: int) -> None:
-            self._journal(now, "cancel", job, rank)
+            self.journal(now, "cancel", job, rank)
             self.engine.cancel(job, now, rank)
 
         return self.receive(action)
@@ -94,13 +90,13 @@ class EngineDriver:
     def freeze(self) -> None:
         """Let the engine stand still: its time doesn't pass."""
         if self._frozen is None:
-            self._frozen = self._clock.now()
+            self._frozen = self.clock.now()
             self._cancel_timer()
 
     def thaw(self) -> None:
         """Go on where it stood still."""
         if self._frozen is not None:
-            self._lost += self._clock.now() - self._frozen
+            self._lost += self.clock.now() - self._frozen
             self._frozen = None
             self._wake(0)
 
@@ -128,13 +124,13 @@ class EngineDriver:
         self._timer = None
         until = self.now()
         more = self.carry(until)
-        self._settled()
+        self.settled()
         if more:
             self._wake(0)
             return
         due = self._next()
         if due is not None:
-            self._wake(max((due - self.now()) / self._unit, 1e-6))
+            self._wake(max((due - self.now()) / (self.speed * SECOND), 1e-6))
 
     def _next(self) -> int | None:
         due = self.engine.next_decision()
@@ -150,7 +146,7 @@ class EngineDriver:
             if now is None or now > until:
                 self._horizon = max(self._horizon, until)
                 return False
-            self._lagged((until - now) / self._unit)
+            self.lagged((until - now) / (self.speed * SECOND))
             engine.advance(now)
             while inbox and inbox[0][0] <= now:
                 inbox.popleft()[1](now)

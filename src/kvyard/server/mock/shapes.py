@@ -101,15 +101,13 @@ class Shape:
         answer = choice.answer
         return list(answer.ids[start:stop]), [answer.next_piece() for _ in range(start, stop)]
 
-    def _finish(self, choice: MockChoice, over: bool) -> str | None:
+    def _ending(self, choice: MockChoice, over: bool) -> dict[str, Any]:
+        """Why a choice is over, where it is."""
+        answer = choice.answer
         if not over:
-            return None
-        if choice.answer.tool is not None and choice.answer.finish == "stop" and not self.taken.named_tool:
-            return "tool_calls"
-        return choice.answer.finish
-
-    def _stop_reason(self, choice: MockChoice, over: bool) -> str | int | None:
-        return choice.answer.ended_by if over else None
+            return {"finish_reason": None, "stop_reason": None}
+        called = answer.tool is not None and answer.finish == "stop" and not self.taken.named_tool
+        return {"finish_reason": "tool_calls" if called else answer.finish, "stop_reason": answer.ended_by}
 
     def _likelihoods(self, token: int, at: int) -> tuple[float, list[tuple[int, float]]]:
         """A log probability for ``token``, and for the most likely ones in its place, itself first. Made up, but steady."""
@@ -140,8 +138,7 @@ class TextShape(Shape):
         found: dict[str, Any] = {"index": at, "text": "".join(heads) + "".join(texts), "logprobs": None}
         if taken.logprobs is not None:
             found["logprobs"] = self._logprobs(at, head, heads, ids, texts, start)
-        found["finish_reason"] = self._finish(choice, over)
-        found["stop_reason"] = self._stop_reason(choice, over)
+        found |= self._ending(choice, over)
         if taken.token_ids:
             found["token_ids"] = ids
             if first:
@@ -183,8 +180,7 @@ class ChatShape(Shape):
             "index": choice.index,
             "message": message,
             "logprobs": self._content(ids, 0),
-            "finish_reason": self._finish(choice, True),
-            "stop_reason": self._stop_reason(choice, True),
+            **self._ending(choice, True),
         }
         if self.taken.token_ids:
             found["token_ids"] = ids
@@ -204,11 +200,11 @@ class ChatShape(Shape):
         text = "".join(texts)
         delta: dict[str, Any] = {"content": text}
         if choice.answer.tool is not None:
-            delta = {"tool_calls": [self._call(choice, text) if not start else _arguments(text)]}
+            delta = {
+                "tool_calls": [self._call(choice, text) if not start else {"index": 0, "function": {"arguments": text}}]
+            }
         made = self._chunk(choice, delta)
-        made["logprobs"] = self._content(ids, start)
-        made["finish_reason"] = self._finish(choice, over)
-        made["stop_reason"] = self._stop_reason(choice, over)
+        made |= {"logprobs": self._content(ids, start), **self._ending(choice, over)}
         if self.taken.token_ids:
             made["token_ids"] = ids
         yield made
@@ -237,7 +233,3 @@ class ChatShape(Shape):
     def _one(self, token: int, likely: float) -> dict[str, Any]:
         text = self.tokenizer.word(token)
         return {"token": text, "logprob": likely, "bytes": list(text.encode("utf-8", "replace"))}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    return {"index": 0, "function": {"arguments": text}}
