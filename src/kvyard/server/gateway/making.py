@@ -98,9 +98,9 @@ class PoolMaker:
         path = self._config.journal
         if path is None:
             return None
+        if self._pools == len(self.journals):
+            self.journals.append(JournalFile(Path(f"{path}.{self._pools + 1}")))
         self._pools += 1
-        if self._pools > len(self.journals):
-            self.journals.append(JournalFile(Path(f"{path}.{self._pools}")))
         return self.journals[self._pools - 1].write
 
     def _make_indexer(self, *given: Any, **named: Any) -> Indexer:
