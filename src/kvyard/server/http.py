@@ -143,7 +143,6 @@ def application(
     operations: Sequence[Operation],
     *,
     title: str,
-    version: str,
     bounds: Bounds,
     token: str | None = None,
     seen: Callable[[str, int, float], None] | None = None,
@@ -237,7 +236,7 @@ def application(
         return refuse(refusal)
 
     problem = ErrorBody if openai else RefusalBody
-    described = document(operations, title=title, version=version, secured=token is not None, problem=problem)
+    described = document(operations, title=title, secured=token is not None, problem=problem)
 
     async def describe(body: None, headers: Mapping[str, str]) -> Any:
         """This document."""

@@ -12,15 +12,14 @@ from typing import Any
 
 import msgspec
 
+from kvyard import __version__
 from kvyard.server.http import JSON, Operation
 
 _EVERY_BODY = (400, 408, 413, 422)
 """What any route with a body may refuse it with."""
 
 
-def document(
-    operations: Sequence[Operation], *, title: str, version: str, secured: bool, problem: Any
-) -> dict[str, Any]:
+def document(operations: Sequence[Operation], *, title: str, secured: bool, problem: Any) -> dict[str, Any]:
     """OpenAPI 3.1 of ``operations``. ``secured``: those that aren't open want a bearer token.
 
     ``problem`` is the type of refusals.
@@ -49,29 +48,18 @@ def document(
             str(operation.status): {"description": HTTPStatus(operation.status).phrase, "content": content}
         }
         for status in sorted(set(refusals)):
-            responses[str(status)] = {
-                "description": HTTPStatus(status).phrase,
-                "content": {JSON: {"schema": refused}},
-            }
+            responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": refused}}}
         described: dict[str, Any] = {
             "summary": operation.summary,
             "operationId": f"{operation.method.lower()}_{operation.path.strip('/').replace('.', '_')}",
             "responses": responses,
         }
         if operation.body is not None:
-            described["requestBody"] = {
-                "required": True,
-                "content": {JSON: {"schema": schema_of[id(operation.body)]}},
-            }
+            described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema_of[id(operation.body)]}}}
         if guarded:
             described["security"] = [{"token": []}]
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     parts: dict[str, Any] = {"schemas": components}
     if secured or any(operation.token is not None for operation in operations):
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": title, "version": version},
-        "paths": paths,
-        "components": parts,
-    }
+    return {"openapi": "3.1.0", "info": {"title": title, "version": __version__}, "paths": paths, "components": parts}

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+from kvyard import __version__
 from kvyard.clock import MS, SECOND
 from kvyard.events.types import Tier
 
@@ -214,7 +215,7 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     """Seconds since 1970."""
     since: float
     """When the server started; another value than before means that counters began again."""
-    version: str = ""
+    version: str = __version__
     policy: str = ""
     speed: float = 1.0
     """Nominal seconds in a real one, for a mock. Rates are by the real clock."""

@@ -31,12 +31,7 @@ class EngineFailed(Exception):
     """An engine failed before its first byte."""
 
     def __init__(
-        self,
-        reason: str,
-        *,
-        reached: bool = True,
-        gone: bool = False,
-        answer: tuple[int, Any, bytes] | None = None,
+        self, reason: str, *, reached: bool = True, gone: bool = False, answer: tuple[int, Any, bytes] | None = None
     ) -> None:
         """``reached``: it may have seen the request. ``gone``: there is no process any more. ``answer`` is what it said
         instead: status, headers and body.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -72,8 +73,10 @@ class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fiel
         """Its event streams, as the index takes them. Raises ``KvyardError`` for lists that don't have one for each rank."""
         if self.events is None:
             return []
+        facts = picked(self, "block_size topic dialect clear_scope groups alignment")
+        stream = partial(Register, model_name=model, instance_id=self.called, **facts)
         if isinstance(self.events, str) and not isinstance(self.replay, list):
-            return [self._stream(model, self.events, self.replay, None, self.dp_size)]
+            return [stream(endpoint=self.events, replay_endpoint=self.replay, dp_size=self.dp_size)]
         listed = [self.events] if isinstance(self.events, str) else self.events
         replays: list[str] | list[None] = [None] * len(listed)
         if self.replay is not None:
@@ -82,18 +85,7 @@ class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fiel
             raise KvyardError(
                 f"engine {self.called} has {self.dp_size} ranks: list as many endpoints in events and in replay, or one"
             )
-        return [self._stream(model, one, replays[rank], rank, 1) for rank, one in enumerate(listed)]
-
-    def _stream(self, model: str, events: str, replay: str | None, rank: int | None, ranks: int) -> Register:
-        return Register(
-            model_name=model,
-            instance_id=self.called,
-            endpoint=events,
-            replay_endpoint=replay,
-            dp_rank=rank,
-            dp_size=ranks,
-            **picked(self, "block_size topic dialect clear_scope groups alignment"),
-        )
+        return [stream(endpoint=one, replay_endpoint=replays[rank], dp_rank=rank) for rank, one in enumerate(listed)]
 
 
 class NameConfig(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):

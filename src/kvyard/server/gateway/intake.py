@@ -57,8 +57,10 @@ class RequestIntake(msgspec.Struct, eq=False):
         request = RouteRequest(id_, keys, tokens, _session(headers.get(self.config.session_header)))
         place = Placement(request=request, shut=pool.without(name), known=known)
         if self.proxy.traffic.recorder is not None and len(prompts) == 1:
-            tail = prompts[0][len(keys) * pool.block_size :]
-            place.tail = tail if len(tail) < pool.block_size else None  # a prompt that wasn't hashed isn't kept either
+            tail = prompts[0][len(keys) * pool.router.block_size :]
+            place.tail = (
+                tail if len(tail) < pool.router.block_size else None
+            )  # a prompt that wasn't hashed isn't kept either
         return id_, name, pool, place
 
     async def accept(self, path: str, body: bytes, headers: Any) -> Exchange:
@@ -76,7 +78,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             traffic.refused()
             raise
         proxied = ProxiedRequest(
-            id=id_, model=name, pool=pool.model, block_size=pool.block_size, size=len(body), received=received
+            id=id_, model=name, pool=pool.model, block_size=pool.router.block_size, size=len(body), received=received
         )
         traffic.began(proxied, place.request, place.tail, pool.model if len(self.members.pools) > 1 else None)
         authorization = self.proxy.client.authorization

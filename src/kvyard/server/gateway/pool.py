@@ -157,10 +157,6 @@ class EnginePool(msgspec.Struct, eq=False):
         """Requests that wait."""
         return len(self._waiting)
 
-    @property
-    def block_size(self) -> int:
-        return self.router.block_size
-
     def keys(self, tokens: Sequence[int], lora: str | None, salt: str | None) -> list[int]:
         """The index's names of a prompt's blocks. Raises ``KvyardError`` for what can't be named."""
         assert self.router.identity is not None

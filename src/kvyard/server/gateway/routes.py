@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard import __version__, openai
+from kvyard import openai
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.server.dashboard.routes import Dashboard
@@ -81,7 +81,7 @@ class GatewayRoutes:
             best_blocks=decision.best,
             best_worker=None if decision.best_worker is None else str(decision.best_worker),
             regret_blocks=decision.regret,
-            block_size=pool.block_size,
+            block_size=pool.router.block_size,
             candidates=[
                 schemas.RouteCandidate(
                     worker=str(one.worker),
@@ -205,7 +205,6 @@ def build(
     app = application(
         GatewayRoutes(gateway, RequestIntake(config, members, proxy, token is None), admin_token).operations(),
         title="kvyard gateway",
-        version=__version__,
         bounds=config.limits,
         token=token,
         openai=True,

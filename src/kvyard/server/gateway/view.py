@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvyard import __version__
 from kvyard.clock import MS, SECOND
 from kvyard.index import Holder, Indexer
 from kvyard.index.memory import MemoryIndex
@@ -52,7 +51,6 @@ class GatewaySource:
             kind="gateway",
             at=gateway.clock.now() / SECOND,
             since=gateway.started / SECOND,
-            version=__version__,
             policy=gateway.config.router.policy,
             notes=self._notes(),
             workers=workers,
@@ -128,7 +126,7 @@ class GatewaySource:
             tokens=decision.num_tokens,
             tiers=by_label(decision.tiers),
             best_worker="" if decision.best_worker is None else str(decision.best_worker),
-            said=explain(decision, pool.router.config, pool.block_size),
+            said=explain(decision, pool.router.config, pool.router.block_size),
         )
 
     def _notes(self) -> list[str]:

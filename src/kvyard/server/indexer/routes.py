@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from kvyard import __version__
 from kvyard.clock import pause
 from kvyard.index import Holder
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, post
@@ -91,12 +90,8 @@ class IndexerRoutes:
         elif body.token_ids is not None or body.text is not None or body.media:
             raise Refusal(422, "a batch stands alone", field="batch", fix="move token_ids, text and media into it")
         elif len(body.batch) > self._bounds.batch:
-            raise Refusal(
-                413,
-                f"{len(body.batch)} prompts at once; at most {self._bounds.batch}",
-                field="batch",
-                fix="send several requests, or raise limits.batch",
-            )
+            error = f"{len(body.batch)} prompts at once; at most {self._bounds.batch}"
+            raise Refusal(413, error, field="batch", fix="send several requests, or raise limits.batch")
         else:
             prompts = body.batch
         model = self.service.model(body)
@@ -139,12 +134,8 @@ class IndexerRoutes:
         ]
         if not found:
             rank = "" if body.dp_rank is None else f" rank {body.dp_rank}"
-            raise Refusal(
-                404,
-                f"instance {body.instance_id}{rank} is not registered for this model",
-                field="instance_id",
-                fix="see /workers",
-            )
+            error = f"instance {body.instance_id}{rank} is not registered for this model"
+            raise Refusal(404, error, field="instance_id", fix="see /workers")
         return found
 
     async def _tokens(
@@ -170,12 +161,8 @@ class IndexerRoutes:
 
     def _check_length(self, items: Sequence[int], field: str) -> None:
         if len(items) > self._bounds.tokens:
-            raise Refusal(
-                413,
-                f"{len(items)} in {field}; at most {self._bounds.tokens}",
-                field=field,
-                fix="send less, or raise limits.tokens",
-            )
+            error = f"{len(items)} in {field}; at most {self._bounds.tokens}"
+            raise Refusal(413, error, field=field, fix="send less, or raise limits.tokens")
 
     # -- the service itself -----------------------------------------------------------------------------------------
 
@@ -211,7 +198,6 @@ def build(config: Config, token: str | None = None) -> tuple[Any, Service]:
     app = application(
         IndexerRoutes(service, measures).operations(),
         title="kvyard indexer",
-        version=__version__,
         bounds=config.limits,
         token=token,
         seen=measures.seen,

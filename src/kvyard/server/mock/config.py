@@ -88,14 +88,13 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("workers", "dp_size", "mean_output_tokens", "max_waiting", "max_choices", "buffer_steps"):
             if getattr(self, name) < 1:
                 raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_loras < 0:
-            raise KvyardError(f"max_loras can't be negative, got {self.max_loras}")
+        for name in ("max_loras", "drain_seconds"):
+            if getattr(self, name) < 0:
+                raise KvyardError(f"{name} can't be negative, got {getattr(self, name)}")
         if not 0 < self.speed < float("inf"):
             raise KvyardError(f"speed must be above 0, got {self.speed}")
         if not 0 <= self.tool_call_rate <= 1:
             raise KvyardError(f"tool_call_rate is a share from 0 to 1, got {self.tool_call_rate}")
-        if self.drain_seconds < 0:
-            raise KvyardError(f"drain_seconds can't be negative, got {self.drain_seconds}")
         tiers = self.engine.tiers
         if tiers is not None and tiers.shared:
             raise KvyardError(

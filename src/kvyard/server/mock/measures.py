@@ -131,10 +131,8 @@ class RankMeasures:
         self._success = splits["request_success"]
         self._source = splits["prompt_tokens_by_source"]
         self._tier = splits["prompt_tokens_cached_by_source"]
-        counters = {name.removeprefix("vllm:"): made[named] for name, made in of.counters.items()}
-        histograms = {name.removeprefix("vllm:"): made[named] for name, made in of.histograms.items()}
-        self._count = {name: counter.inc for name, counter in counters.items()}
-        self._observe = {name: histogram.observe for name, histogram in histograms.items()}
+        self._count = {name.removeprefix("vllm:"): made[named].inc for name, made in of.counters.items()}
+        self._observe = {name.removeprefix("vllm:"): made[named].observe for name, made in of.histograms.items()}
         self._between = self._observe["inter_token_latency_seconds"]
         self._generated = self._count["generation_tokens"]
         self._iteration = self._observe["iteration_tokens_total"]

@@ -243,7 +243,6 @@ def build(worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer, token: str
     return application(
         MockRoutes(worker, fleet, tokenizer).operations(),
         title="kvyard mock",
-        version=__version__,
         bounds=worker.config.limits,
         token=token,
         seen=worker.seen,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvyard import __version__
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.engine.core import EngineCore
 from kvyard.events.transport.endpoint import reachable
@@ -67,7 +66,6 @@ class MockSource:
             kind="mock",
             at=self._wall.now() / SECOND,
             since=self._since,
-            version=__version__,
             speed=config.speed,
             notes=_notes(workers),
             workers=shown,

@@ -75,28 +75,25 @@ class _Sessions:
     """The sessions of one file: which turn a request is, and how long after the last one it came. Names are made here."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[str, int]] = {}
-        """Per session its name in the file, and when its last turn ended; in order of use."""
+        self.last: dict[str, tuple[str, int]] = {}
+        """Per session its name in the file, and when its last turn ended; in order of use. A new file must not refer to turns
+        in another one."""
         self._named = 0
 
     def turn(self, session: str, arrived: int, ended: int) -> dict[str, Any]:
         """The fields of a row."""
-        known = self._last.pop(session, None)
+        known = self.last.pop(session, None)
         if known is None:
             self._named += 1
-            self._last[session] = (f"s{self._named}", ended)
-            if len(self._last) > SESSIONS:
-                del self._last[next(iter(self._last))]
+            self.last[session] = (f"s{self._named}", ended)
+            if len(self.last) > SESSIONS:
+                del self.last[next(iter(self.last))]
             return {"session_id": f"s{self._named}"}
         name, before = known
-        self._last[session] = (name, max(before, ended))
+        self.last[session] = (name, max(before, ended))
         if arrived < before:
             return {}  # beside the last turn rather than after it: it keeps its time and doesn't wait
         return {"session_id": name, "delay": _milliseconds(arrived - before)}
-
-    def forget(self) -> None:
-        """Begin a new file, which must not refer to turns in another one. Names aren't used again."""
-        self._last.clear()
 
 
 def _milliseconds(ns: int) -> int | float:
@@ -298,7 +295,7 @@ class TrafficRecorder:
         self._file.flush()
         self._before += self._file.bytes
         self._file.rotate()
-        self._sessions.forget()
+        self._sessions.last.clear()  # names aren't used again
 
     def _stop(self, why: str) -> None:
         self.stopped = why
