@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from kvyard.cli.settings import with_flags
 from kvyard.cli.tables import print_table
 from kvyard.engine.models import ModelPlan, find_config, plan, preset, presets
+from kvyard.engine.models.planning import PlanOptions
 from kvyard.errors import KvyardError
+from kvyard.settings import settings_of
 from kvyard.units import parse_bytes, show_bytes
 
 
+@with_flags(settings_of(PlanOptions))
 def model(
+    settings: Mapping[str, object],
     config: Annotated[
         str | None, typer.Argument(metavar="CONFIG.json|PRESET", help="A Hugging Face config.json, or a preset's name.")
     ] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of each card, such as 80GiB or 24GB.")] = None,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="The share of it that the engine may use.")] = 0.92,
-    tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1,
-    block_size: Annotated[int | None, typer.Option(help="Tokens per block; by default 16, or 64 for MLA.")] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help="auto (the model's), bfloat16, fp8, ...")] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="Longest request; by default the model's.")] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of the largest pass.")] = 8192,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests of the largest pass.")] = 256,
     prefix_caching: Annotated[bool, typer.Option(help="Whether prefixes are cached (matters to Mamba).")] = True,
-    weights: Annotated[str | None, typer.Option(help="Bytes of weights on a card, instead of an estimate.")] = None,
-    reserve: Annotated[
-        str | None, typer.Option(help="Bytes for activations on a card, instead of an estimate.")
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write JSON; its field engine is an engine's config.")
     ] = False,
@@ -49,25 +43,13 @@ def model(
         raise KvyardError("which model? Give a config.json or a preset's name; kvyard model --list names the presets")
     if gpu_memory is None:
         raise KvyardError("how much memory has a card? Say --gpu-memory 80GiB")
-    found = plan(
-        find_config(config),
-        parse_bytes(gpu_memory),
-        gpu_memory_utilization=gpu_memory_utilization,
-        tensor_parallel_size=tensor_parallel_size,
-        block_size=block_size,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        enable_prefix_caching=prefix_caching,
-        weights=None if weights is None else parse_bytes(weights),
-        reserve=None if reserve is None else parse_bytes(reserve),
-    )
+    options = {**settings_of(PlanOptions).parse(settings), "enable_prefix_caching": prefix_caching}
+    found = plan(find_config(config), parse_bytes(gpu_memory), **options)
     if as_json:
         value = {**msgspec.to_builtins(found), "engine": found.engine_options()}
         typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
     else:
-        _show(found, config, tensor_parallel_size)
+        _show(found, config, options.get("tensor_parallel_size", 1))
 
 
 def _list() -> None:

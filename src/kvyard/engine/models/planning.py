@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kvyard.engine.models.grouping import LayerGroup, bytes_per_block, group_lay
 from kvyard.engine.models.layers import Precision, cache_layers
 from kvyard.engine.models.weights import count_weights, dtype_bytes, weight_bytes
 from kvyard.errors import KvyardError
+from kvyard.settings import Setting, size
 from kvyard.units import show_bytes
 
 CONTEXT_BYTES = 700 * 2**20
@@ -74,46 +75,62 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def plan(
-    config: Mapping[str, Any],
-    memory: int,
-    *,
-    gpu_memory_utilization: float = 0.92,
-    tensor_parallel_size: int = 1,
-    block_size: int | None = None,
-    kv_cache_dtype: str = "auto",
-    max_model_len: int | None = None,
-    max_num_batched_tokens: int = 8192,
-    max_num_seqs: int = 256,
-    enable_prefix_caching: bool = True,
-    weights: int | None = None,
-    reserve: int | None = None,
-) -> ModelPlan:
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine is run. Names and defaults are vLLM's."""
+
+    gpu_memory_utilization: Annotated[float, Setting("The share of it that the engine may use.", flag=True)] = 0.92
+    tensor_parallel_size: Annotated[int, Setting("Cards that share the model.", flag=True)] = 1
+    block_size: Annotated[int | None, Setting("Tokens per block; by default 16, or 64 for MLA.", flag=True)] = None
+    kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...", flag=True)] = "auto"
+    max_model_len: Annotated[int | None, Setting("Longest request; by default the model's.", flag=True)] = None
+    max_num_batched_tokens: Annotated[int, Setting("Tokens of the largest pass.", flag=True)] = 8192
+    max_num_seqs: Annotated[int, Setting("Requests of the largest pass.", flag=True)] = 256
+    enable_prefix_caching: bool = True
+    weights: Annotated[
+        int | None, Setting("Bytes of weights on a card, instead of an estimate.", flag=True, parse=size)
+    ] = None
+    reserve: Annotated[
+        int | None, Setting("Bytes for activations on a card, instead of an estimate.", flag=True, parse=size)
+    ] = None
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for what can't be."""
+        if not 0 < self.gpu_memory_utilization <= 1:
+            share = self.gpu_memory_utilization
+            raise KvyardError(f"gpu_memory_utilization is a share above 0 and at most 1, got {share:g}")
+        for name in ("tensor_parallel_size", "block_size", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise KvyardError(f"{name} must be at least 1, got {value}")
+
+
+def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
     """What an engine gets for ``config`` (a Hugging Face config.json) on ranks with ``memory`` bytes each.
 
-    Names and defaults are vLLM's. ``weights`` and ``reserve`` are bytes of one rank, to be used instead of estimates. Raises
-    ``KvyardError`` for configs that lack fields, shapes that can't be split, and memory that doesn't suffice.
+    ``options`` are those of ``PlanOptions``. Raises ``KvyardError`` for configs that lack fields, shapes that can't be split,
+    and memory that doesn't suffice.
     """
-    _check(memory, gpu_memory_utilization, tensor_parallel_size, block_size, max_num_batched_tokens)
+    on = PlanOptions(**options)
+    if memory < 1:
+        raise KvyardError(f"gpu_memory must be above 0, got {memory}")
+    on.check()
+    ranks, batched, caching = on.tensor_parallel_size, on.max_num_batched_tokens, on.enable_prefix_caching
     fields = Fields(config)
     count = count_weights(fields)
-    longest = max_model_len or fields.integer("max_position_embeddings")
-    layers = cache_layers(fields, _precision(fields, kv_cache_dtype), tensor_parallel_size)
-    least = block_size or (64 if any(layer.kind == "mla" for layer in layers) else 16)
-    mode = "align" if enable_prefix_caching else "none"
-    groups = group_layers(
-        layers, block_size=least, state_mode=mode, state_block=least if enable_prefix_caching else longest
-    )
-    taken = -(-weight_bytes(fields, count) // tensor_parallel_size) if weights is None else weights
-    if reserve is None:
-        reserve = _reserve(fields, tensor_parallel_size, max_num_batched_tokens, max_num_seqs)
-    cache = int(memory * gpu_memory_utilization) - taken - reserve
-    size = bytes_per_block(groups)
-    blocks = cache // size
-    needs = [_blocks_per_request(group.spec, longest, max_num_batched_tokens) for group in groups]
+    longest = on.max_model_len or fields.integer("max_position_embeddings")
+    layers = cache_layers(fields, _precision(fields, on.kv_cache_dtype), ranks)
+    least = on.block_size or (64 if any(layer.kind == "mla" for layer in layers) else 16)
+    mode = "align" if caching else "none"
+    groups = group_layers(layers, block_size=least, state_mode=mode, state_block=least if caching else longest)
+    taken = -(-weight_bytes(fields, count) // ranks) if on.weights is None else on.weights
+    reserve = _reserve(fields, ranks, batched, on.max_num_seqs) if on.reserve is None else on.reserve
+    cache = int(memory * on.gpu_memory_utilization) - taken - reserve
+    page = bytes_per_block(groups)
+    blocks = cache // page
+    needs = [_blocks_per_request(group.spec, longest, batched) for group in groups]
     if blocks < 2:
         raise KvyardError(
-            f"{show_bytes(memory)} at gpu_memory_utilization {gpu_memory_utilization:g} leave {show_bytes(max(0, cache))}"
+            f"{show_bytes(memory)} at gpu_memory_utilization {on.gpu_memory_utilization:g} leave {show_bytes(max(0, cache))}"
             f" for the cache after {show_bytes(taken)} of weights and {show_bytes(reserve)} of activations;"
             " use a larger card, more tensor parallelism or smaller weights"
         )
@@ -125,21 +142,21 @@ def plan(
         layer_groups=tuple(groups),
         num_blocks=blocks,
         block_size=math.lcm(*(group.spec.block_size for group in groups)),
-        bytes_per_block=size,
-        bytes_per_token=sum(size // group.spec.block_size for group in full),
-        bytes_per_request=sum(kept) * size,
+        bytes_per_block=page,
+        bytes_per_token=sum(page // group.spec.block_size for group in full),
+        bytes_per_request=sum(kept) * page,
         parameters=count.parameters,
         memory=memory,
         weights_bytes=taken,
         reserve_bytes=reserve,
         cache_bytes=cache,
         max_model_len=longest,
-        longest=_longest(groups, longest, max_num_batched_tokens, blocks - 1),
+        longest=_longest(groups, longest, batched, blocks - 1),
         max_tokens=int(concurrency * longest),
         max_concurrency=concurrency,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        enable_prefix_caching=enable_prefix_caching,
+        max_num_batched_tokens=batched,
+        max_num_seqs=on.max_num_seqs,
+        enable_prefix_caching=caching,
     )
 
 
@@ -181,16 +198,3 @@ def _reserve(fields: Fields, ranks: int, batched: int, sequences: int) -> int:
     wide = batched * (2 * inner // ranks + 4 * hidden) * 2
     logits = sequences * fields.integer("vocab_size") * (2 + 4 + 4)
     return CONTEXT_BYTES + wide + logits
-
-
-def _check(memory: int, share: float, ranks: int, block_size: int | None, batched: int) -> None:
-    if memory < 1:
-        raise KvyardError(f"gpu_memory must be above 0, got {memory}")
-    if not 0 < share <= 1:
-        raise KvyardError(f"gpu_memory_utilization is a share above 0 and at most 1, got {share:g}")
-    if ranks < 1:
-        raise KvyardError(f"tensor_parallel_size must be at least 1, got {ranks}")
-    if block_size is not None and block_size < 1:
-        raise KvyardError(f"block_size must be at least 1, got {block_size}")
-    if batched < 1:
-        raise KvyardError(f"max_num_batched_tokens must be at least 1, got {batched}")

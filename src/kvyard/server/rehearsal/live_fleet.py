@@ -7,19 +7,16 @@ a repetition in virtual time needs.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from kvyard.clock import WallClock, pause
-from kvyard.engine.job import Job
-from kvyard.engine.timing import Durations
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import reachable
-from kvyard.events.types import EventBatch
 from kvyard.replay.config import ReplayConfig
 from kvyard.router import RouterConfig
 from kvyard.router.entries import Entry
@@ -41,6 +38,8 @@ PATIENT = Patience(reply_ms=20_000)
 """Everybody shares one loop here: an answer that takes long is no sign of a loss."""
 TIMES = ("predicted_ttl_s", "approx_ttl_s", "session_ttl_s", "forget_after_s")
 """Settings of a router that are times."""
+TOLD = [name for name, value in vars(Watcher).items() if callable(value) and not name.startswith("_")]
+"""What a watcher is told."""
 
 
 class LiveFleet(AsyncService):
@@ -56,7 +55,7 @@ class LiveFleet(AsyncService):
         self._recorded = recorded
         self._entries: list[Entry] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        self._gateway: Any = None
+        self.gateway: Any = None
         self._port: HttpServer | None = None
         if recorded:
             for worker in self.fleet.workers:
@@ -75,11 +74,6 @@ class LiveFleet(AsyncService):
         assert self._port is not None
         return self._port.url
 
-    @property
-    def gateway(self) -> Any:
-        """The gateway itself."""
-        return self._gateway
-
     def _keep_actions(self, number: int) -> Journal:
         actions = self._actions[number]
         return lambda stamp, what, job, rank: actions.append(EngineAction.of(stamp, what, job, rank))
@@ -93,15 +87,15 @@ class LiveFleet(AsyncService):
             self._directory = tempfile.TemporaryDirectory(prefix="kvyard-")
             journal = str(Path(self._directory.name) / "journal.jsonl")
         self.gateway_config = self._configure(journal)
-        app, self._gateway = build(self.gateway_config)
-        await self._gateway.start()
+        app, self.gateway = build(self.gateway_config)
+        await self.gateway.start()
         self._port = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=1.0)
         await self._port.start()
         while not self._ready():
             await pause(LOOK)
 
     async def stop(self) -> None:
-        gateway, port = self._gateway, self._port
+        gateway, port = self.gateway, self._port
         if gateway is not None:
             gateway.drain()
         if port is not None:
@@ -152,7 +146,7 @@ class LiveFleet(AsyncService):
 
     def _ready(self) -> bool:
         """Whether every engine gets requests and is listened to."""
-        gateway = self._gateway
+        gateway = self.gateway
         return all(
             engine.state == "ready" and all(one.status == "active" for one in gateway.members.listeners(engine))
             for engine in gateway.members.engines.values()
@@ -222,45 +216,21 @@ def in_real_time(config: RouterConfig, speed: float) -> RouterConfig:
 
 
 class Both(Watcher):
-    """Two watchers of one rank, told in this order."""
+    """Two watchers of one rank, told everything in this order."""
 
     def __init__(self, first: Watcher, second: Watcher) -> None:
         self.first = first
         self.second = second
         self.wants_tokens = first.wants_tokens or second.wants_tokens
 
-    def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
-        self.first.admitted(job, now, cached, external)
-        self.second.admitted(job, now, cached, external)
 
-    def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
-        self.first.passed(start, end, chunks, decoding)
-        self.second.passed(start, end, chunks, decoding)
+def _tell_both(name: str) -> Callable[..., None]:
+    def tell(self: Both, *what: Any) -> None:
+        getattr(self.first, name)(*what)
+        getattr(self.second, name)(*what)
 
-    def paused(self, start: int, end: int, decoding: int) -> None:
-        self.first.paused(start, end, decoding)
-        self.second.paused(start, end, decoding)
+    return tell
 
-    def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
-        self.first.decoded(start, durations, decoding, jobs)
-        self.second.decoded(start, durations, decoding, jobs)
 
-    def produced(self, job: Job, count: int, end: int) -> None:
-        self.first.produced(job, count, end)
-        self.second.produced(job, count, end)
-
-    def preempted(self, job: Job, now: int) -> None:
-        self.first.preempted(job, now)
-        self.second.preempted(job, now)
-
-    def loading(self, job: Job, now: int, tokens: int) -> None:
-        self.first.loading(job, now, tokens)
-        self.second.loading(job, now, tokens)
-
-    def ended(self, job: Job, now: int, reason: str) -> None:
-        self.first.ended(job, now, reason)
-        self.second.ended(job, now, reason)
-
-    def announced(self, batch: EventBatch, now: int) -> None:
-        self.first.announced(batch, now)
-        self.second.announced(batch, now)
+for hook in TOLD:
+    setattr(Both, hook, _tell_both(hook))
