@@ -93,7 +93,10 @@ def test_list(capsys):
         ((), "which model?"),
         (("llama-3.1-8b",), "Say --gpu-memory 80GiB"),
         (("llama-3.1-8b", "--gpu-memory", "80gigs"), "'80gigs' is not a size in bytes; write it like 80GiB"),
-        (("llama-3.1-8b", "--gpu-memory", "80GiB", "--weights", "lots"), "weights is 'lots': it must be a size in bytes"),
+        (
+            ("llama-3.1-8b", "--gpu-memory", "80GiB", "--weights", "lots"),
+            "weights is 'lots': it must be a size in bytes",
+        ),
         (("llama-3.1-8b", "--gpu-memory", "16GiB"), "leave 0 B for the cache after 14.96 GiB of weights"),
         (("llama-3.1-8b", "--gpu-memory", "80GiB", "--tensor-parallel-size", "5"), "can't be split over 5 ranks"),
         (("llama-3.1-8b", "--gpu-memory", "80GiB", "--kv-cache-dtype", "int1"), "unknown data type 'int1'"),

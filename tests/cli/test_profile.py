@@ -90,11 +90,11 @@ def test_refusals(capsys, tmp_path):
         (("fit", str(tmp_path / "none.jsonl")), "none.jsonl: can't be read: No such file"),
         (("fit", str(bad)), "bad.jsonl: line 2: past must be a whole number"),
         (("fit", str(few)), "at least 4 measurements of kind prefill, got 0"),
-        (("fit", str(DATA), "-o", str(tmp_path / "no" / "such.json")), "can't be written: No such file"),
+        (("fit", str(DATA), "-o", str(tmp_path / "no" / "such.json")), "such.json: No such file"),
         (("show", "tpu"), "no profile 'tpu' ships with kvyard; choose one of h200-llama3-8b"),
         (("show", str(bad)), "not a profile"),
         (("show", "missing.json"), "missing.json: can't be read"),
-        (("show", "h200-llama3-8b", "--html", str(tmp_path / "no" / "such.html")), "can't be written"),
+        (("show", "h200-llama3-8b", "--html", str(tmp_path / "no" / "such.html")), "such.html: No such file"),
     ):
         assert run(*argv) == 2
         err = capsys.readouterr().err

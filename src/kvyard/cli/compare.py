@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from kvyard.cli.serving import Json
+
 
 def compare(
     files: Annotated[list[Path], typer.Argument(help="Reports, as written by --report; the first is the yardstick.")],
     html: Annotated[Path | None, typer.Option(help="Also draw them, in one page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Put the reports of several runs side by side: who is best at what, and by how much."""
     import msgspec

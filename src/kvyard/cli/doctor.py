@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import msgspec
 import typer
 
 from kvyard.cli.events import finding_lines, until_interrupted
-from kvyard.cli.serving import TOKEN_VARIABLE, read_token
+from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, read_token, with_prompt
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
@@ -26,6 +27,7 @@ from kvyard.server.tokens import encode_text, gather_prompt
 HTTP = ("http://", "https://")
 
 
+@with_prompt("The model's tokenizer.json; engines' own are compared with it.")
 def doctor(
     sources: Annotated[
         list[str],
@@ -34,13 +36,7 @@ def doctor(
             help="Where engines publish (tcp://), where they answer (http://), or recordings of events.",
         ),
     ],
-    tokens: Annotated[str | None, typer.Option(help="The prompt: token ids, with commas or spaces between.")] = None,
-    tokens_file: Annotated[Path | None, typer.Option(help="A file with token ids: a JSON list, or numbers.")] = None,
-    text: Annotated[str | None, typer.Option(help="The prompt's text, after the chat template.")] = None,
-    text_file: Annotated[Path | None, typer.Option(help="A file with that text.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="The model's tokenizer.json; engines' own are compared with it.")
-    ] = None,
+    prompt: Mapping[str, Any],
     template: Annotated[
         Path | None, typer.Option(help="Its chat template (.jinja, or tokenizer_config.json), to compare likewise.")
     ] = None,
@@ -52,9 +48,8 @@ def doctor(
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the engines' API key; or set {TOKEN_VARIABLE}.")
     ] = None,
-    special: Annotated[bool, typer.Option(help="Let the tokenizer add its special tokens.")] = True,
-    lora: Annotated[str | None, typer.Option(help="The adapter's name.")] = None,
-    salt: Annotated[str | None, typer.Option(help="The cache salt.")] = None,
+    lora: Lora = None,
+    salt: Salt = None,
     replay: Annotated[
         list[str] | None, typer.Option(help="Where an endpoint replays; one for each of them, or none.")
     ] = None,
@@ -65,7 +60,7 @@ def doctor(
     ] = None,
     seed: Annotated[str | None, typer.Option(help="Its seed, the text of PYTHONHASHSEED.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to watch.")] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Watch engines for a while and say which link between their caches and your router is broken.
 
@@ -77,19 +72,12 @@ def doctor(
     elif seed is not None:
         raise KvyardError("--seed belongs to --algorithm: give both")
     asked = None
-    if any(way is not None for way in (tokens, tokens_file, text, text_file)):
-        asked = gather_prompt(
-            tokens=tokens,
-            tokens_file=tokens_file,
-            text=text,
-            text_file=text_file,
-            tokenizer_file=tokenizer,
-            special=special,
-        )
+    if any(prompt[way] is not None for way in ("tokens", "tokens_file", "text", "text_file")):
+        asked = gather_prompt(**prompt)
         if not asked:
             raise KvyardError("the prompt is empty: give at least one token")
     urls = [source for source in sources if source.startswith(HTTP)]
-    local, ask = _questions(urls, tokenizer, special, template, messages_file, model, probe, block_size)
+    local, ask = _questions(urls, prompt, template, messages_file, model, probe, block_size)
     token = read_token(token_file) if urls else None
     live = [source for source in sources if source.startswith(SCHEMES)]
     if replay and len(replay) != len(live):
@@ -141,8 +129,7 @@ def doctor(
 
 def _questions(
     urls: list[str],
-    tokenizer: Path | None,
-    special: bool,
+    prompt: Mapping[str, Any],
     template: Path | None,
     messages_file: Path | None,
     model: str | None,
@@ -152,6 +139,7 @@ def _questions(
     """What to ask engines, and the same texts as tokens made here. Raises ``KvyardError`` for options that can't be used."""
     if not urls and (template is not None or messages_file is not None or model is not None):
         raise KvyardError("--model, --template and --messages-file are about engines at http://: name one")
+    tokenizer, special = prompt["tokenizer_file"], prompt["special"]
     if template is not None and tokenizer is None:
         raise KvyardError("--template needs --tokenizer: templates are compared by the tokens they make")
     messages = MESSAGES if messages_file is None else _messages(messages_file)

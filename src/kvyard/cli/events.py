@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_flags
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
@@ -38,7 +39,6 @@ Replay = Annotated[str | None, typer.Option(help="Where it replays, such as tcp:
 Rank = Annotated[int, typer.Option(help="The data-parallel rank, which moves the ports.")]
 Count = Annotated[int | None, typer.Option(min=1, help="Stop after this many batches.")]
 Seconds = Annotated[float | None, typer.Option(min=0.0, help="Stop after this many seconds.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 FAULTS = settings_of(Faults)
 

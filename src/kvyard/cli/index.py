@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvyard.cli.serving import TOKEN_VARIABLE, Verbose, log_to_stderr, warn_if_open
+from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, Verbose, log_to_stderr, warn_if_open, with_prompt
 from kvyard.cli.serving import read_token as token_of
 from kvyard.cli.settings import assignment, with_flags
 from kvyard.errors import KvyardError
@@ -25,21 +25,12 @@ app = typer.Typer(
 )
 
 TokenFile = Annotated[Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")]
-Tokens = Annotated[str | None, typer.Option(help="Token ids, with commas or spaces between.")]
-TokensFile = Annotated[Path | None, typer.Option(help="A file with token ids: a JSON list, or numbers.")]
-Text = Annotated[str | None, typer.Option(help="The prompt's text, after the chat template.")]
-TextFile = Annotated[Path | None, typer.Option(help="A file with that text.")]
-TokenizerFile = Annotated[Path | None, typer.Option("--tokenizer", help="The model's tokenizer.json.")]
-Special = Annotated[bool, typer.Option(help="Let the tokenizer add its special tokens.")]
-Lora = Annotated[str | None, typer.Option(help="The adapter's name.")]
-Salt = Annotated[str | None, typer.Option(help="The cache salt.")]
 Endpoints = Annotated[
     list[str] | None, typer.Option("--endpoint", help="Listen here instead of asking a service; may be repeated.")
 ]
 Replays = Annotated[
     list[str] | None, typer.Option("--replay", help="Where that endpoint replays; as often as --endpoint, or never.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 @app.command()
@@ -86,16 +77,12 @@ def serve(
 
 
 @app.command()
+@with_prompt()
 def query(
+    prompt: Mapping[str, Any],
     model: Annotated[str, typer.Option(help="The model's name at the service.")] = "default",
     url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8090",
     tenant: Annotated[str | None, typer.Option(help="The group of workers. [default: default]")] = None,
-    tokens: Tokens = None,
-    tokens_file: TokensFile = None,
-    text: Text = None,
-    text_file: TextFile = None,
-    tokenizer: TokenizerFile = None,
-    special: Special = True,
     lora: Lora = None,
     salt: Salt = None,
     endpoint: Endpoints = None,
@@ -116,17 +103,11 @@ def query(
         if value is not None
     }
     asked: dict[str, Any] = {"model_name": model, **given}
-    if text is not None and tokenizer is None and not endpoint and tokens is None and tokens_file is None:
-        asked["text"] = text  # the service may have a tokenizer
+    only_text = all(prompt[name] is None for name in ("tokenizer_file", "tokens", "tokens_file"))
+    if prompt["text"] is not None and only_text and not endpoint:
+        asked["text"] = prompt["text"]  # the service may have a tokenizer
     else:
-        asked["token_ids"] = gather_prompt(
-            tokens=tokens,
-            tokens_file=tokens_file,
-            text=text,
-            text_file=text_file,
-            tokenizer_file=tokenizer,
-            special=special,
-        )
+        asked["token_ids"] = gather_prompt(**prompt)
     if endpoint:
         from kvyard.server.indexer.transient import ask
 

@@ -14,7 +14,7 @@ from kvyard.engine.timing.fitting import errors_by_kind
 from kvyard.engine.timing.fitting import fit as fit_rows
 from kvyard.engine.timing.measurements import Measurement, Measurements, read_measurements
 from kvyard.engine.timing.profile import FitError, Profile, load_profile, pass_ms, shipped
-from kvyard.errors import KvyardError
+from kvyard.files import write_whole
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit timing to measurements, and look at the fit.")
 
@@ -59,10 +59,7 @@ def fit(
     print_table(rows)
     _worst(data.rows, found.unseen_errors)
     if output is not None:
-        try:
-            output.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
-        except OSError as error:
-            raise KvyardError(f"{output}: can't be written: {error.strerror or error}") from None
+        write_whole(output, msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
         typer.echo(f"written to {output}", err=True)
 
 
@@ -79,10 +76,7 @@ def show(
     if html is not None:
         from kvyard.replay.report.profile_page import page
 
-        try:
-            html.write_text(page(chosen, measured), encoding="utf-8")
-        except OSError as error:
-            raise KvyardError(f"{html}: can't be written: {error.strerror or error}") from None
+        write_whole(html, page(chosen, measured))
         typer.echo(f"plots written to {html}", err=True)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(chosen), indent=2).decode())

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvyard.cli.settings import Command, parameter, with_group
 from kvyard.errors import KvyardError
 
 TOKEN_VARIABLE = "KVYARD_TOKEN"
 
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Lora = Annotated[str | None, typer.Option(help="The adapter's name.")]
+Salt = Annotated[str | None, typer.Option(help="The cache salt.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say more on stderr; never what a request says.")]
+
+
+def with_prompt(tokenizer: str = "The model's tokenizer.json.") -> Callable[[Command], Command]:
+    """Gives a command the ways to give a prompt. It gets them as one mapping, ``prompt``: arguments of ``gather_prompt``."""
+    return with_group(
+        "prompt",
+        parameter("tokens", str | None, typer.Option(help="The prompt's token ids, with commas or spaces between.")),
+        parameter("tokens_file", Path | None, typer.Option(help="A file with token ids: a JSON list, or numbers.")),
+        parameter("text", str | None, typer.Option(help="The prompt's text, after the chat template.")),
+        parameter("text_file", Path | None, typer.Option(help="A file with that text.")),
+        parameter("tokenizer_file", Path | None, typer.Option("--tokenizer", help=tokenizer)),
+        parameter("special", bool, typer.Option(help="Let the tokenizer add its special tokens."), default=True),
+    )
 
 
 def read_token(file: str | Path | None, variable: str | None = TOKEN_VARIABLE) -> str | None:

@@ -69,10 +69,7 @@ def sweep(
     if not quiet:
         _show(done, paths)
     if done.interrupted:
-        typer.echo(
-            f"Interrupted with {done.missing} points to go; the same command goes on from there.",
-            err=True,
-        )
+        typer.echo(f"Interrupted with {done.missing} points to go; the same command goes on from there.", err=True)
         raise typer.Exit(INTERRUPTED)
     if done.failures:
         for failure in done.failures if quiet else []:

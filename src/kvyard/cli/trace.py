@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from kvyard.cli.reading import CHAIN_IDS, LIMIT, read_trace, with_reading
+from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_flags
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
@@ -39,7 +40,7 @@ def info(
         str, typer.Option(help="Cache sizes in blocks, such as 1k,20k,1m.")
     ] = "1000,10000,30000,50000,100000",
     html: Annotated[Path | None, typer.Option(help="Also write plots to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Count what is in a trace: lengths, rates, and how much of it a cache could reuse."""
     capacities = [count("--capacity", part.strip()) for part in capacity.split(",")]

@@ -7,7 +7,6 @@ says what to do; nothing is ignored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from inspect import signature
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ import msgspec
 
 from kvyard.blocks import ORDERS
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
+from kvyard.engine.models.planning import PlanOptions
 from kvyard.engine.models import find_config, plan
 from kvyard.engine.timing import parse_timing, timing_choices
 from kvyard.errors import KvyardError
@@ -208,7 +208,7 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
             "how many blocks has a worker? Beside model say gpu_memory, such as 80GiB, or num_gpu_blocks, and not both"
         )
     # Where the blocks are given, the card is as large as it has to be.
-    card = {name: given[name] for name in signature(plan).parameters if name in given}
+    card = {name: given[name] for name in PlanOptions.__struct_fields__ if name in given}
     made = plan(find_config(given["model"]), given.get("gpu_memory", 2**60), **card)
     options = made.engine_options()
     options |= {"groups": made.groups, "block_size": None}

@@ -15,7 +15,7 @@ from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake, 
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.generate import Workload, generate
-from kvyard.replay.traces.writing import WORDS, Words, write_trace
+from kvyard.replay.traces.writing import WORDS, block_words, write_trace
 
 VLLM = peer_python("vllm")
 
@@ -131,11 +131,10 @@ def test_mixed_block_sizes_are_refused(tmp_path: Path) -> None:
 
 def test_words() -> None:
     assert len(WORDS) == len(set(WORDS)) == 64
-    words = Words()
-    assert words.block(5, 40) == Words().block(5, 40) != words.block(6, 40)
-    for name in range(5000):
-        words.block(name, 1)
-    assert words.block(5, 40) == Words().block(5, 40), "remembered or not"
+    first = block_words(5, 40)
+    assert first != block_words(6, 40) and len(first.split()) == 40
+    block_words.cache_clear()
+    assert block_words(5, 40) == first, "remembered or not"
 
 
 SCRIPT = """

@@ -45,12 +45,7 @@ def sources(record: Record) -> dict[str, int]:
     if record.miss in _WHOLE:
         return {**found, record.miss: rest}
     lost, elsewhere = record.lost, record.elsewhere
-    return {
-        **found,
-        "evicted": lost,
-        "other_worker": elsewhere,
-        "never_seen": rest - lost - elsewhere,
-    }
+    return {**found, "evicted": lost, "other_worker": elsewhere, "never_seen": rest - lost - elsewhere}
 
 
 def points(wanted: int, workers: int) -> int:

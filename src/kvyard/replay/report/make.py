@@ -180,10 +180,7 @@ def _tier(tiers: Sequence[LinkedTier], chunk: int, duration: int) -> TierReport:
     return TierReport(
         capacity_blocks=sum(tier.store.num_pages for tier in tiers) * chunk,
         evicted_blocks=sum(tier.store.evicted for tier in tiers) * chunk,
-        links={
-            "outward": _use(links, Direction.OUT, duration),
-            "inward": _use(links, Direction.IN, duration),
-        },
+        links={"outward": _use(links, Direction.OUT, duration), "inward": _use(links, Direction.IN, duration)},
     )
 
 

@@ -78,8 +78,5 @@ def _lines(
 def _agreement(passes: Sequence[tuple[float, float]]) -> Figure:
     measured, estimated = zip(*passes)
     ends = [min(measured), max(measured)]
-    series = [
-        line("equal", ends, "grey2", x=ends),
-        line("passes", rounded(estimated), "blue", x=measured, only="dots"),
-    ]
+    series = [line("equal", ends, "grey2", x=ends), line("passes", rounded(estimated), "blue", x=measured, only="dots")]
     return lines("measured and estimated", series, "measured ms (log)", "estimated ms (log)", xTip="ms", **BOTH_LOG)

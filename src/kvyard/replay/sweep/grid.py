@@ -58,9 +58,7 @@ def parse_vary(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def make_grid(
-    base: Mapping[str, object],
-    vary: Mapping[str, Sequence[object]],
-    about: Mapping[str, object] | None = None,
+    base: Mapping[str, object], vary: Mapping[str, Sequence[object]], about: Mapping[str, object] | None = None
 ) -> Grid:
     """The grid of all combinations of ``vary`` on top of ``base``. Every point is checked here, before anything runs.
 

@@ -108,11 +108,7 @@ class Info(msgspec.Struct, frozen=True):
 
 
 def describe(
-    trace: Trace,
-    capacities: Iterable[int] = CAPACITIES,
-    *,
-    token_block: int = TOKEN_BLOCK,
-    bounds: bool = True,
+    trace: Trace, capacities: Iterable[int] = CAPACITIES, *, token_block: int = TOKEN_BLOCK, bounds: bool = True
 ) -> Info:
     """A trace in numbers. ``capacities`` are cache sizes in blocks; without ``bounds`` reuse isn't looked at.
 

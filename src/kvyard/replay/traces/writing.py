@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -106,7 +106,6 @@ def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -
     """Prompts in words and output lengths, for ``vllm bench serve --dataset-name custom``. See ``write_trace``."""
     if not path.name.endswith(".jsonl"):
         raise KvyardError(f"{path}: vLLM reads custom datasets from names that end in .jsonl only")
-    words = Words()
     rows = last = 0
     unknown = waits = False
     with new_file(path) as file:
@@ -121,9 +120,9 @@ def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -
             ids, per_id = prefix_ids(one, token_block)
             if ids is None:
                 unknown = True
-                prompt = words.block(f"request {one.id}", one.input_length).lstrip()
+                prompt = block_words(f"request {one.id}", one.input_length).lstrip()
             else:
-                prompt = words.prompt(ids, per_id, one.input_length)
+                prompt = prompt_words(ids, per_id, one.input_length)
             row = {"prompt": prompt, "output_tokens": max(1, one.output_length)}
             file.write(msgspec.json.encode(row) + b"\n")
             last = max(last, one.arrival)
@@ -205,30 +204,21 @@ CACHED = 4096
 """Blocks of text that are remembered."""
 
 
-class Words:
-    """Text by id."""
+@lru_cache(maxsize=CACHED)
+def block_words(name: object, tokens: int) -> str:
+    """``tokens`` words for what is named ``name``, each with a space before it."""
+    noise = hashlib.shake_128(repr(name).encode()).digest(tokens)
+    return "".join([" " + WORDS[byte & MASK] for byte in noise])
 
-    def __init__(self) -> None:
-        self._texts: OrderedDict[tuple[object, int], str] = OrderedDict()
 
-    def block(self, name: object, tokens: int) -> str:
-        """``tokens`` words for what is named ``name``, each with a space before it."""
-        key = (name, tokens)
-        text = self._texts.get(key)
-        if text is None:
-            noise = hashlib.shake_128(repr(name).encode()).digest(tokens)
-            text = "".join([" " + WORDS[byte & MASK] for byte in noise])
-            self._texts[key] = text
-            if len(self._texts) > CACHED:
-                self._texts.popitem(last=False)
-        else:
-            self._texts.move_to_end(key)
-        return text
+def prompt_words(ids: Sequence[int], block_size: int, tokens: int) -> str:
+    """The text of a prompt of which only ids are known: about one common word per token, the same words for the same id.
 
-    def prompt(self, ids: Sequence[int], block_size: int, tokens: int) -> str:
-        """The text of a prompt."""
-        whole, rest = divmod(tokens, block_size)
-        parts = [self.block(ids[i], block_size) for i in range(whole)]
-        if rest:
-            parts.append(self.block(ids[whole], rest))
-        return "".join(parts).lstrip()
+    The words are short, frequent and written with a space before, which byte-pair tokenizers trained on English keep as one
+    token each. How many tokens they are in the end is up to the tokenizer.
+    """
+    whole, rest = divmod(tokens, block_size)
+    parts = [block_words(id_, block_size) for id_ in ids[:whole]]
+    if rest:
+        parts.append(block_words(ids[whole], rest))
+    return "".join(parts).lstrip()

@@ -140,10 +140,7 @@ def _retention(given: int | list[_Kept]) -> tuple[Retention, ...]:
     try:
         return tuple(
             Retention(
-                one.start,
-                one.stop,
-                one.priority,
-                None if one.duration is None else span(one.duration, MS, "duration"),
+                one.start, one.stop, one.priority, None if one.duration is None else span(one.duration, MS, "duration")
             )
             for one in given
         )
