@@ -34,24 +34,21 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: Mapping[str, CommandEntry] = {
-    "compare": CommandEntry("kvyard.cli.compare:compare", "Put the reports of several replays side by side."),
-    "conform": CommandEntry(
-        "kvyard.cli.conform:conform", "Compare the block manager with recorded logs of a real one."
-    ),
-    "doctor": CommandEntry(
-        "kvyard.cli.doctor:doctor", "Say why a prompt doesn't match: which link of the chain is broken."
-    ),
-    "events": CommandEntry("kvyard.cli.events:app", "Read and check streams of KV-cache events."),
-    "gateway": CommandEntry("kvyard.cli.gateway:gateway", "Route OpenAI requests to engines by what each has cached."),
-    "index": CommandEntry("kvyard.cli.index:app", "Serve an index of KV-cache events, or ask one about a prompt."),
-    "mock": CommandEntry("kvyard.cli.mock:mock", "Serve a fleet of vLLM endpoints without a GPU."),
-    "model": CommandEntry("kvyard.cli.model:model", "Turn a model's config and a card into groups, bytes and blocks."),
-    "profile": CommandEntry("kvyard.cli.profile:app", "Fit timing to measured passes, and look at the fit."),
-    "replay": CommandEntry(
-        "kvyard.cli.replay:replay", "Replay a trace through a fleet of workers, in virtual time or live."
-    ),
-    "sweep": CommandEntry("kvyard.cli.sweep:sweep", "Replay a trace over a grid of settings, and draw the curves."),
-    "trace": CommandEntry("kvyard.cli.trace:app", "Look into traces, cut, convert and generate them."),
+    name: CommandEntry(f"kvyard.cli.{name}:{attribute}", summary)
+    for name, attribute, summary in (
+        ("compare", "compare", "Put the reports of several replays side by side."),
+        ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
+        ("doctor", "doctor", "Say why a prompt doesn't match: which link of the chain is broken."),
+        ("events", "app", "Read and check streams of KV-cache events."),
+        ("gateway", "gateway", "Route OpenAI requests to engines by what each has cached."),
+        ("index", "app", "Serve an index of KV-cache events, or ask one about a prompt."),
+        ("mock", "mock", "Serve a fleet of vLLM endpoints without a GPU."),
+        ("model", "model", "Turn a model's config and a card into groups, bytes and blocks."),
+        ("profile", "app", "Fit timing to measured passes, and look at the fit."),
+        ("replay", "replay", "Replay a trace through a fleet of workers, in virtual time or live."),
+        ("sweep", "sweep", "Replay a trace over a grid of settings, and draw the curves."),
+        ("trace", "app", "Look into traces, cut, convert and generate them."),
+    )
 }
 
 

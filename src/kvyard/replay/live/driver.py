@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import xxhash
 
@@ -30,7 +31,12 @@ TRIES = re.compile(r"\btries=(\d+)")
 NUMBERS = re.compile(r"(?<!HTTP )\b\d+\b")
 """In the words of a refusal: with them, each would be a reason of its own."""
 PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
-UNTOLD = -1
+UNTOLD: dict[str, Any] = {
+    "loaded": (-1,) * len(LOWER_TIERS),
+    **dict.fromkeys(
+        ("cached", "lost", "elsewhere", "preemptions", "loading", "overlap", "best_overlap", "retries"), -1
+    ),
+}
 """What only an engine knows, in the record of a request that was sent to one."""
 
 
@@ -108,15 +114,7 @@ class LiveDriver:
                     arrival=due,
                     input=row.input_length,
                     wanted=row.output_length,
-                    cached=UNTOLD,
-                    loaded=(UNTOLD,) * len(LOWER_TIERS),
-                    lost=UNTOLD,
-                    elsewhere=UNTOLD,
-                    preemptions=UNTOLD,
-                    loading=UNTOLD,
-                    overlap=UNTOLD,
-                    best_overlap=UNTOLD,
-                    retries=UNTOLD,
+                    **UNTOLD,
                 )
                 task = asyncio.create_task(self._ask(row, record))
                 self._tasks.add(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from itertools import zip_longest
 
 import msgspec
 
@@ -30,11 +31,7 @@ class Page:
     def figure(self, title: str, text: str, figure: Figure, wide: bool = False) -> str:
         """A card with a chart in it."""
         self._figures.append(figure)
-        kind = "card wide" if wide else "card"
-        return (
-            f'<section class="{kind}"><h3>{esc(title)}</h3>' + (f"<p>{esc(text)}</p>" if text else "")
-            + f'<div class="chart" data-figure="{len(self._figures) - 1}"></div></section>'
-        )  # fmt: skip
+        return card(title, text, f'<div class="chart" data-figure="{len(self._figures) - 1}"></div>', wide)
 
     def text(self) -> str:
         """The whole page, in one piece that needs no network."""
@@ -93,10 +90,8 @@ def table(columns: Sequence[str], rows: Iterable[str], tall: bool = False, long:
 
 def row(cells: Sequence[str], kind: str = "", marks: Sequence[str] = ()) -> str:
     """A row of cells that are text; ``marks`` are their classes."""
-    padded = [*marks, *([""] * (len(cells) - len(marks)))]
-    made = "".join(
-        f'<td class="{mark}">{esc(cell)}</td>' if mark else f"<td>{esc(cell)}</td>" for cell, mark in zip(cells, padded)
-    )
+    marked = zip_longest(cells, marks, fillvalue="")
+    made = "".join(f'<td class="{mark}">{esc(cell)}</td>' if mark else f"<td>{esc(cell)}</td>" for cell, mark in marked)
     return f'<tr class="{kind}">{made}</tr>' if kind else f"<tr>{made}</tr>"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvyard import __version__
@@ -10,13 +10,14 @@ from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, card, esc, grid, head, listing, row, table, tile
-from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share
+from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share, WorkerReport
 from kvyard.replay.report.words import (
     COLUMNS,
     REASONS,
     SOURCES,
     TRANSFERS,
     amount,
+    limits,
     measured,
     name_of,
     notes,
@@ -84,21 +85,13 @@ def _tiles(report: Report) -> Iterator[str]:
         yield tile("Sent after it was due", *_ms(late.p50), f"median · p99 {' '.join(_ms(late.p99))}")
     if report.goodput is not None:
         good = report.goodput
-        slo = good.slo_ms
-        limits = [
-            f"{name} ≤ {value:g} ms"
-            for name, value in (("TTFT", slo.ttft), ("ITL", slo.itl), ("E2E", slo.e2e))
-            if value
-        ]
-        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", ", ".join(limits) or "no limit")  # fmt: skip
+        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", limits(good.slo_ms))
 
 
 def _ms(value: float) -> tuple[str, str]:
-    return (
-        (f"{value / 1000:,.2f}" if value < 100_000 else f"{value / 1000:,.0f}", "s")
-        if value >= 1000
-        else (measured(value), "ms")
-    )
+    if value < 1000:
+        return measured(value), "ms"
+    return (f"{value / 1000:,.2f}" if value < 100_000 else f"{value / 1000:,.0f}"), "s"
 
 
 def _latencies(made: Page, report: Report) -> None:
@@ -149,6 +142,31 @@ def _over_time(made: Page, report: Report) -> None:
     made.add(grid("two", *cards))
 
 
+def _known(value: float | None, show: Callable[[float], str] = whole) -> str:
+    return "–" if value is None else show(value)
+
+
+def _reused(worker: WorkerReport) -> str:
+    if worker.cached_tokens is None or not worker.input_tokens:
+        return "–"
+    return percent((worker.cached_tokens + worker.loaded_tokens) / worker.input_tokens)
+
+
+WORKERS: dict[str, Callable[[WorkerReport], str]] = {
+    "": lambda worker: worker.name,
+    "role": lambda worker: worker.role,
+    "requests": lambda worker: whole(worker.requests),
+    "input tokens": lambda worker: whole(worker.input_tokens),
+    "output tokens": lambda worker: whole(worker.output_tokens),
+    "reused": _reused,
+    "busy": lambda worker: _known(worker.busy, percent),
+    "passes": lambda worker: _known(worker.passes),
+    "preemptions": lambda worker: _known(worker.preemptions),
+    "evicted blocks": lambda worker: _known(worker.evicted_blocks),
+}
+"""The columns of their table."""
+
+
 def _workers(made: Page, report: Report) -> None:
     made.section("Workers", "Who got what, and when. A faint row is an idle worker, a strong column a burst.")
     balance, window = report.balance, span(report.series.window_s)
@@ -156,45 +174,9 @@ def _workers(made: Page, report: Report) -> None:
         f"Prompt tokens: the most loaded has {balance['max_over_mean']:.3f} times the mean; standard deviation "
         f"{balance['variation']:.3f} of the mean."
     )
-    rows = []
-    for worker in report.workers:
-        reused = None if worker.cached_tokens is None else worker.cached_tokens + worker.loaded_tokens
-        rows.append(
-            row(
-                [
-                    worker.name,
-                    worker.role,
-                    whole(worker.requests),
-                    whole(worker.input_tokens),
-                    whole(worker.output_tokens),
-                    percent(reused / worker.input_tokens) if worker.input_tokens and reused is not None else "–",
-                    "–" if worker.busy is None else percent(worker.busy),
-                    *(
-                        "–" if count is None else whole(count)
-                        for count in (worker.passes, worker.preemptions, worker.evicted_blocks)
-                    ),
-                ]
-            )
-        )
-    columns = [
-        "",
-        "role",
-        "requests",
-        "input tokens",
-        "output tokens",
-        "reused",
-        "busy",
-        "passes",
-        "preemptions",
-        "evicted blocks",
-    ]
-    made.add(
-        grid(
-            "one",
-            made.figure("Routing heat map", f"by worker and time, windows of {window}", draw.heat(report)),
-            card("By worker", text, table(columns, rows, tall=len(rows) > 16)),
-        )
-    )  # fmt: skip
+    rows = [row([show(worker) for show in WORKERS.values()]) for worker in report.workers]
+    heat = made.figure("Routing heat map", f"by worker and time, windows of {window}", draw.heat(report))
+    made.add(grid("one", heat, card("By worker", text, table(list(WORKERS), rows, tall=len(rows) > 16))))
 
 
 def _misses(made: Page, report: Report) -> None:
@@ -207,11 +189,11 @@ def _misses(made: Page, report: Report) -> None:
     for key, words in SOURCES.items():
         share = report.reuse.get(key)
         if share is not None and (share.part or key == "device"):
-            rows.append(_swatched(key, words, share, None))
-    rows.append(_plain("Reused", report.reuse["all"], "sum"))
+            rows.append(_swatched(key, words, share))
+    rows.append(_share("Reused", report.reuse["all"], "sum"))
     for key, words in BOUNDS.items():
         if key in report.bounds:
-            rows.append(_plain(f"At best: {words.lower()}", report.bounds[key], "bound"))
+            rows.append(_share(f"At best: {words.lower()}", report.bounds[key], "bound"))
     for key, words in REASONS.items():
         tokens = report.missed_tokens.get(key)
         if tokens is not None:
@@ -220,16 +202,14 @@ def _misses(made: Page, report: Report) -> None:
     made.add(grid("one", card("Prompt tokens", "", table(columns, rows))))
 
 
-def _swatched(key: str, words: str, share: Share, requests: Share | None) -> str:
-    cells = row(
-        [words, percent(share.value), whole(share.part), whole(requests.part) if requests else "", share.of],
-        marks=["", "", "", "", "words"],
-    )
-    return cells.replace("<td>", f'<td><i class="swatch" style="background:var(--{draw.COLORS[key]})"></i>', 1)
+def _share(words: str, share: Share, kind: str = "", requests: Share | None = None) -> str:
+    ended = whole(requests.part) if requests else ""
+    return row([words, percent(share.value), whole(share.part), ended, share.of], kind, ["", "", "", "", "words"])
 
 
-def _plain(words: str, share: Share, kind: str) -> str:
-    return row([words, percent(share.value), whole(share.part), "", share.of], kind, ["", "", "", "", "words"])
+def _swatched(key: str, words: str, share: Share, requests: Share | None = None) -> str:
+    swatch = f'<td><i class="swatch" style="background:var(--{draw.COLORS[key]})"></i>'
+    return _share(words, share, requests=requests).replace("<td>", swatch, 1)
 
 
 def _tiers(made: Page, report: Report) -> None:

@@ -14,6 +14,7 @@ from kvyard.replay.report.words import (
     SOURCES,
     TRANSFERS,
     amount,
+    limits,
     measured,
     name_of,
     notes,
@@ -112,13 +113,8 @@ def _rates(report: Report) -> Table:
     table.add_row("Input tokens", measured(rates["input_tokens_per_s"]))
     good = report.goodput
     if good is not None:
-        limits = ", ".join(
-            f"{name.upper()} ≤ {value:g} ms"
-            for name in ("ttft", "itl", "e2e")
-            if (value := getattr(good.slo_ms, name)) is not None
-        )
         of = f"{percent(good.requests.value)}, {good.requests.part:,} / {good.requests.whole:,} finished requests"
-        table.add_row(f"Goodput, requests with {limits or 'no limit'} ({of})", measured(good.requests_per_s))
+        table.add_row(f"Goodput, requests with {limits(good.slo_ms)} ({of})", measured(good.requests_per_s))
         table.add_row("Goodput, output tokens of these", measured(good.output_tokens_per_s))
     return table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.replay.report.report import MOVES, Report
+from kvyard.replay.report.report import MOVES, Report, Slo
 
 SOURCES = {
     "device": "Found on the device",
@@ -73,6 +73,12 @@ def span(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def limits(slo: Slo) -> str:
+    """What a good request is."""
+    given = ((name, getattr(slo, name)) for name in ("ttft", "itl", "e2e"))
+    return ", ".join(f"{name.upper()} ≤ {value:g} ms" for name, value in given if value is not None) or "no limit"
 
 
 def name_of(report: Report) -> str:

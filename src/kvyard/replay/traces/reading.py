@@ -20,18 +20,15 @@ KEPT = 5
 """How many of the skipped rows are remembered in words."""
 
 
-class ReadingTally:
+class ReadingTally(msgspec.Struct):
     """What a pass left out."""
 
-    __slots__ = ("examples", "left_out", "skipped")
-
-    def __init__(self) -> None:
-        self.skipped = 0
-        """Bad rows, with ``skip_bad``."""
-        self.examples: list[str] = []
-        """The first few of them in words."""
-        self.left_out: Counter[str] = Counter()
-        """Rows that aren't bad and aren't requests to replay either, by reason."""
+    skipped: int = 0
+    """Bad rows, with ``skip_bad``."""
+    examples: list[str] = []
+    """The first few of them in words."""
+    left_out: Counter[str] = msgspec.field(default_factory=Counter)
+    """Rows that aren't bad and aren't requests to replay either, by reason."""
 
     def notes(self) -> list[str]:
         """The same in words."""

@@ -55,18 +55,15 @@ class _Kept(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     duration: int | float | None = None
 
 
-class _MooncakeSessions:
+class _MooncakeSessions(msgspec.Struct):
     """What earlier rows said, as far as later ones can refer to it."""
 
-    __slots__ = ("last", "names", "timed")
-
-    def __init__(self) -> None:
-        self.last: dict[str, int | None] = {}
-        """The time of each session's latest turn."""
-        self.names: set[str] = set()
-        """Rows that can be waited for."""
-        self.timed: bool | None = None
-        """Whether rows that wait for nobody have times: all of them, or none."""
+    last: dict[str, int | None] = {}
+    """The time of each session's latest turn."""
+    names: set[str] = set()
+    """Rows that can be waited for."""
+    timed: bool | None = None
+    """Whether rows that wait for nobody have times: all of them, or none."""
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
