@@ -14,8 +14,8 @@ import msgspec
 
 from kvyard.blocks import ORDERS
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
-from kvyard.engine.models.planning import PlanOptions
 from kvyard.engine.models import find_config, plan
+from kvyard.engine.models.planning import PlanOptions
 from kvyard.engine.timing import parse_timing, timing_choices
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
