@@ -186,7 +186,11 @@ class Fleet:
             self._agenda.put(now, SAMPLE)  # the first of all
         while batch := arrivals.take(now):
             for row in batch:
-                self._accept(row, now)
+                self._rows[row.id] = row
+                self.records[row.id] = record = Record(
+                    id=row.id, session=row.session, arrival=now, input=row.input_length, wanted=row.output_length
+                )
+                self._dispatch(row, record, now)
         self._agenda.put(arrivals.peek(), ARRIVAL)
 
     def _look(self, now: int) -> None:
@@ -197,12 +201,6 @@ class Fleet:
             if worker.alive:
                 worker.engine.advance(now)
         self.indexer.flush(now)
-
-    def _accept(self, row: TraceRequest, now: int) -> None:
-        record = Record(id=row.id, session=row.session, arrival=now, input=row.input_length, wanted=row.output_length)
-        self.records[row.id] = record
-        self._rows[row.id] = row
-        self._dispatch(row, record, now)
 
     def _dispatch(self, row: TraceRequest, record: Record, now: int) -> None:
         if not self._open:

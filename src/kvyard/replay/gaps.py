@@ -53,43 +53,34 @@ class Gaps:
         return self._durations * US, self._counts
 
     def _settle(self) -> None:
-        if self._singles:
-            alone = np.array(self._singles, dtype=np.int64)
-            self._buffer.append(alone[:, 0])
-            self._weights.append(0)
-        if not self._held and not self._singles:
+        singles = np.array(self._singles, dtype=np.int64).reshape(-1, 2)
+        fresh = np.concatenate((*self._buffer, singles[:, 0]))
+        if not len(fresh):
             return
-        lengths = [len(part) for part in self._buffer]
-        fresh = (np.concatenate(self._buffer) + US // 2) // US
+        lengths = np.array([len(part) for part in self._buffer], dtype=np.int64)
         weights = np.repeat(np.array(self._weights, dtype=np.int64), lengths)
-        if self._singles:
-            weights[-len(self._singles) :] = alone[:, 1]
-            self._singles = []
         self._durations, self._counts = _merged(
-            np.concatenate((self._durations, fresh)), np.concatenate((self._counts, weights))
+            np.concatenate((self._durations, (fresh + US // 2) // US)),
+            np.concatenate((self._counts, weights, singles[:, 1])),
         )
-        self._buffer, self._weights, self._held = [], [], 0
+        self._buffer, self._weights, self._held, self._singles = [], [], 0, []
 
 
 def _merged(values: Column, weights: Column) -> tuple[Column, Column]:
     """``values`` without repetition, ascending, and the summed weights of each."""
+    # Sums in floats are exact: they stay far below 2**53.
     low = int(values.min())
     span = int(values.max()) - low
     if span <= _ROOM * 16:
-        # Mostly they lie close together. Sums in floats are exact: they stay far below 2**53.
+        # Mostly they lie close together.
         table = np.bincount(values - low, weights)
         found = np.flatnonzero(np.bincount(values - low))
         return found + low, table[found].astype(np.int64)
     found, places = np.unique(values, return_inverse=True)
-    counts = np.zeros(len(found), dtype=np.int64)
-    np.add.at(counts, places, weights)
-    return found, counts
+    return found, np.bincount(places, weights).astype(np.int64)
 
 
 def together(parts: Sequence[Gaps]) -> tuple[Column, Column]:
     """The gaps of several engines as one: durations, not in order, and how often each occurred."""
-    columns = [part.columns() for part in parts]
-    nothing = np.zeros(0, dtype=np.int64)
-    durations = np.concatenate([column[0] for column in columns] or [nothing])
-    counts = np.concatenate([column[1] for column in columns] or [nothing])
-    return durations, counts
+    durations, counts = zip(Gaps().columns(), *(part.columns() for part in parts))  # none at all is fine too
+    return np.concatenate(durations), np.concatenate(counts)

@@ -28,12 +28,8 @@ class ReplayOutcome:
         """Whether it went to the end of the trace."""
         self.trace = trace
         """The trace, where it can be read again."""
-        self._records = records
-
-    @property
-    def records(self) -> list[Record]:
+        self.records = list(records.values())
         """One for each request, in the order they came or were due."""
-        return list(self._records.values())
 
     def show(self) -> None:
         """Print the report's table."""
@@ -42,10 +38,7 @@ class ReplayOutcome:
         print_report(self.report)
 
     def save(
-        self,
-        report: str | Path | None = None,
-        per_request: str | Path | None = None,
-        html: str | Path | None = None,
+        self, report: str | Path | None = None, per_request: str | Path | None = None, html: str | Path | None = None
     ) -> None:
         """Write the report as JSON, a row per request (.jsonl or .parquet), and the page. Raises ``KvyardError``."""
         from kvyard.replay.report.files import write_report, write_requests
@@ -54,7 +47,7 @@ class ReplayOutcome:
         if report is not None:
             write_report(self.report, report)
         if per_request is not None:
-            write_requests(self._records.values(), per_request)
+            write_requests(self.records, per_request)
         if html is not None:
             write_html(self.report, html)
 
@@ -99,15 +92,8 @@ def replay(
     """
     made = as_config(config, settings)
     wanted = read_slo(slo)
-    source = limited(
-        trace,
-        made.limit,
-        format=format,
-        skip_bad=skip_bad,
-        sort=sort,
-        block_size=trace_block_size,
-        chain_ids=chain_ids,
-    )
+    reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "chain_ids": chain_ids}
+    source = limited(trace, made.limit, block_size=trace_block_size, **reading)
     rows: Iterable[TraceRequest] = source
     if bounds and not isinstance(source, Trace):
         rows = list(rows)  # they are looked at twice

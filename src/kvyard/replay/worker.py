@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
@@ -45,9 +47,8 @@ class Worker:
 
     def tier_counters(self) -> dict[str, int]:
         """What its lower tiers did, all ranks together; empty without any."""
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for core in self.cores:
             if core.offload is not None:
-                for name, value in core.offload.counters.flat().items():
-                    total[name] = total.get(name, 0) + value
-        return total
+                total.update(core.offload.counters.flat())
+        return dict(total)

@@ -48,28 +48,23 @@ class ActiveLoads:
 
     def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> None:
         """Book a request on ``slot``. ``found`` is its way in ``tree``; ``reserved`` blocks are held for its output."""
-        tree = self.tree
-        tail = None
-        path = tree.extend(request.keys, found)
-        if path:
-            fresh = 0
-            for node in path:
-                held = node.held
-                count = held.get(slot, 0)
-                held[slot] = count + 1
-                if not count:
-                    node.mask |= 1 << slot
-                    fresh += node.stop - node.start
-            tree.size += fresh
-            self.blocks[slot] += fresh
-            tail = path[-1]
-        blocks = len(request.keys)
-        entry = self.active[request.id] = Active(slot, tail, request.num_tokens, blocks, prefill, now)
+        path = self.tree.extend(request.keys, found)
+        fresh = 0
+        for node in path:
+            held = node.held
+            count = held.get(slot, 0)
+            held[slot] = count + 1
+            if not count:
+                node.mask |= 1 << slot
+                fresh += node.stop - node.start
+        self.tree.size += fresh
+        self.blocks[slot] += fresh + reserved
         self.prefill[slot] += prefill
         self.requests[slot] += 1
-        if reserved:
-            entry.output_blocks = reserved
-            self.blocks[slot] += reserved
+        tail = path[-1] if path else None
+        entry = Active(slot, tail, request.num_tokens, len(request.keys), prefill, now)
+        entry.output_blocks = reserved
+        self.active[request.id] = entry
 
     def prefill_done(self, entry: Active) -> None:
         """Its prompt is computed."""

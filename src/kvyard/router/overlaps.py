@@ -49,14 +49,12 @@ class OverlapView:
         self._indexer = indexer
         self._roster: Roster | None = None
         self._workers: Sequence[Holder | None] = ()
-        self._count = 0
         self._path: Path = ([], 0)
         """The way of the prompt that was looked at last, in the memory."""
 
     def changed(self, workers: Sequence[Holder | None]) -> None:
         """These are the workers from now on, by slot."""
         self._workers = tuple(workers)
-        self._count = len(workers)
         if self._indexer is not None:
             # A free slot is kept by a name that no worker can have, so that numbers stay what they are.
             self._roster = self._indexer.roster([worker or Holder("", -1) for worker in workers])
@@ -102,7 +100,7 @@ class OverlapView:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _remembered(self, memory: RoutedMemory, request: RouteRequest) -> Overlaps | None:
-        depths = memory.tree.depths(self._path, self._count)
+        depths = memory.tree.depths(self._path, len(self._workers))
         if depths is None:
             return None
         most = max(0, request.num_tokens - 1) // self._size  # engines always compute the last token
@@ -123,7 +121,7 @@ class OverlapView:
         parts: list[list[int]] = []
         for tier, reach in zip(tiers, levels, strict=True):
             while len(parts) < tier - 1:
-                parts.append([0] * self._count)  # a tier that no worker has
+                parts.append([0] * len(self._workers))  # a tier that no worker has
             parts.append(reach if before is None else [more - less for more, less in zip(reach, before, strict=True)])
             before = reach
         return Overlaps(parts, None, confidence)
@@ -136,9 +134,9 @@ class OverlapView:
         ``alignments`` are the roster's; without one a prefix may end with any block.
         """
         size = self._size
-        depths = memory.tree.depths(self._path, self._count)
+        depths = memory.tree.depths(self._path, len(self._workers))
         assert depths is not None
-        device = known.device if known is not None else [0] * self._count
+        device = known.device if known is not None else [0] * len(self._workers)
         if known is not None:
             memory.confirm(self._path, device)
         most = max(0, request.num_tokens - 1)

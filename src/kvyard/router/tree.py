@@ -103,7 +103,7 @@ class PrefixTree:
         if child.held != node.held or child.mask != node.mask:
             return
         if child.base > node.start:
-            child.keys = [*_stretch(node, node.start, node.stop), *_stretch(child, child.start, child.stop)]
+            child.keys = [*_keys(node), *_keys(child)]
             child.base = node.start
         child.start = node.start
         child.parent = node.parent
@@ -173,11 +173,9 @@ class PrefixTree:
         return head
 
 
-def _stretch(node: PromptStretch, start: int, stop: int) -> Sequence[int]:
-    keys, base = node.keys, node.base
-    if isinstance(keys, list):
-        return keys[start - base : stop - base]
-    return [keys[at - base] for at in range(start, stop)]
+def _keys(node: PromptStretch) -> Sequence[int]:
+    start, stop = node.start - node.base, node.stop - node.base
+    return node.keys[start:stop] if isinstance(node.keys, list) else [node.keys[at] for at in range(start, stop)]
 
 
 def _fill(out: list[int], workers: int, value: int) -> None:

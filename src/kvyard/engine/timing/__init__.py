@@ -1,11 +1,10 @@
 """How long a pass takes: a registry of kinds, each a pure function from a batch to whole nanoseconds."""
 
-from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.fixed import FixedTiming
 from kvyard.engine.timing.model import Durations, TimingModel
 from kvyard.engine.timing.polynomial import PolynomialTiming
 from kvyard.engine.timing.profile import ProfileTiming
-from kvyard.engine.timing.registry import TIMINGS, make_timing, parse_timing, read_timing, timing_choices
+from kvyard.engine.timing.registry import TIMINGS, TimingConfig, make_timing, parse_timing, read_timing, timing_choices
 
 __all__ = [
     "TIMINGS",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvyard.clock import from_ms
-from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.model import Durations, scaled
+from kvyard.engine.timing.registry import TimingConfig
 from kvyard.errors import KvyardError
 
 

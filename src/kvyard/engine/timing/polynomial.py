@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.polynomial_model import PolynomialModel
+from kvyard.engine.timing.registry import TimingConfig
 
 
 class PolynomialTiming(TimingConfig, frozen=True, kw_only=True, tag="polynomial"):

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
+from kvyard.engine.timing.registry import TimingConfig
 from kvyard.errors import KvyardError
 
 FORMAT = "kvyard-profile/1"

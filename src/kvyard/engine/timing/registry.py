@@ -1,16 +1,64 @@
-"""Timing kinds by name. A kind of one's own is a ``TimingConfig`` under an entry point of group ``kvyard.timing``."""
+"""Timing kinds by name, and what they share: a config that people write, which makes the model.
+
+A kind is one file: a ``TimingConfig`` with the kind's name as its tag, and the model that it makes; and one entry of
+``TIMINGS``. One's own is under an entry point of group ``kvyard.timing``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from kvyard.engine.timing.config import TimingConfig
 from kvyard.engine.timing.model import TimingModel
 from kvyard.errors import KvyardError
 from kvyard.registry import Registry
+
+
+class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """What every kind has: how much faster than the model says the engine runs."""
+
+    speedup_ratio: float = 1.0
+    """Divides every duration."""
+    decode_speedup_ratio: float = 1.0
+    """Divides what decoding takes once more."""
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` if a value makes no sense."""
+        for name in ("speedup_ratio", "decode_speedup_ratio"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise KvyardError(f"timing: {name} must be a number above 0, got {value}")
+
+    def model(self, capacity_tokens: int) -> TimingModel:
+        """The model, for an engine whose cache holds ``capacity_tokens``. Raises ``KvyardError`` if there can't be one."""
+        raise NotImplementedError
+
+    @classmethod
+    def usage(cls) -> str:
+        """How it is written as one word, such as ``fixed:PREFILL_MS,DECODE_MS``: its name, then the values of its fields."""
+        return ":".join(filter(None, (str(cls.__struct_config__.tag), ",".join(cls._own()).upper())))
+
+    @classmethod
+    def parse(cls, text: str, speedup_ratio: float) -> Self:
+        """The config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none."""
+        values = text.split(",") if text else []
+        if len(values) == len(cls._own()):
+            try:
+                return msgspec.convert(
+                    {**dict(zip(cls._own(), values)), "speedup_ratio": speedup_ratio}, cls, strict=False
+                )
+            except msgspec.ValidationError:
+                pass
+        given = f"{cls.__struct_config__.tag}:{text}" if text else str(cls.__struct_config__.tag)
+        raise KvyardError(f"timing is {given!r}: write {cls.usage()}")
+
+    @classmethod
+    def _own(cls) -> list[str]:
+        return [name for name in cls.__struct_fields__ if name not in TimingConfig.__struct_fields__]
+
 
 TIMINGS: Registry[type[TimingConfig]] = Registry(
     "timing kind",
