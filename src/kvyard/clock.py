@@ -96,9 +96,7 @@ class VirtualClock:
 
     async def wait_until(self, t: int) -> None:
         """Let other tasks have their turn, then make it ``t``, unless it is later already."""
-        import asyncio  # slow to load, and most commands never wait
-
-        await asyncio.sleep(0)
+        await pause()
         self.sleep_until(t)
 
 
@@ -136,11 +134,9 @@ class WallClock:
 
     async def wait_until(self, t: int) -> None:
         """Suspend the task until it is ``t``; other tasks get a turn even where it already is."""
-        import asyncio  # slow to load, and most commands never wait
-
-        await asyncio.sleep(0)
+        await pause()
         while (left := t - self.now()) > 0:
-            await asyncio.sleep(left * self._unrate)
+            await pause(left * self._unrate)
 
 
 async def pause(seconds: float = 0.0) -> None:

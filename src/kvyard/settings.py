@@ -11,6 +11,7 @@ import re
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
@@ -173,10 +174,8 @@ def count(name: str, value: object) -> int:
 def number(name: str, value: object) -> float:
     """A number, whole or not."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
     _refuse(name, value, "a number")
 
 
@@ -201,10 +200,8 @@ def size(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
-        try:
+        with suppress(KvyardError):
             return parse_bytes(value)
-        except KvyardError:
-            pass
     _refuse(name, value, "a size in bytes such as 200GiB or 80GB")
 
 

@@ -245,17 +245,14 @@ def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, int]) -> Tier
 
 def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
     """The capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where nobody asked for it."""
-    blocks, nbytes = given.get(f"{tier}_blocks"), given.get(f"{tier}_bytes")
-    if blocks is not None and nbytes is not None:
+    found = {name: given[f"{tier}_{name}"] for name in ("blocks", "bytes") if f"{tier}_{name}" in given}
+    if len(found) > 1:
         raise KvyardError(f"{tier}_blocks and {tier}_bytes say the same: give one of the two")
-    if blocks is None and nbytes is None:
-        return None
-    for name, value in (("blocks", blocks), ("bytes", nbytes)):
-        if value is not None and value < 0:
+    for name, value in found.items():
+        if value < 0:
             raise KvyardError(f"{tier}_{name} is {value}: it can't be negative; 0 is none")
-    if not blocks and not nbytes:
-        return {}
-    return {"num_blocks": blocks} if blocks is not None else {"bytes": nbytes or 0}
+        return {"num_blocks" if name == "blocks" else name: value} if value else {}
+    return None
 
 
 def _link(given: Mapping[str, Any], tier: Tier, scope: str) -> LinkConfig:

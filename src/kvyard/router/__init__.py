@@ -4,19 +4,16 @@
 """
 
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, Overlaps, Reach, RoutingInput
+from kvyard.router.inputs import Choice, Reach, RoutingInput
 from kvyard.router.overlaps import PrefixIndex
 from kvyard.router.policies import POLICIES, Policy
-from kvyard.router.request import Candidate, Decision, Load, RouteRequest
+from kvyard.router.request import Decision, RouteRequest
 from kvyard.router.router import Router
 
 __all__ = [
     "POLICIES",
-    "Candidate",
     "Choice",
     "Decision",
-    "Load",
-    "Overlaps",
     "Policy",
     "PrefixIndex",
     "Reach",

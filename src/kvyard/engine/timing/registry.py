@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -46,12 +47,9 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none."""
         values = text.split(",") if text else []
         if len(values) == len(cls._own()):
-            try:
-                return msgspec.convert(
-                    {**dict(zip(cls._own(), values)), "speedup_ratio": speedup_ratio}, cls, strict=False
-                )
-            except msgspec.ValidationError:
-                pass
+            fields = dict(zip(cls._own(), values), speedup_ratio=speedup_ratio)
+            with suppress(msgspec.ValidationError):
+                return msgspec.convert(fields, cls, strict=False)
         given = f"{cls.__struct_config__.tag}:{text}" if text else str(cls.__struct_config__.tag)
         raise KvyardError(f"timing is {given!r}: write {cls.usage()}")
 

@@ -1,17 +1,57 @@
 """Routing policies: which worker gets a request. Each is one file and one entry of ``POLICIES``.
 
+A policy chooses among the slots of a ``RoutingInput`` and learns where the request went in the end. It keeps only what it needs
+for itself; load, index and decisions are the router's. What it declares of itself (``needs_index``, ``needs_keys``,
+``memory``) decides what it gets to see, in the router, in a replay and in a gateway.
+
 An installed package adds its own by an entry point of the group ``kvyard.policies``, a program by ``POLICIES.register``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvyard.registry import Registry
 from kvyard.router.config import RouterConfig
-from kvyard.router.policies.base import Policy, load_of
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.memory import RoutedMemory
 
-__all__ = ["POLICIES", "Policy", "load_of", "make_policy"]
+
+class Policy:
+    """The interface, and a policy that has nothing to remember."""
+
+    needs_index = False
+    """Whether it reads overlaps that an index knows, and can't do without one."""
+    needs_keys = True
+    """Whether it reads the prompt: overlaps, or load in blocks that prompts share. Without, a replay works out no keys."""
+    guarded = False
+    """Whether the imbalance guard may overrule it."""
+
+    memory: RoutedMemory | None = None
+    """Where overlaps come from, instead of the index."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+
+    def choose(self, at: RoutingInput) -> Choice:
+        """One of ``at.slots``. Changes nothing that ``routed`` couldn't."""
+        raise NotImplementedError
+
+    def routed(self, at: RoutingInput, choice: Choice) -> None:
+        """The request went to ``choice.slot``: this policy's choice, or the guard's."""
+
+    def gone(self, slot: int) -> None:
+        """The worker in that slot won't come back: another one may get its number."""
+
+
+def load_of(kind: str, at: RoutingInput) -> Sequence[float]:
+    """Per worker that may be chosen, how much it has to do; ``kind`` is ``RouterConfig.load``."""
+    loads = at.loads
+    if kind == "blocks":
+        return [loads.prefill[slot] / loads.block_size + loads.blocks[slot] for slot in at.slots]
+    figures = loads.requests if kind == "requests" else loads.prefill
+    return [figures[slot] for slot in at.slots]
+
 
 _HERE = "kvyard.router.policies"
 POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kvyard.clock import from_seconds
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
-from kvyard.router.policies import POLICIES
-from kvyard.router.policies.base import Policy
+from kvyard.router.policies import POLICIES, Policy
 
 
 class Affinity(Policy):

@@ -7,7 +7,7 @@ from kvyard.router.config import RouterConfig
 from kvyard.router.cost import cheapest
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
-from kvyard.router.policies.base import Policy
+from kvyard.router.policies import Policy
 
 
 class Approx(Policy):

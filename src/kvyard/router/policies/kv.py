@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvyard.router.cost import cheapest
 from kvyard.router.inputs import Choice, RoutingInput
-from kvyard.router.policies.base import Policy
+from kvyard.router.policies import Policy
 
 
 class Kv(Policy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvyard.router.inputs import Choice, RoutingInput, least
-from kvyard.router.policies.base import Policy, load_of
+from kvyard.router.policies import Policy, load_of
 
 
 class LeastLoaded(Policy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvyard.router.inputs import Choice, RoutingInput
-from kvyard.router.policies.base import Policy
+from kvyard.router.policies import Policy
 
 
 class Random(Policy):
