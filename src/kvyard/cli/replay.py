@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -97,12 +97,12 @@ def replay(
         if live is None:
             from kvyard.replay.run import replay as run
 
-            with patient() as interruption:
+            with patient() as obey:
 
                 def told(came: int, through: int, now: int) -> None:
                     if bar is not None:
                         bar.told(came, through, now)
-                    interruption.obey()
+                    obey()
 
                 done: ReplayOutcome = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=told)
         else:
@@ -165,30 +165,26 @@ def _say_more(done: ReplayOutcome) -> None:
         )
 
 
-class Interruption:
-    """Whether somebody has asked for the end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def obey(self) -> None:
-        """Raise ``KeyboardInterrupt`` if somebody has."""
-        if self.asked:
-            raise KeyboardInterrupt
-
-
 @contextmanager
-def patient() -> Iterator[Interruption]:
-    """While this lasts, the first Ctrl-C only sets a ``Interruption``. In the main thread only."""
-    wish = Interruption()
+def patient() -> Iterator[Callable[[], None]]:
+    """While this lasts, Ctrl-C waits for a good moment: what is given raises it between two steps. A second one acts at once.
 
-    def asked(number: int, frame: FrameType | None) -> None:
-        wish.asked = True
+    In the main thread only.
+    """
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGINT, asked)
+    def obey() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, ask)
     try:
-        yield wish
+        yield obey
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -105,32 +105,25 @@ def _mixers(fields: Fields) -> list[str]:
     return _shared(fields, _windows(fields, count))
 
 
-def cache_layers(fields: Fields, precision: Precision, tensor_parallel_size: int) -> list[CacheLayer]:
+def cache_layers(fields: Fields, precision: Precision, ranks: int) -> list[CacheLayer]:
     """What each layer that keeps anything keeps on one rank. Raises ``KvyardError`` for shapes that can't be split."""
     found = []
     for kind in mixers(fields):
         if kind in ("mamba", "mamba1", "delta", "both"):
             of = {"mamba1": _mamba1_bytes, "delta": _delta_bytes}.get(kind, _mamba_bytes)
-            found.append(CacheLayer(kind="mamba", state_bytes=of(fields, precision, tensor_parallel_size)))
+            found.append(CacheLayer(kind="mamba", state_bytes=of(fields, precision, ranks)))
         if kind == "mla":
             width = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim")
             found.append(CacheLayer(kind="mla", token_bytes=width * precision.cache))  # every rank holds all of it
-        elif kind == "window":
-            found.append(
-                CacheLayer(
-                    kind="sliding_window",
-                    token_bytes=_attention_bytes(fields, precision, tensor_parallel_size),
-                    window=fields.integer("sliding_window"),
-                )
-            )
-        elif kind == "chunk":
-            size = _attention_bytes(fields, precision, tensor_parallel_size)
-            found.append(
-                CacheLayer(kind="chunked_local", token_bytes=size, chunk=fields.integer("attention_chunk_size"))
-            )
-        elif kind in ("full", "both"):
-            size = _attention_bytes(fields, precision, tensor_parallel_size, everywhere=True)
-            found.append(CacheLayer(kind="full", token_bytes=size))
+        elif kind in ("window", "chunk", "full", "both"):
+            size = _attention_bytes(fields, precision, ranks, everywhere=kind in ("full", "both"))
+            if kind == "window":
+                layer = CacheLayer(kind="sliding_window", token_bytes=size, window=fields.integer("sliding_window"))
+            elif kind == "chunk":
+                layer = CacheLayer(kind="chunked_local", token_bytes=size, chunk=fields.integer("attention_chunk_size"))
+            else:
+                layer = CacheLayer(kind="full", token_bytes=size)
+            found.append(layer)
     if not found:
         raise KvyardError(f"{fields.architecture}: no layer of this model keeps a cache")
     return found

@@ -14,7 +14,7 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, card, grid, head, row, table
+from kvyard.replay.report.html import Page, card, head, row, table
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
 from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, measured, name_of, percent, whole
 
@@ -342,48 +342,36 @@ def comparison_page(found: Comparison, reports: Sequence[Report]) -> str:
             f"a page shows at most {MOST} runs side by side, not {len(reports)}: choose some, or leave out --html"
         )
     made = Page("Comparison · kvyard")
-    made.add(
-        head(
-            " vs ".join(found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs",
-            _line_of(reports),
-            found.notes,
-        )
-    )
+    title = " vs ".join(found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs"
+    made.add(head(title, _line_of(reports), found.notes))
     made.section(
         "In numbers",
         f"Changes are against {found.runs[0]}; of shares, in points of a percent. ★ is best, or within 0.5% of it.",
     )
-    made.add(grid("one", card("Measures", "", table(["", *found.runs], _rows(found)))))
+    made.cards("one", card("Measures", "", table(["", *found.runs], _rows(found))))
     made.section(
         "Where prompt tokens came from",
         "Cool colours were reused, warm ones need not have been computed, grey ones had to.",
     )
-    made.add(grid("one", made.figure("Prompt tokens", "by first admission", draw.composition(reports, found.runs))))
+    made.cards("one", made.figure("Prompt tokens", "by first admission", draw.composition(reports, found.runs)))
     made.section("Latency", "The share of requests (of gaps, for ITL) that took no longer. Further left is better.")
     cards = [
         made.figure(LATENCIES[key], "cumulative", _cumulative(reports, found.runs, key))
         for key in ("ttft", "e2e", "itl", "queue")
     ]
-    made.add(grid("two", *cards))
+    made.cards("two", *cards)
     made.section("Over time", "Means of neighbouring windows of simulated time.")
-    made.add(
-        grid(
-            "two",
-            made.figure("Time to first token, median", "by arrival", _first_tokens(reports, found.runs, "ttft_p50")),
-            made.figure("Time to first token, p99", "by arrival", _first_tokens(reports, found.runs, "ttft_p99")),
-            made.figure(
-                "Prompt tokens reused", "from any tier, by first admission", _reuse_over_time(reports, found.runs)
-            ),
-            made.figure("Requests waiting", "all workers together", _waiting(reports, found.runs)),
-        )
+    made.cards(
+        "two",
+        made.figure("Time to first token, median", "by arrival", _first_tokens(reports, found.runs, "ttft_p50")),
+        made.figure("Time to first token, p99", "by arrival", _first_tokens(reports, found.runs, "ttft_p99")),
+        made.figure("Prompt tokens reused", "from any tier, by first admission", _reuse_over_time(reports, found.runs)),
+        made.figure("Requests waiting", "all workers together", _waiting(reports, found.runs)),
     )
     made.section("Set differently", "All else is the same in every run.")
     rows = [row([path, *map(_setting, values)]) for path, values in found.settings.items()]
-    made.add(
-        grid(
-            "one",
-            card("Settings", "" if rows else "There is no difference.", table(["", *found.runs], rows, long=True)),
-        )
+    made.cards(
+        "one", card("Settings", "" if rows else "There is no difference.", table(["", *found.runs], rows, long=True))
     )
     return made.text()  # fmt: skip
 

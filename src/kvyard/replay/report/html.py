@@ -24,6 +24,10 @@ class Page:
         """Append HTML."""
         self._parts += parts
 
+    def cards(self, kind: str, *cards: str) -> None:
+        """Append cards side by side."""
+        self.add(f'<div class="grid {kind}">' + "\n".join(cards) + "</div>")
+
     def section(self, title: str, text: str) -> None:
         """A heading and a sentence on what is below it."""
         self.add(f"<h2>{esc(title)}</h2><p>{esc(text)}</p>")
@@ -70,11 +74,6 @@ def tile(name: str, value: str, unit: str, more: str) -> str:
         f'<div class="tile"><div class="name">{esc(name)}</div><div class="value">{esc(value)}'
         f'<small>{esc(unit)}</small></div><div class="more">{esc(more)}</div></div>'
     )
-
-
-def grid(kind: str, *cards: str) -> str:
-    """Cards side by side."""
-    return f'<div class="grid {kind}">' + "\n".join(cards) + "</div>"
 
 
 def table(columns: Sequence[str], rows: Iterable[str], tall: bool = False, long: bool = False) -> str:

@@ -9,7 +9,7 @@ from kvyard import __version__
 from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.bounds import BOUNDS
-from kvyard.replay.report.html import Page, card, esc, grid, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share, WorkerReport
 from kvyard.replay.report.words import (
     COLUMNS,
@@ -121,7 +121,7 @@ def _latencies(made: Page, report: Report) -> None:
                 row([f"{words} ({unit})", *(show(getattr(spread, name)) for name in COLUMNS), whole(spread.count)])
             )
     cards.append(card("In numbers", "", table(["", *COLUMNS, "count"], rows)))
-    made.add(grid("three", *cards))
+    made.cards("three", *cards)
 
 
 def _over_time(made: Page, report: Report) -> None:
@@ -139,7 +139,7 @@ def _over_time(made: Page, report: Report) -> None:
     if report.live is None:
         figure = draw.composition_over_time(report)
         cards.append(made.figure("Where prompt tokens came from", "by first admission", figure, wide=True))
-    made.add(grid("two", *cards))
+    made.cards("two", *cards)
 
 
 def _known(value: float | None, show: Callable[[float], str] = whole) -> str:
@@ -176,7 +176,7 @@ def _workers(made: Page, report: Report) -> None:
     )
     rows = [row([show(worker) for show in WORKERS.values()]) for worker in report.workers]
     heat = made.figure("Routing heat map", f"by worker and time, windows of {window}", draw.heat(report))
-    made.add(grid("one", heat, card("By worker", text, table(list(WORKERS), rows, tall=len(rows) > 16))))
+    made.cards("one", heat, card("By worker", text, table(list(WORKERS), rows, tall=len(rows) > 16)))
 
 
 def _misses(made: Page, report: Report) -> None:
@@ -199,7 +199,7 @@ def _misses(made: Page, report: Report) -> None:
         if tokens is not None:
             rows.append(_swatched(key, f"Computed: {words.lower()}", tokens, report.misses.get(key)))
     columns = ["", "of prompt tokens", "tokens", "prefixes ended", "numerator / denominator"]
-    made.add(grid("one", card("Prompt tokens", "", table(columns, rows))))
+    made.cards("one", card("Prompt tokens", "", table(columns, rows)))
 
 
 def _share(words: str, share: Share, kind: str = "", requests: Share | None = None) -> str:
@@ -240,7 +240,7 @@ def _tiers(made: Page, report: Report) -> None:
             times = f"{measured(wait.mean)} ms on average, p99 {measured(wait.p99)} ms"
             text += f" {wait.count:,} requests waited for loads, {times}."
         cards.append(card("Transfers", text, table(["", *TRANSFERS], map(row, transfer_rows(report)))))
-    made.add(grid("one", *cards))
+    made.cards("one", *cards)
 
 
 def _router(made: Page, router: RouterReport) -> None:
@@ -261,4 +261,4 @@ def _router(made: Page, router: RouterReport) -> None:
             ("Belief that held", router.belief),
         )
     ]
-    made.add(grid("one", card("Decisions", "", table(["", "share", "counts", "numerator / denominator"], rows))))
+    made.cards("one", card("Decisions", "", table(["", "share", "counts", "numerator / denominator"], rows)))

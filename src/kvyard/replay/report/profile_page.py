@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvyard.engine.timing.measurements import Measurements
 from kvyard.engine.timing.profile import Profile, pass_ms
 from kvyard.replay.report.figures import RUN_COLORS, Figure, line, lines, rounded
-from kvyard.replay.report.html import Page, grid, head
+from kvyard.replay.report.html import Page, head
 
 PAST = (0, 2048, 8192, 32768)
 CONTEXT = (256, 1024, 4096, 16384, 65536)
@@ -50,7 +50,7 @@ def page(profile: Profile, data: Measurements | None) -> str:
     if rows:
         passes = [(row.ms, pass_ms(of, *row.shape)) for row in rows]
         charts.append(made.figure("Measured and estimated", "all passes, on the line where equal", _agreement(passes)))
-    made.add(grid("one", *charts))
+    made.cards("one", *charts)
     return made.text()
 
 

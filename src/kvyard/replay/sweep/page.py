@@ -11,7 +11,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.types import LOWER_TIERS
 from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, esc, grid, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, esc, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
 from kvyard.replay.settings import SETTINGS
 from kvyard.replay.sweep.table import DULL, FIGURES, Figure, rows, shown_value
@@ -82,7 +82,7 @@ def page(sweep: Sweep) -> str:
         charts = [made.figure(figure.title, "", _curve(figure, along, lines)) for figure in wanted]
     else:
         charts = [made.figure(figure.title, "", _bars(figure, sweep, found)) for figure in wanted]
-    made.add(grid("two", *charts))
+    made.cards("two", *charts)
     made.section("All points", "Milliseconds, and shares of the prompt tokens of admitted requests.")
     made.add('<section class="card wide">' + _table(sweep) + "</section>")
     made.section("What was run", "What is not varied is the same at every point.")

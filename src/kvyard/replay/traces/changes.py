@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+import msgspec
 from msgspec.structs import replace
 
 from kvyard.clock import to_seconds
@@ -76,24 +77,21 @@ def sliced(
     return Trace(f"part of {trace.name}", trace.format, rows, grouped=trace.grouped)
 
 
-class _Slice:
+class _Slice(msgspec.Struct):
     """One pass."""
 
-    def __init__(
-        self, skip: int, first: int | None, since: int, until: int | None, sessions: int | None, grouped: bool
-    ) -> None:
-        self.skip = skip
-        self.first = first
-        self.since = since
-        self.until = until
-        self.sessions = sessions
-        self.grouped = grouped
-        self.start: int | None = None
-        self.names: set[str] = set()
-        """Requests with sessions or successors that are in."""
-        self.turned: set[str] = set()
-        """Sessions of which a turn is in."""
-        self.roots: set[str] = set()
+    skip: int
+    first: int | None
+    since: int
+    until: int | None
+    sessions: int | None
+    grouped: bool
+    start: int | None = None
+    names: set[str] = set()
+    """Requests with sessions or successors that are in."""
+    turned: set[str] = set()
+    """Sessions of which a turn is in."""
+    roots: set[str] = set()
 
     def of(self, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
         taken = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvyard.replay.report.figures import SHARE, Figure, line, lines, rounded
-from kvyard.replay.report.html import Page, grid, head
+from kvyard.replay.report.html import Page, head
 from kvyard.replay.traces.info import Info, Reuse
 from kvyard.replay.traces.writing import new_file
 
@@ -37,7 +37,7 @@ def page(info: Info) -> str:
         text = "prompts in order, without time passing"
         charts.append(made.figure("What a cache hits", text, _hits(info.reuse)))
         charts.append(made.figure("Reuse distance", "how far back a cache must remember", _distances(info.reuse)))
-    made.add(grid("two", *charts))
+    made.cards("two", *charts)
     return made.text()
 
 

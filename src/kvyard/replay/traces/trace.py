@@ -31,16 +31,13 @@ class Trace:
         """Whether each session comes as a whole, on a clock of its own, before the next begins."""
         self.tally = ReadingTally()
         """What the latest pass left out so far."""
-        self._rows = rows
-
-    def rows(self, tally: ReadingTally) -> Iterator[TraceRequest]:
-        """One pass that notes what it leaves out in ``tally``, for traces made of traces."""
-        return self._rows(tally)
+        self.rows = rows
+        """Starts a pass that notes in a tally what it leaves out, for traces made of traces."""
 
     def __iter__(self) -> Iterator[TraceRequest]:
         """The requests. Raises ``TraceError`` at a row that is none, and where there is no request at all."""
         self.tally = tally = ReadingTally()
-        rows = self._rows(tally)
+        rows = self.rows(tally)
         first = next(rows, None)
         if first is None:
             notes = tally.notes()
@@ -51,7 +48,7 @@ class Trace:
     @cached_property
     def first(self) -> TraceRequest:
         """The first request. Raises as iterating does."""
-        return next(self._rows(ReadingTally()), None) or next(iter(self))
+        return next(self.rows(ReadingTally()), None) or next(iter(self))
 
     @property
     def id_block_size(self) -> int:

@@ -197,29 +197,23 @@ class Offline:
             self.apart = str(error)
 
     def _tell(self, entry: Entry) -> None:
+        router = self.router
         if isinstance(entry, Began):
             self.router = Router(entry.config, (), self.indexer, entry.seed, journal=self._journal)
-            return
-        if isinstance(entry, Listening):
+        elif isinstance(entry, Listening):
             self._sources[entry.source.stream] = entry.source
             self.indexer.register(entry.source)
-            return
-        if isinstance(entry, Applied):
+        elif isinstance(entry, Applied):
             self.indexer.apply(self._update(entry), entry.at)
-            return
-        if isinstance(entry, Unheard):
+        elif isinstance(entry, Unheard):
             self.indexer.unregister(entry.stream)
-            return
-        if isinstance(entry, Lost):
+        elif isinstance(entry, Lost):
             self.indexer.lose(entry.stream, entry.reason)
-            return
-        if isinstance(entry, Shared):
+        elif isinstance(entry, Shared):
             self.indexer.share(entry.pool, entry.members)
-            return
-        router = self.router
-        if router is None:
+        elif router is None:
             raise KvyardError(f"the journal has a {type(entry).__name__} before the router began")
-        if isinstance(entry, Routed | NotRouted | Previewed):
+        elif isinstance(entry, Routed | NotRouted | Previewed):
             self._route(router, entry)
         elif isinstance(entry, FirstToken):
             router.prefill_done(entry.id, entry.at)
