@@ -16,7 +16,7 @@ from itertools import dropwhile
 
 from kvyard.errors import KvyardError
 from kvyard.hashing.algorithms import Algorithm, Key
-from kvyard.hashing.keys import DigestKeys, Keys, PackedKeys, packed_keys
+from kvyard.hashing.keys import Keys, PackedKeys, packed_keys
 from kvyard.hashing.namespace import PLAIN, ExtraKeys, Namespace
 
 
@@ -131,8 +131,7 @@ class TokenChain(Chain):
             held.extend(tokens)
         except OverflowError:
             # The tokens before the one that is too large were taken in already.
-            rest = [*dropwhile(_fits, tokens)]
-            held = self.tokens = [*held, *rest]
+            held = self.tokens = [*held, *dropwhile(_fits, tokens)]
         if len(held) >= self._next:
             try:
                 self._hash(held[self._next - self.block_size :])
@@ -156,8 +155,7 @@ class TokenChain(Chain):
         return self.keys.between(start, stop)
 
     def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
-        keys = self.keys
-        return keys.cut(start, stop) if isinstance(keys, DigestKeys) else keys.between(start, stop)
+        return self.keys.packed(start, stop)
 
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
         return self.tokens[start * self.block_size : stop * self.block_size]
@@ -250,9 +248,8 @@ class _CutKeys:
         return self.keys.between(low, low + stop - start)
 
     def packed(self, start: int, stop: int) -> Sequence[Key]:
-        keys, low = self.keys, self._within(start, stop)
-        high = low + stop - start
-        return keys.cut(low, high) if isinstance(keys, DigestKeys) else keys.between(low, high)
+        low = self._within(start, stop)
+        return self.keys.packed(low, low + stop - start)
 
     def _within(self, start: int, stop: int) -> int:
         """``start`` counted from the cut. Raises ``IndexError`` where the chain has let go of any of ``start`` to ``stop``."""

@@ -77,6 +77,9 @@ class DigestKeys(Sequence[bytes]):
         part._packed = len(part._blob) // size
         return part
 
+    packed = cut
+    """The same: cheaper than a list where nobody looks at each of them."""
+
     def narrowed(self) -> list[int]:
         """The last 64 bits of each digest, as events carry them by default."""
         self._pack()
@@ -129,6 +132,9 @@ class NumberKeys(array):  # type: ignore[type-arg]
     def between(self, start: int, stop: int) -> list[Key]:
         """The hashes at positions ``start`` to ``stop``."""
         return self[start:stop].tolist()
+
+    packed = between
+    """The same: a list is what costs least to hand on."""
 
     def cut(self, start: int, stop: int) -> NumberKeys:
         """A copy of the hashes ``start`` to ``stop``."""

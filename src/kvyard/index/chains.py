@@ -135,20 +135,16 @@ class ChainIndex:
                     rows.append((high, mask))
                     break
                 rows.append((stop, mask))
-        while rows and not rows[-1][1]:
-            rows.pop()
         return joined(rows)
 
     def usage(self) -> Usage:
         """What is kept."""
         blocks = rows = 0
         for found in self._stretches.values():
-            start = found.start
-            for stop, mask in zip(found.stops, found.masks):
+            for start, stop, mask in zip([found.start, *found.stops], found.stops, found.masks):
                 if mask:
                     blocks += stop - start
                     rows += 1
-                start = stop
         return Usage(blocks=blocks, rows=rows, bytes=600 * len(self._stretches) + 100 * rows)
 
     def check_integrity(self) -> None:

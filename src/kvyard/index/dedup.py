@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
+from kvyard.blocks.spans import clip
 from kvyard.hashing import Chain, Key
 
 log = logging.getLogger(__name__)
@@ -114,21 +115,9 @@ class DedupFilter:
         if place not in self._beyond:
             self.counters.forwarded += stop - start
             return [(start, stop)]
-        keys = chain.hashes(start, stop)
-        left = self.removed(place, keys)
-        if len(left) == len(keys):
-            return [(start, stop)]
-        spans: list[tuple[int, int]] = []
-        forward = iter(left)
-        key = next(forward, None)
-        for at, one in enumerate(keys, start):
-            if one == key:
-                if spans and spans[-1][1] == at:
-                    spans[-1] = (spans[-1][0], at + 1)
-                else:
-                    spans.append((at, at + 1))
-                key = next(forward, None)
-        return spans
+        # The hashes of a chain differ, so each is passed on once or not at all.
+        left = set(self.removed(place, keys := chain.hashes(start, stop)))
+        return clip([(at, at + 1) for at, key in enumerate(keys, start) if key in left], start, stop)
 
     def clear(self, place: int) -> None:
         """Forget a place's counts; the caller clears its rows too."""

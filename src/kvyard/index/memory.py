@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise
 
 from kvyard.errors import KvyardError
 from kvyard.index.backend import Rows, Usage
@@ -185,13 +186,10 @@ class MemoryIndex:
         """See ``IndexBackend``."""
         for number in sorted(self._held_by(place)):
             segment = self._segments[number]
-            start = low = 0
-            for stop, mask in zip([*segment.stops, len(segment.keys)], [*segment.masks, 0], strict=True):
-                if not mask >> place & 1:
-                    if low < start:
-                        yield segment.keys[low:start].tolist()
-                    low = stop
-                start = stop
+            for holds, group in groupby(segment.runs(), lambda run: run[2] >> place & 1):
+                if holds:
+                    runs = list(group)
+                    yield segment.keys[runs[0][0] : runs[-1][1]].tolist()
 
     def holding(self) -> list[int]:
         """The places that hold something."""
@@ -210,21 +208,14 @@ class MemoryIndex:
         """See ``IndexBackend``."""
         living = 0
         for number, segment in self._segments.items():
-            assert segment.base == number << _BITS and 0 < len(segment.keys) <= _MOST, (
-                f"segment {number} is out of shape"
-            )
+            assert segment.base == number << _BITS, f"segment {number} is elsewhere"
+            assert 0 < len(segment.keys) <= _MOST, f"segment {number} is out of shape"
             assert segment.stops == sorted(set(segment.stops)) and segment.stops[-1] == len(segment.keys)
-            assert all(a != b for a, b in zip(segment.masks, segment.masks[1:], strict=False)), (
-                "equal rows side by side"
-            )
+            assert all(a != b for a, b in pairwise(segment.masks)), "equal rows side by side"
             assert segment.masks[-1], f"segment {number} has a dead end"
-            start = 0
-            for stop, mask in zip(segment.stops, segment.masks, strict=True):
-                if mask:
-                    living += stop - start
-                    for off in range(start, stop):
-                        assert self._where.get(segment.keys[off]) == segment.base + off, "a key is lost"
-                start = stop
+            alive = [off for start, stop, mask in segment.runs() if mask for off in range(start, stop)]
+            living += len(alive)
+            assert all(self._where.get(segment.keys[off]) == segment.base + off for off in alive), "a key is lost"
         assert living == len(self._where), f"{len(self._where)} keys are known but {living} live"
         for place, numbers in enumerate(self._held):
             holding = {n for n, s in self._segments.items() if any(mask >> place & 1 for mask in s.masks)}
@@ -342,10 +333,10 @@ class MemoryIndex:
     def _revive(self, segment: Segment, low: int, high: int) -> bool:
         """Find the keys of a dead stretch here again, unless they live elsewhere; returns whether it did."""
         keys = segment.keys[low:high]
-        if not self._where.keys().isdisjoint(keys):
-            return False
-        self._where.update(zip(keys, range(segment.base + low, segment.base + high), strict=True))
-        return True
+        free = self._where.keys().isdisjoint(keys)
+        if free:
+            self._where.update(zip(keys, range(segment.base + low, segment.base + high), strict=True))
+        return free
 
     def _open(self) -> Segment:
         if self._free:
@@ -362,8 +353,7 @@ class MemoryIndex:
             if mask & bit:
                 break
         else:
-            if place < len(self._held):
-                self._held[place].discard(number)
+            self._held_by(place).discard(number)
         if not masks[-1]:
             segment.trim()
             if not masks:
@@ -384,22 +374,20 @@ class MemoryIndex:
             if segment.touched:
                 segment.touched = False
                 segments[number] = segment
-                continue
-            self._forget(number, segment)
+            else:
+                self._forget(number, segment)
 
     def _forget(self, number: int, segment: Segment) -> None:
-        start = union = 0
-        for stop, mask in zip(segment.stops, segment.masks, strict=True):
+        union = 0
+        for start, stop, mask in segment.runs():
             if mask:
                 union |= mask
                 keys = segment.keys[start:stop].tolist()
-                for key in keys:
-                    del self._where[key]
+                _exhaust(map(self._where.pop, keys))
                 self._evicted += stop - start
                 if self._forgotten is not None:
                     for place in bits(mask):
                         self._forgotten(place, keys)
-            start = stop
         for place in bits(union):
             self._held[place].discard(number)
         self._free.append(number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from kvyard.hashing.stretches import paint, parting, repaint
@@ -85,6 +85,10 @@ class Segment:
                 count = min(most, off + 1)
                 return _common(mine[off - count + 1 : off + 1].tolist()[::-1], keys[at : at + count]), -1
         return 1, 1
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Every run: from and to where, and its row."""
+        return zip([0, *self.stops], self.stops, self.masks, strict=False)
 
     def live(self, off: int) -> tuple[int, int]:
         """Where the run at ``off`` ends, and its row."""
