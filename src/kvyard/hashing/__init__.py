@@ -5,18 +5,16 @@
 """
 
 from kvyard.hashing.algorithms import ALGORITHMS, Algorithm, HashingError, Key, algorithm, wire_hash
-from kvyard.hashing.chain import Chain, CoarseChain, TokenChain
+from kvyard.hashing.chain import Chain, TokenChain, TraceChain
 from kvyard.hashing.keys import DigestKeys, Keys
 from kvyard.hashing.namespace import PLAIN, Embeds, ExtraKeys, Media, Namespace, NamespaceError
 from kvyard.hashing.run import Run
-from kvyard.hashing.trace_chain import TraceChain
 
 __all__ = [
     "ALGORITHMS",
     "PLAIN",
     "Algorithm",
     "Chain",
-    "CoarseChain",
     "DigestKeys",
     "Embeds",
     "ExtraKeys",

@@ -260,9 +260,7 @@ def _cbor(value: object) -> bytes:
     return cbor2.dumps(value, canonical=True)
 
 
-@lru_cache(maxsize=256)
-def _cbor_of_extra(extra: ExtraKeys | None) -> bytes:
-    return _cbor(extra)
+_cbor_of_extra = lru_cache(maxsize=256)(_cbor)
 
 
 def _pickled(value: object) -> bytes:
@@ -283,20 +281,16 @@ _TAG_OF = {tag: tag for tag in TAGS}
 _TOKENS = _TokenTable()
 
 
-def _or(seed: str | None, default: str) -> str:
-    return default if seed is None else seed
-
-
-def _or_random(seed: str | None) -> str:
-    # A seed that can be guessed lets strangers prepare collisions, so vLLM draws one per process; so do we.
-    return os.urandom(32).hex() if seed is None else seed
+def _or(seed: str | None, default: str = "") -> str:
+    # A seed that can be guessed lets strangers prepare collisions, so vLLM draws one per process where none is set; so do we.
+    return seed if seed is not None else default or os.urandom(32).hex()
 
 
 ALGORITHMS: dict[str, Factory] = {
     "sha256": lambda seed: _PickledDigests("sha256", _or(seed, VLLM_SEED), _sha256),
     "sha256_cbor": lambda seed: _CborDigests("sha256_cbor", _or(seed, VLLM_SEED), _sha256),
-    "xxhash": lambda seed: _PickledDigests("xxhash", _or_random(seed), xxhash.xxh3_128_digest),
-    "xxhash_cbor": lambda seed: _CborDigests("xxhash_cbor", _or_random(seed), xxhash.xxh3_128_digest),
+    "xxhash": lambda seed: _PickledDigests("xxhash", _or(seed), xxhash.xxh3_128_digest),
+    "xxhash_cbor": lambda seed: _CborDigests("xxhash_cbor", _or(seed), xxhash.xxh3_128_digest),
     "xxh3": lambda seed: _Xxh3("xxh3", _or(seed, XXH3_SEED)),
 }
 """Every algorithm by name. Add a factory here to add one."""

@@ -8,7 +8,8 @@ hashes without text for an event of the same stream that says what they name. A 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,9 +20,303 @@ from kvyard.index.bridge import Bridge, SpanSnapshot, TextSpan
 from kvyard.index.catalog import Catalog
 from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity, IdentityError
-from kvyard.index.parts import CoveredBlocks, HeldParts, Parts
 from kvyard.index.places import Holder, Place, Places
-from kvyard.index.waiting import Nameless, Orphaned, Waiting
+
+Orphaned: TypeAlias = tuple[int, Stored, list[Key]]
+"""For a snapshot: a place, a store whose parent isn't known, and the hashes of it that were removed meanwhile."""
+Nameless: TypeAlias = tuple[Key, list[tuple[int, int]]]
+"""For a snapshot: a hash without text, and how often each place announced it."""
+
+
+class _Orphan(msgspec.Struct, eq=False):
+    place: int
+    event: Stored
+    gone: list[Key] = []
+    """Hashes of it that were removed meanwhile."""
+
+
+class Waiting:
+    """What waits: stores whose parent isn't known yet, and hashes without text. Bounded; the oldest go first.
+
+    An index that starts in the middle of a stream, or whose stream reorders groups, would otherwise lose such stores for good,
+    and all that continues them (llm-d #372).
+    """
+
+    def __init__(self, limit: int) -> None:
+        """``limit`` bounds the hashes that wait."""
+        self.limit = limit
+        self.dropped = 0
+        """Hashes that waited too long."""
+        self._orphans: dict[Key, list[_Orphan]] = {}
+        """By parent."""
+        self._orphaned = 0
+        """Hashes of all of them."""
+        self._announcing: dict[tuple[int, Key], list[_Orphan]] = {}
+        """Per place and hash the orphans that a removal can still be about: each once."""
+        self._nameless: dict[Key, dict[int, int]] = {}
+        """Per hash how often each place announced it."""
+
+    def __len__(self) -> int:
+        return self._orphaned + len(self._nameless)
+
+    def __bool__(self) -> bool:
+        return bool(self._orphans or self._nameless)
+
+    def add_orphan(self, place: int, event: Stored) -> None:
+        """``event`` waits for its parent."""
+        self._add(_Orphan(place, event))
+        self._bound()
+
+    def add_nameless(self, place: int, hashes: Sequence[Key]) -> None:
+        """``hashes`` wait for a store that says what they name."""
+        for key in hashes:
+            places = self._nameless.setdefault(key, {})
+            places[place] = places.get(place, 0) + 1
+        self._bound()
+
+    def named(self, hashes: Sequence[Key]) -> Iterator[tuple[int, list[Key]]]:
+        """``hashes`` have a text now: the places that announced some of them, once per announcement. They wait no longer."""
+        if not self._nameless:
+            return
+        ready: dict[int, list[list[Key]]] = {}
+        for key in hashes:
+            for place, count in self._nameless.pop(key, {}).items():
+                rounds = ready.setdefault(place, [])
+                while len(rounds) < count:
+                    rounds.append([])
+                for turn in range(count):
+                    rounds[turn].append(key)
+        for place, rounds in ready.items():
+            for keys in rounds:
+                yield place, keys
+
+    def parented(self, hashes: Sequence[Key]) -> Iterator[tuple[Stored, list[Key]]]:
+        """``hashes`` are known now: the stores that continue them, and what was removed of each meanwhile."""
+        if not self._orphans:
+            return
+        for key in hashes:
+            for orphan in self._orphans.pop(key, ()):
+                self._unlist(orphan)
+                yield orphan.event, orphan.gone
+
+    def undo(self, place: int, hashes: Sequence[Key]) -> list[Key]:
+        """``hashes`` were removed: one announcement of each that waits no longer does. Returns the others."""
+        rest: list[Key] = []
+        for key in hashes:
+            orphans = self._announcing.get((place, key))
+            places = self._nameless.get(key)
+            if orphans:
+                orphans.pop(0).gone.append(key)
+                if not orphans:
+                    del self._announcing[place, key]
+            elif places is not None and place in places:
+                places[place] -= 1
+                if not places[place]:
+                    self._forget_nameless(key, place)
+            else:
+                rest.append(key)
+        return rest
+
+    def clear(self, place: int) -> None:
+        """Nothing waits for ``place`` any more."""
+        for parent, orphans in list(self._orphans.items()):
+            for orphan in orphans:
+                if orphan.place == place:
+                    self._unlist(orphan)
+            self._orphans[parent] = [orphan for orphan in orphans if orphan.place != place]
+            if not self._orphans[parent]:
+                del self._orphans[parent]
+        for key in list(self._nameless):
+            self._forget_nameless(key, place)
+
+    def clear_all(self) -> None:
+        """Nothing waits."""
+        self._orphans.clear()
+        self._announcing.clear()
+        self._nameless.clear()
+        self._orphaned = 0
+
+    def snapshot(self, at: Mapping[int, int]) -> tuple[list[Orphaned], list[Nameless]]:
+        """All that waits, with places as ``at`` numbers them."""
+        orphans = [
+            (at[orphan.place], _plain(orphan.event), list(orphan.gone))
+            for orphans in self._orphans.values()
+            for orphan in orphans
+        ]
+        nameless = [
+            (key, [(at[place], count) for place, count in places.items()]) for key, places in self._nameless.items()
+        ]
+        return orphans, nameless
+
+    def restore(self, numbers: Sequence[int], orphans: Iterable[Orphaned], nameless: Iterable[Nameless]) -> None:
+        """Let wait what a snapshot says, whose places have these ``numbers`` here."""
+        for at, event, gone in orphans:
+            self._add(_Orphan(numbers[at], event))
+            self.undo(numbers[at], gone)
+        for key, places in nameless:
+            self._nameless[key] = {numbers[at]: count for at, count in places}
+        self._bound()
+
+    def _add(self, orphan: _Orphan) -> None:
+        event = orphan.event
+        assert event.parent is not None
+        self._orphans.setdefault(event.parent, []).append(orphan)
+        self._orphaned += len(event.hashes)
+        for key in event.hashes:
+            self._announcing.setdefault((orphan.place, key), []).append(orphan)
+
+    def _unlist(self, orphan: _Orphan) -> None:
+        """It no longer waits."""
+        self._orphaned -= len(orphan.event.hashes)
+        for key in orphan.event.hashes:
+            orphans = self._announcing.get((orphan.place, key), [])
+            if orphan in orphans:
+                orphans.remove(orphan)
+                if not orphans:
+                    del self._announcing[orphan.place, key]
+
+    def _forget_nameless(self, key: Key, place: int) -> None:
+        places = self._nameless[key]
+        places.pop(place, None)
+        if not places:
+            del self._nameless[key]
+
+    def _bound(self) -> None:
+        while len(self) > self.limit:
+            if self._nameless:
+                del self._nameless[next(iter(self._nameless))]
+                self.dropped += 1
+            else:
+                for orphan in self._orphans.pop(next(iter(self._orphans))):
+                    self._unlist(orphan)
+                    self.dropped += len(orphan.event.hashes)
+
+
+def _plain(event: Stored) -> Stored:
+    """``event`` with lists in place of what packs its hashes and tokens."""
+    tokens = None if event.tokens is None else list(event.tokens)
+    return msgspec.structs.replace(event, hashes=list(event.hashes), tokens=tokens)
+
+
+HeldParts: TypeAlias = tuple[int, list[tuple[Key, int, int]]]
+"""For a snapshot: a place, and its engine blocks with their width and count."""
+CoveredBlocks: TypeAlias = tuple[int, list[tuple[int, list[tuple[Key, int, int]]]]]
+"""For a snapshot: a place, and its blocks of ours, each with the engine blocks that cover it, from and to where."""
+
+
+class Parts:
+    """Blocks of ours that a place holds piecemeal, because engine blocks are smaller or don't line up.
+
+    Our block counts as held only when engine blocks that are held cover all of it. Here a row doesn't say which engine blocks
+    are, so they are written down; only streams with such blocks pay for it.
+    """
+
+    def __init__(self, bridge: Bridge, backend: IndexBackend, dedup: DedupFilter) -> None:
+        self._bridge = bridge
+        self._backend = backend
+        self._dedup = dedup
+        self._size = bridge.identity.block_size
+        self._held: dict[int, dict[Key, tuple[int, int]]] = {}
+        """Per place the engine blocks that it holds, their width in tokens, and how often they were announced."""
+        self._cover: dict[int, dict[int, dict[Key, tuple[int, int]]]] = {}
+        """Per place our blocks that are held at least in part: by which engine blocks, from and to which token of ours. Where
+        two texts part inside an engine block, a block of ours before that is covered by both."""
+
+    def holds(self, key: Key) -> bool:
+        """Whether any place holds the engine block ``key``."""
+        return any(key in held for held in self._held.values())
+
+    def change(self, place: int, key: Key, span: TextSpan, end: int, width: int, storing: bool) -> None:
+        """The engine block ``key``, the ``width`` tokens of ``span`` before ``end``, was announced or taken back."""
+        held = self._held.setdefault(place, {})
+        count = held[key][1] if key in held else 0
+        if storing:
+            held[key] = (width, count + 1)
+            if count:
+                return
+        elif count > 1:
+            held[key] = (width, count - 1)
+            self._dedup.counters.suppressed += 1
+            return
+        elif not count:
+            return
+        else:
+            del held[key]
+        start = end - width
+        for block in range(start // self._size, -(-end // self._size)):
+            for ours in self._bridge.keys_at(span, block, end):
+                self._cover_by(place, ours, key, self._overlap(block, start, end), storing, span, block)
+
+    def straddle(self, span: TextSpan) -> None:
+        """``span`` completed a block of ours that began before it: what is held of that counts from now on."""
+        block, ours = span.first, span.keys[0]
+        for before in self._bridge.straddled(span):
+            for at, key in enumerate(before.hashes):
+                end = before.begin + (at + 1) * before.size
+                for place, held in self._held.items():
+                    if key in held and end > block * self._size:
+                        part = self._overlap(block, end - held[key][0], end)
+                        self._cover_by(place, ours, key, part, True, span, block)
+
+    def clear(self, place: int) -> None:
+        """``place`` holds nothing; its rows are the caller's to clear."""
+        self._held.pop(place, None)
+        self._cover.pop(place, None)
+
+    def snapshot(self, at: Mapping[int, int]) -> tuple[list[HeldParts], list[CoveredBlocks]]:
+        """What is held and covered, by place, as ``at`` numbers them."""
+        held = [
+            (at[place], [(key, width, count) for key, (width, count) in keys.items()])
+            for place, keys in self._held.items()
+        ]
+        cover = [
+            (at[place], [(ours, [(key, *part) for key, part in parts.items()]) for ours, parts in blocks.items()])
+            for place, blocks in self._cover.items()
+        ]
+        return held, cover
+
+    def restore(self, numbers: Sequence[int], held: Iterable[HeldParts], cover: Iterable[CoveredBlocks]) -> None:
+        """Hold what a snapshot says, whose places have these ``numbers`` here."""
+        for at, keys in held:
+            self._held[numbers[at]] = {key: (width, count) for key, width, count in keys}
+        for at, blocks in cover:
+            self._cover[numbers[at]] = {ours: {key: (low, high) for key, low, high in parts} for ours, parts in blocks}
+
+    def _overlap(self, block: int, start: int, end: int) -> tuple[int, int]:
+        size = self._size
+        return max(start - block * size, 0), min(end - block * size, size)
+
+    def _cover_by(
+        self, place: int, ours: int, key: Key, part: tuple[int, int], storing: bool, span: TextSpan, block: int
+    ) -> None:
+        """``key`` covers ``part`` of our block, number ``block`` on a way through ``span``, or no longer does."""
+        cover = self._cover.setdefault(place, {})
+        parts = cover.setdefault(ours, {})
+        was = self._whole(parts)
+        if storing:
+            parts[key] = part
+        else:
+            parts.pop(key, None)
+        now = self._whole(parts)
+        if not parts:
+            del cover[ours]
+        if now and not was:
+            before = self._bridge.keys_between(span, block - 1, block) if block else []
+            self._dedup.repeated(place, self._backend.store(place, [ours], before[0] if before else None))
+        elif was and not now:
+            self._backend.remove(place, self._dedup.removed(place, [ours]))
+
+    def _whole(self, parts: dict[Key, tuple[int, int]]) -> bool:
+        # Engine blocks of one width never overlap but where they are at the same place.
+        return sum(high - low for low, high in set(parts.values())) == self._size
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless our blocks are covered by what is held, and once."""
+        for place, cover in self._cover.items():
+            held = self._held.get(place, {})
+            for parts in cover.values():
+                assert parts and parts.keys() <= held.keys(), "a block is covered by what isn't held"
+                assert sum(high - low for low, high in set(parts.values())) <= self._size, "a block is covered twice"
 
 
 class FeedCounters(msgspec.Struct):

@@ -18,13 +18,12 @@ from kvyard.hashing import PLAIN, Namespace
 from kvyard.index.backend import IndexBackend
 from kvyard.index.catalog import Catalog
 from kvyard.index.dedup import DedupFilter
-from kvyard.index.explain import Explanation, explain
 from kvyard.index.feed import Feed
 from kvyard.index.identity import Identity
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
-from kvyard.index.scorer import Scorer, Scores, Standing, Trust
+from kvyard.index.scorer import Explanation, Scorer, Scores, Standing, Trust
 from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
 
 AnswerT = TypeVar("AnswerT")
@@ -185,7 +184,7 @@ class Indexer:
 
         def reasons() -> Explanation:
             self._update_ages()
-            return explain(self.scorer, self.places, keys, len(tokens), worker, now)
+            return self.scorer.explain(keys, len(tokens), worker, now)
 
         return self._answer(reasons)
 

@@ -92,6 +92,24 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class GroupReach(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one group goes by itself, and why not further."""
+
+    group: int | None
+    kind: str
+    tokens: int
+    why: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's answer and its reasons."""
+
+    match: WorkerMatch
+    groups: list[GroupReach]
+    summary: str
+
+
+MOST_NAMES = 4
 _each = dict.fromkeys
 UNHEARD = Standing(state=State.STALE, confidence=0.0, reason="no stream speaks for it")
 
@@ -195,6 +213,38 @@ class Scorer:
             out[worker] = self._match(view, rows, reach, limit, standing, now)
         return Scores(blocks=len(keys), tokens=end if tokens is None else tokens, workers=out)
 
+    def explain(self, keys: Sequence[int], tokens: int, worker: Holder, now: int = 0) -> Explanation:
+        """Why ``worker`` matches as much as it does and no more, group by group, in words. Changes nothing.
+
+        Silent zeros are what people ask about most. So for every group of a worker this names the first block that it lacked
+        and what the index knows of that block. It can't know the past: a block that was evicted and one that was never
+        computed look the same.
+        """
+        match = self.score(keys, tokens, [worker], now).workers[worker]
+        view = self.views.all.get(worker)
+        size = self.block_size
+        end = len(keys) * size
+        if view is None:
+            return Explanation(match=match, groups=[], summary=f"{worker} earns nothing: {match.reason}")
+        if not keys:
+            return Explanation(match=match, groups=[], summary=f"{tokens} tokens don't fill one block of {size}")
+        # All of the prompt, since what comes after a hole may explain it.
+        rows = self.backend.lookup(keys, True)
+        limit = max(0, min(end, tokens - 1))
+        groups: list[GroupReach] = []
+        for at, (group, spec, mask) in enumerate(zip(view.layout.groups, view.layout.specs, view.widest, strict=True)):
+            spans = view.spans(at, rows, mask)
+            reach = spec.rule().match(spans, limit, view.layout.alignment, spec.eagle).tokens
+            if reach + view.layout.alignment > limit:
+                why = "it has all that could be used"
+            elif not spec.is_full and spans:
+                held = ", ".join(f"{low * spec.block_size}..{high * spec.block_size}" for low, high in spans[-3:])
+                why = f"of the tokens it needs it has only {held}"
+            else:
+                why = self._why_missing(view, rows, reach // size, mask)
+            groups.append(GroupReach(group=group, kind=spec.kind, tokens=reach, why=why))
+        return Explanation(match=match, groups=groups, summary=_summary(match, groups, limit))
+
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _walk(self, views: Views, rows: Rows, level: int) -> dict[Holder, int]:
@@ -265,3 +315,31 @@ class Scorer:
             age=max(0, now - standing.heard),
             reason="; ".join(filter(None, (standing.reason, why))),
         )
+
+    def _why_missing(self, view: WorkerView, rows: Rows, block: int, mask: int) -> str:
+        """What is known of the first block that a group lacks."""
+        places = self._places
+        row = next((held for stop, held in rows if block < stop), 0)
+        name = f"block {block}"
+        if not row:
+            return f"nobody holds {name}: never computed, evicted, or another adapter, salt or medium"
+        holders = [view.worker, *places.pools(view.worker)]
+        mine = [place for place in places.names(row & ~mask) if place.holder in holders]
+        for place in mine:
+            if place.tier not in self.weights:
+                return f"{name} is on {place.tier.name}, which earns nothing here"
+        if mine:
+            if any(row & other for other in view.widest):
+                return f"{name} is there for another group but not for this one"
+            return f"{name} is there by a stream that can't be trusted now"
+        others = sorted({str(place.holder) for place in places.names(row)})
+        more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
+        return f"{name} is on {', '.join(others[:MOST_NAMES])}{more}"
+
+
+def _summary(match: WorkerMatch, groups: list[GroupReach], limit: int) -> str:
+    text = f"{match.worker} could use {match.tokens} of {limit} tokens"
+    if not match.confidence:
+        return f"{text}, but earns nothing: {match.reason}"
+    short = [found for found in groups if found.group == match.limited_by]
+    return f"{text}; {short[0].kind} group: {short[0].why}" if short and match.tokens < limit else text

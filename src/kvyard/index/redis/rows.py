@@ -14,18 +14,21 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import takewhile
+from typing import Any, TypeAlias
 
 from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.index.backend import Rows, Usage, joined
 from kvyard.index.memory import MemoryIndex
-from kvyard.index.places import Places
+from kvyard.index.places import Places, bits
 from kvyard.index.redis import scripts
-from kvyard.index.redis.audit import audit
 from kvyard.index.redis.directory import SOLO, Directory
-from kvyard.index.redis.pending import PendingWrites, pack, unpack
 from kvyard.index.redis.server import Server, Unavailable
 from kvyard.index.redis.session import ReplicaSession
 
@@ -37,6 +40,87 @@ LOOKUP_KEYS = 4096
 SWEEP_KEYS = 2048
 ATTEMPTS = 4
 """At a prompt of several such parts, during which the directory may change."""
+
+
+Write: TypeAlias = tuple[str, bytes, bytes, bytes]
+"""The owner, the operation (as the script names it), the place or stream it is about, and keys or text."""
+
+CALL_KEYS = 1024
+"""Keys per script call: some milliseconds, in which the server serves no other client."""
+CALL_WRITES = 256
+CALLS = 8
+"""Script calls per round trip."""
+
+
+class PendingWrites:
+    """Writes on their way to the server, in order, packed as the server's script takes them.
+
+    Bounded by what the mirror holds: while the server is away nothing waits here at all, because afterwards everything is
+    written again.
+    """
+
+    def __init__(self) -> None:
+        self.keys = 0
+        """How many keys wait; a write without keys counts as one."""
+        self._writes: deque[Write] = deque()
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    def put(self, owner: str, operation: bytes, name: bytes, text: bytes = b"") -> None:
+        self._writes.append((owner, operation, name, text))
+        self.keys += _weight(text)
+
+    def put_keys(self, owner: str, operation: bytes, name: bytes, keys: Sequence[int]) -> None:
+        """Add a write of keys, each of which is listed once."""
+        text = pack(keys)
+        for low in range(0, len(text), CALL_KEYS * 8):
+            self.put(owner, operation, name, text[low : low + CALL_KEYS * 8])
+
+    def take(self) -> list[tuple[str, list[bytes]]]:
+        """The next round trip's calls: (owner, arguments). They are gone from here."""
+        calls: list[tuple[str, list[bytes]]] = []
+        room = writes = 0
+        while self._writes:
+            owner, *arguments = self._writes[0]
+            weight = _weight(arguments[-1])
+            if not calls or calls[-1][0] != owner or room < weight or writes >= CALL_WRITES:
+                if len(calls) == CALLS:
+                    break
+                calls.append((owner, []))
+                room, writes = CALL_KEYS, 0
+            self._writes.popleft()
+            self.keys -= weight
+            room -= weight
+            writes += 1
+            calls[-1][1].extend(arguments)
+        return calls
+
+    def owners(self) -> set[str]:
+        """Whose writes wait."""
+        return {write[0] for write in self._writes}
+
+    def drop(self, owner: str | None) -> None:
+        """Forget what waits for ``owner``, ``None`` for all."""
+        self._writes = deque(write for write in self._writes if owner is not None and write[0] != owner)
+        self.keys = sum(_weight(text) for *_, text in self._writes)
+
+
+def pack(keys: Iterable[int]) -> bytes:
+    """Keys as the server has them: eight bytes each, the same on every machine. Raises ``OverflowError`` for what is no key."""
+    packed = array("Q", keys)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(text: bytes) -> int:
+    """One key."""
+    return int.from_bytes(text, "little")
+
+
+def _weight(text: bytes) -> int:
+    return len(text) // 8 or 1
 
 
 class RedisIndex:
@@ -211,16 +295,9 @@ class RedisIndex:
         self.session.look(now=True)
         named = self.directory.name(place)
         slot = next((slot for slot, known in self.directory.slots.items() if known == named), None)
-        seen: set[bytes] = set()
-        cursor = b"0"
-        while slot is not None:
-            cursor, members = self.session.command("SSCAN", f"p{slot}", cursor, "COUNT", 1000)
-            for member in members:
-                if member not in seen:
-                    seen.add(member)
-                    yield [unpack(member)]
-            if cursor == b"0":
-                return
+        if slot is not None:
+            for member in self.session.scan(("SSCAN", f"kvy:{self.session.epoch}:p{slot}")):
+                yield [unpack(member)]
 
     def usage(self) -> Usage:
         """See ``IndexBackend``. Blocks are those of all writers, the rest this process's own. Tidies up first."""
@@ -248,8 +325,35 @@ class RedisIndex:
         A server that is away agrees.
         """
         self.mirror.check_integrity()
-        if self.flush():
-            audit(self.session, self.mirror)
+        if not self.flush():
+            return
+        session, directory, mirror = self.session, self.directory, self.mirror
+        session.look(now=True)
+        rows: dict[bytes, bytes] = _values(session, "r", "GET")
+        sets = {int(slot): set(keys) for slot, keys in _values(session, ":p", "SMEMBERS").items()}
+        slots = {int(slot) for slot in session.command("HKEYS", "dir")}
+        retired = {int(slot) for slot in session.command("SMEMBERS", "retired")}
+        free = {int(slot) for slot in session.command("SMEMBERS", "free")}
+        used = int(session.command("GET", "next") or 0)
+        assert not slots & retired and not (slots | retired) & free, "a slot is given out and free"
+        assert slots | retired | free == set(range(used)), "a slot is lost"
+        assert sets.keys() <= slots | retired, "a free slot holds something"
+        for key, row in rows.items():
+            assert row.strip(b"\0"), "a row of no slot"
+            last = len(row) * 8 - 1
+            held = {last - bit for bit in bits(int.from_bytes(row, "big"))}
+            assert held == {slot for slot, keys in sets.items() if key in keys}, (
+                f"row {unpack(key)} and the sets differ"
+            )
+        counted = int(session.command("GET", "rows") or 0)
+        assert counted == len(rows), f"{counted} rows are counted but {len(rows)} are there"
+        assert set().union(*sets.values()) == rows.keys(), "a set has a key without a row"
+        here = {directory.name(place): {key for run in mirror.held(place) for key in run} for place in mirror.holding()}
+        there = {known: {unpack(key) for key in sets.get(slot, ())} for slot, known in directory.slots.items()}
+        for known in here.keys() | there.keys():
+            if known[0] in session.tokens:
+                mine, its = here.get(known, set()), there.get(known, set())
+                assert mine == its, f"{known}: the server has {len(its)} keys, the mirror {len(mine)}"
 
     # -- owners -----------------------------------------------------------------------------------------------------
 
@@ -338,14 +442,18 @@ class RedisIndex:
         # What the server hasn't been told all of is left out.
         translate = self.directory.translator(self.pending.owners() & self.session.tokens.keys())
         rows = joined((stop, translate(row)) for stop, row in found)
-        if not through_holes:
-            for at, (_, mask) in enumerate(rows):
-                if not mask:
-                    return rows[:at]
-        return rows
+        return rows if through_holes else list(takewhile(lambda row: row[1], rows))
 
     def _sweep(self, most: int) -> None:
         """Give back what retired slots take, up to about ``most`` keys."""
         while self._sweeping and most > 0:
             self._sweeping = self.session.call(scripts.SWEEP, min(most, SWEEP_KEYS))[1] > 0
             most -= SWEEP_KEYS
+
+
+def _values(session: ReplicaSession, kind: str, command: str) -> dict[bytes, Any]:
+    """The values of all keys of a kind, by the rest of their names."""
+    prefix = f"kvy:{session.epoch}{kind}".encode()
+    names = sorted(key for key in session.scan(("SCAN",), "MATCH", prefix + b"*") if key.startswith(prefix))
+    values = session.server.commands([(command, name) for name in names]) if names else []
+    return {name[len(prefix) :]: value for name, value in zip(names, values, strict=True)}

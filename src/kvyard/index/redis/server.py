@@ -97,7 +97,8 @@ class Server:
             replies = self._exchange([*commands, *(("SCRIPT", "LOAD", script.source) for script in ALL)])
         except self._trouble as error:
             raise self.fail(error) from None
-        info = _parse(b"\r\n".join(replies[:3]))
+        lines = (line.partition(":") for line in b"\r\n".join(replies[:3]).decode(errors="replace").splitlines())
+        info = {name: value for name, colon, value in lines if colon}
         self.run = info.get("run_id", "")
         policy = info.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys") and info.get("maxmemory", "0") != "0":
@@ -142,8 +143,11 @@ class Server:
         self.reason = why
         self.retry_at = self._clock.now() + self._wait
         self._wait = min(2 * self._wait, self._most)
-        if isinstance(error, Exception) and _is_reply(error):
-            self._say_farewell()
+        last = self.farewell() if isinstance(error, Exception) and _is_reply(error) else None
+        if last is not None and self._conn is not None:
+            script, keys, args = last
+            with suppress(*self._trouble):  # it was worth a try
+                self._exchange([("EVALSHA", script.digest, len(keys), *keys, *args)])
         self.close()
         return self._unavailable()
 
@@ -152,13 +156,6 @@ class Server:
         if self._conn is not None:
             self._conn.disconnect()
             self._conn = None
-
-    def _say_farewell(self) -> None:
-        last = self.farewell()
-        if last is not None and self._conn is not None:
-            script, keys, args = last
-            with suppress(*self._trouble):  # it was worth a try
-                self._exchange([("EVALSHA", script.digest, len(keys), *keys, *args)])
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"the index server {self.address} can't be used: {self.reason}")
@@ -187,8 +184,3 @@ def _is_reply(error: Exception) -> bool:
     """Whether the server said so itself, and goes on talking."""
     names = {base.__name__ for base in type(error).__mro__}
     return "ResponseError" in names or "BusyLoadingError" in names
-
-
-def _parse(info: bytes) -> dict[str, str]:
-    pairs = (line.partition(":") for line in info.decode(errors="replace").splitlines())
-    return {name: value for name, colon, value in pairs if colon}

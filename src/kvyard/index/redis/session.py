@@ -123,6 +123,16 @@ class ReplicaSession:
         """Run a command on one of the epoch's keys."""
         return self.server.commands([(name, f"kvy:{self.epoch}:{key}", *args)])[0]
 
+    def scan(self, command: tuple[Any, ...], *options: Any) -> set[bytes]:
+        """All that SCAN or SSCAN finds."""
+        found: set[bytes] = set()
+        cursor = b"0"
+        while True:
+            ((cursor, some),) = self.server.commands([(*command, cursor, *options, "COUNT", 1000)])
+            found.update(some)
+            if cursor == b"0":
+                return found
+
     def want(self, owner: str) -> None:
         """Get the lease of ``owner`` as soon as it is free. Raises nothing."""
         if owner not in self.wanted:

@@ -27,7 +27,7 @@ from kvyard.events.types import Cleared, Event, Stored
 from kvyard.events.wire import Decoder
 from kvyard.hashing import PLAIN, Key, Namespace
 from kvyard.index import Holder, Identity, Indexer, Source, WorkerMatch
-from kvyard.index.explain import Explanation
+from kvyard.index.scorer import Explanation
 
 MOST_TEXTS = 2000
 """First blocks of prompts that are remembered, to see where ours parts from them."""

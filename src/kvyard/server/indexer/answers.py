@@ -7,7 +7,7 @@ from typing import Any
 
 from kvyard.clock import MS
 from kvyard.index import Scores, WorkerMatch
-from kvyard.index.explain import Explanation
+from kvyard.index.scorer import Explanation
 from kvyard.server.http import picked
 from kvyard.server.indexer.config import TIER_NAMES, TIERS
 from kvyard.server.indexer.listener import IndexedModel
