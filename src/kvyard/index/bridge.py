@@ -172,7 +172,8 @@ class Bridge:
             span.tail = tokens[len(tokens) - rest :]
             span.tail_marks = [mark for mark in marks if mark[0] >= span.end - rest]
         if rest or span.size % size or span.begin % size:
-            self._texts[self._next] = (array("I", tokens) if _small(tokens) else list(tokens), marks)
+            small = not tokens or (min(tokens) >= 0 and max(tokens) < 1 << 32)
+            self._texts[self._next] = (array("I", tokens) if small else list(tokens), marks)
 
     def _enter(self, span: TextSpan, gone: Collection[int] = ()) -> None:
         """Let the hashes of ``span``, but for the positions ``gone``, lead there."""
@@ -197,15 +198,15 @@ class Bridge:
         """The keys of our blocks ``start`` to ``stop`` on the way to ``span``, the last of which ends in it."""
         if start >= span.first:
             return span.keys[start - span.first : stop - span.first].tolist()
-        parts: list[Sequence[int]] = []
+        found: list[int] = []
         at: TextSpan | None = span
         while at is not None and stop > start:
             if stop > at.first:
                 low = max(start, at.first)
-                parts.append(at.keys[low - at.first : stop - at.first])
+                found[:0] = at.keys[low - at.first : stop - at.first]
                 stop = low
             at = at.parent
-        return [key for part in reversed(parts) for key in part]
+        return found
 
     def keys_at(self, span: TextSpan, block: int, end: int) -> list[int]:
         """The keys, on every way known, of our block number ``block`` that the text of ``span`` up to ``end`` is part of."""
@@ -324,7 +325,3 @@ class Bridge:
         if not span.alive:
             del self._spans[number]
             self._texts.pop(number, None)
-
-
-def _small(tokens: Sequence[int]) -> bool:
-    return not tokens or (min(tokens) >= 0 and max(tokens) < 1 << 32)

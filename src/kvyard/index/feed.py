@@ -78,17 +78,13 @@ class Waiting:
         """``hashes`` have a text now: the places that announced some of them, once per announcement. They wait no longer."""
         if not self._nameless:
             return
-        ready: dict[int, list[list[Key]]] = {}
+        ready: dict[tuple[int, int], list[Key]] = {}
         for key in hashes:
             for place, count in self._nameless.pop(key, {}).items():
-                rounds = ready.setdefault(place, [])
-                while len(rounds) < count:
-                    rounds.append([])
                 for turn in range(count):
-                    rounds[turn].append(key)
-        for place, rounds in ready.items():
-            for keys in rounds:
-                yield place, keys
+                    ready.setdefault((place, turn), []).append(key)
+        for (place, _), keys in ready.items():
+            yield place, keys
 
     def parented(self, hashes: Sequence[Key]) -> Iterator[tuple[Stored, list[Key]]]:
         """``hashes`` are known now: the stores that continue them, and what was removed of each meanwhile."""
@@ -327,8 +323,6 @@ class FeedCounters(msgspec.Struct):
     removed: int = 0
     unresolved: int = 0
     """Hashes of stores without text, where no event before said it either; they wait."""
-    unknown_removed: int = 0
-    """Removed, but never heard of."""
     orphans: int = 0
     """Stored with an unknown parent; they wait."""
     refused: int = 0
@@ -516,7 +510,6 @@ class Feed:
         if self.waiting:
             hashes = self.waiting.undo(place, hashes)
         known = [key for key in hashes if key in self.bridge]
-        self.counters.unknown_removed += len(hashes) - len(known)
         gone = [key for run in self._runs(place, known, storing=False) for key in run]
         self._backend.remove(place, self._dedup.removed(place, gone))
         for key in known:

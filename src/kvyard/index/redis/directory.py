@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard.clock import MS
 from kvyard.events.types import Tier
-from kvyard.index.places import Holder, Place, Places
+from kvyard.index.places import Holder, Place, Places, bits, mask_of
 
 SOLO = "index"
 """The only owner where places are bare numbers."""
@@ -51,7 +51,8 @@ class Directory:
         self._numbers: dict[int, int] = {}
         self._of_version = (b"", -1)
         self._memo: dict[bytes, int] = {}
-        self._liveness: frozenset[str] = frozenset()
+        self._state: object = None
+        """What ``looks`` goes by."""
 
     def name(self, place: int) -> tuple[str, bytes]:
         """The owner of a place here, and its name there."""
@@ -67,23 +68,21 @@ class Directory:
         self.places.clear()
         self.slots.clear()
         self._memo.clear()
-        self._liveness = frozenset()
+        self._state = None
         self.looks += 1
 
     def take(self, reply: list[Any], asked: int) -> None:
         """Read the server's answer to a question that was asked at ``asked``."""
         version, slots, owners = reply
-        before = {name: owner.token for name, owner in self.owners.items()}
         self.owners = {}
         for name, token, replica, left, says in owners:
             until = asked + left * MS if left > 0 else 0
             said = dict(zip(says[::2], says[1::2], strict=True))
             self.owners[name.decode()] = Owner(token, replica.decode(errors="replace"), until, said)
-        alive = frozenset(name for name, owner in self.owners.items() if owner.until)
-        changed = version != self.version or alive != self._liveness
-        if changed or before != {name: owner.token for name, owner in self.owners.items()}:
+        state = (version, {name: (owner.token, owner.until > 0) for name, owner in self.owners.items()})
+        if state != self._state:
+            self._state = state
             self.looks += 1
-        self._liveness = alive
         if version != self.version:
             self.version = version
             self.slots = {int(slot): _split(text) for slot, text in zip(slots[::2], slots[1::2], strict=True)}
@@ -120,14 +119,8 @@ class Directory:
         def translate(row: bytes) -> int:
             found = memo.get(row)
             if found is None:
-                found = 0
-                left, last = int.from_bytes(row, "big"), len(row) * 8 - 1
-                while left:
-                    top = left.bit_length() - 1
-                    left ^= 1 << top
-                    number = numbers.get(last - top)
-                    if number is not None:
-                        found |= 1 << number
+                slots = [len(row) * 8 - 1 - bit for bit in bits(int.from_bytes(row, "big"))]
+                found = mask_of(numbers[slot] for slot in slots if slot in numbers)
                 if len(memo) > _MEMO:
                     memo.clear()
                 memo[row] = found
