@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from kvyard.clock import Clock, from_seconds, pause
 from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel
@@ -28,16 +30,15 @@ Learn = Callable[[Engine, list[ListedModel]], Awaitable[None]]
 """Called with what an engine serves; raises ``KvyardError`` or ``Refusal`` where the engine can't be used."""
 
 
-class EngineHealth:
+class EngineHealth(msgspec.Struct, eq=False):
     """Decides which engines get requests, by looks at them and by requests that went there."""
 
-    def __init__(self, config: GatewayConfig, clock: Clock) -> None:
-        self._config = config
-        self._clock = clock
+    config: GatewayConfig
+    clock: Clock
 
     def well(self, engine: Engine) -> None:
         """An engine answers: it gets requests from now on, unless it drains."""
-        if self._clock.now() < engine.shunned_until:
+        if self.clock.now() < engine.shunned_until:
             return
         was_up = engine.up
         engine.misses = 0
@@ -52,7 +53,7 @@ class EngineHealth:
         """An engine doesn't answer as it should; ``gone``: there is no process any more."""
         engine.misses += 1
         engine.reason = reason
-        if gone or engine.misses >= self._config.unhealthy_after:
+        if gone or engine.misses >= self.config.unhealthy_after:
             if engine.state != "down":
                 engine.downs += 1
                 log.warning("%s is down: %s", engine.name, reason)
@@ -82,17 +83,17 @@ class EngineHealth:
         for other in others:
             other.strikes += 1
             pool = other.pool
-            if other.strikes >= self._config.unhealthy_after and pool is not None and other.up and pool.spare(other):
-                log.warning("%s gets no requests for %g s: %s", other.name, self._config.shun_seconds, other.reason)
+            if other.strikes >= self.config.unhealthy_after and pool is not None and other.up and pool.spare(other):
+                log.warning("%s gets no requests for %g s: %s", other.name, self.config.shun_seconds, other.reason)
                 other.strikes = 0
-                other.shunned_until = self._clock.now() + from_seconds(self._config.shun_seconds)
+                other.shunned_until = self.clock.now() + from_seconds(self.config.shun_seconds)
                 other.state, other.reason = "down", "it failed requests that others answered"
                 other.downs += 1
                 pool.shut(other)
 
     async def watch(self, engine: Engine, client: EngineClient, learn: Learn) -> None:
         """Look after an engine until cancelled."""
-        config, looks = self._config, 0
+        config, looks = self.config, 0
         while True:
             engine.look.clear()
             try:

@@ -40,30 +40,28 @@ PASSED = {
 """What goes to an engine. The first two are routed by their prompts, the others by load."""
 
 
-class GatewayRoutes:
+class GatewayRoutes(msgspec.Struct, eq=False):
     """What is done for each request."""
 
-    def __init__(self, gateway: Gateway, intake: RequestIntake, admin_token: str | None = None) -> None:
-        """With an ``admin_token``, routes that show or change engines want that one."""
-        self._gateway = gateway
-        self._members = gateway.members
-        self._intake = intake
-        self._admin_token = admin_token
+    gateway: Gateway
+    intake: RequestIntake
+    admin_token: str | None = None
+    """Where there is one, routes that show or change engines want it."""
 
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
         """Every model and adapter that some engine serves."""
-        created = self._gateway.started // SECOND
+        created = self.gateway.started // SECOND
         found = [
             openai.ModelCard(id=name, created=created, root=pool.model, parent=None if lora is None else pool.model)
-            for name, (pool, lora) in self._members.names.items()
+            for name, (pool, lora) in self.gateway.members.names.items()
         ]
         return openai.ModelList(data=found)
 
     async def explain(self, body: schemas.ExplainRoute, headers: Headers) -> schemas.RouteExplained:
         """Which engine would get a request, and why. Sends nothing."""
         path = body.path or (openai.CHAT if "messages" in body.body else openai.COMPLETIONS)
-        given = {} if body.session is None else {self._gateway.config.session_header: body.session}
-        _, name, pool, place = await self._intake.place_of(path, msgspec.json.encode(body.body), given)
+        given = {} if body.session is None else {self.gateway.config.session_header: body.session}
+        _, name, pool, place = await self.intake.place_of(path, msgspec.json.encode(body.body), given)
         try:
             decision = pool.preview(place)
         except KvyardError as error:
@@ -96,7 +94,7 @@ class GatewayRoutes:
 
     async def health(self, body: None, headers: Headers) -> Raw:
         """Whether requests can be answered."""
-        gateway, engines = self._gateway, self._members.engines.values()
+        gateway, engines = self.gateway, self.gateway.members.engines.values()
         able = any(engine.up and not engine.draining for engine in engines)
         models = gateway.index.models.values()
         found = schemas.GatewayHealth(
@@ -104,7 +102,7 @@ class GatewayRoutes:
             engines=dict(Counter(engine.state for engine in engines)),
             streams=dict(Counter(one.info().state for model in models for one in model.listeners.values())),
             under_way=gateway.traffic.counters.under_way,
-            queued=sum(pool.queued for pool in self._members.pools.values()),
+            queued=sum(pool.queued for pool in self.gateway.members.pools.values()),
         )
         return Raw(msgspec.json.encode(found), JSON, 200 if found.status == "ok" else 503)
 
@@ -114,29 +112,29 @@ class GatewayRoutes:
 
     async def metrics(self, body: None, headers: Headers) -> Raw:
         """Metrics for Prometheus."""
-        return Raw(*self._gateway.metrics.text())
+        return Raw(*self.gateway.metrics.text())
 
     # -- engines --------------------------------------------------------------------------------------------------------
 
     async def engines(self, body: None, headers: Headers) -> list[schemas.EngineInfo]:
         """Who there is, and how they are."""
-        return [self._info(engine) for engine in self._members.engines.values()]
+        return [self._info(engine) for engine in self.gateway.members.engines.values()]
 
     async def add(self, body: GatewayEngine, headers: Headers) -> schemas.EngineInfo:
         """Take an engine in."""
-        return self._info(await self._members.add(body))
+        return self._info(await self.gateway.members.add(body))
 
     async def remove(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
         """Forget an engine."""
-        return self._info(await self._members.remove(body.engine))
+        return self._info(await self.gateway.members.remove(body.engine))
 
     async def drain(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
         """Send an engine nothing more."""
-        return self._info(self._members.drain(body.engine))
+        return self._info(self.gateway.members.drain(body.engine))
 
     async def resume(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
         """Send a drained engine requests again."""
-        return self._info(self._members.resume(body.engine))
+        return self._info(self.gateway.members.resume(body.engine))
 
     def _info(self, engine: Engine) -> schemas.EngineInfo:
         return schemas.EngineInfo(
@@ -144,18 +142,18 @@ class GatewayRoutes:
             pool=engine.model or None,
             models=list(engine.models),
             dp_size=engine.config.dp_size,
-            streams=[listener.info() for listener in self._members.listeners(engine)],
+            streams=[listener.info() for listener in self.gateway.members.listeners(engine)],
         )
 
     def operations(self) -> list[Operation]:
         """Every route."""
-        admin: dict[str, Any] = {"token": self._admin_token, "guarded": True}
+        admin: dict[str, Any] = {"token": self.admin_token, "guarded": True}
         passed = [
             Operation(
                 method="POST",
                 path=path,
                 summary=f"{summary} Goes to an engine.",
-                handler=partial(self._intake.accept, path),
+                handler=partial(self.intake.accept, path),
                 body=kind,
                 raw=True,
                 media_types=(JSON, "text/event-stream"),

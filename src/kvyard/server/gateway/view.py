@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from kvyard.clock import MS, SECOND
 from kvyard.index import Holder, Indexer
@@ -91,23 +92,19 @@ class GatewaySource:
     def _stream(self, listener: Listener) -> StreamView:
         info = listener.info()
         now = self._gateway.clock.now()
-        counters = [one.counters for one in listener.subscriber.statuses()]
+        sums: dict[str, Any] = {name: listener.total(name) for name in ("gaps", "missed", "restarts")}
         known = listener.known
         heard = max((one.updated for one in known), default=0)
         stamped = max((one.ts for one in known), default=0.0)
         return StreamView(
             name=listener.source.stream,
             worker=listener.source.worker or listener.source.pool,
-            endpoint=info.endpoint,
+            **picked(info, "endpoint reason batches"),
+            **sums,
             state="failed" if info.status == "failed" else info.state,
-            reason=info.reason,
             seq=info.sequence,
-            epoch=sum(one.restarts for one in counters),
-            batches=info.batches,
+            epoch=sums["restarts"],
             waiting=listener.waiting,
-            gaps=sum(one.gaps for one in counters),
-            missed=sum(one.missed for one in counters),
-            restarts=sum(one.restarts for one in counters),
             lag_ms=max(0.0, heard / MS - stamped * 1000) if stamped and heard else None,
             age_s=(now - heard) / SECOND if heard else None,
         )
@@ -116,11 +113,9 @@ class GatewaySource:
         decision = one.decision
         pool = self._gateway.members.pools[one.pool]
         return DecisionView(
-            number=one.number,
-            at=one.at,
+            **picked(one, "number at model"),
             id=str(decision.id),
             worker=str(decision.worker),
-            model=one.model,
             **picked(decision, "policy cost blocks best"),
             why=REASONS.get(decision.why, decision.why),
             tokens=decision.num_tokens,

@@ -129,6 +129,10 @@ class Listener:
         """What the index has heard of this stream, by topic."""
         return [stream for (name, _), stream in self._indexer.streams.items() if name == self.source.stream]
 
+    def total(self, name: str) -> int:
+        """A counter of the subscriber's, over all topics."""
+        return sum(getattr(one.counters, name) for one in self.subscriber.statuses())
+
     def info(self) -> ListenerInfo:
         known = self.known
         worst = max(known, key=lambda stream: SEVERITY[stream.state], default=None)

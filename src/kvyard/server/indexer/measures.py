@@ -46,8 +46,7 @@ class IndexerMetrics(Metrics):
                 by_status[listener.status] += 1
                 where = common | {"stream": stream}
                 yield from stream_samples("kvyard_indexer_", where, listener)
-                damaged = sum(one.counters.damaged for one in listener.subscriber.statuses())
-                yield "kvyard_indexer_stream_damaged_batches_total", where, damaged
+                yield "kvyard_indexer_stream_damaged_batches_total", where, listener.total("damaged")
                 malformed = listener.subscriber.counters.malformed
                 yield "kvyard_indexer_stream_malformed_messages_total", where, malformed
         for status, count in by_status.items():
@@ -56,9 +55,8 @@ class IndexerMetrics(Metrics):
 
 def stream_samples(prefix: str, labels: dict[str, str], listener: Listener) -> Iterator[Sample]:
     """What service and gateway say of one stream, each by a prefix of its own."""
-    counters = [status.counters for status in listener.subscriber.statuses()]
     yield f"{prefix}stream_updates_total", labels, listener.applied
     yield f"{prefix}stream_waiting", labels, listener.waiting
-    yield f"{prefix}stream_gaps_total", labels, sum(one.gaps for one in counters)
-    yield f"{prefix}stream_missed_batches_total", labels, sum(one.missed for one in counters)
-    yield f"{prefix}stream_restarts_total", labels, sum(one.restarts for one in counters)
+    yield f"{prefix}stream_gaps_total", labels, listener.total("gaps")
+    yield f"{prefix}stream_missed_batches_total", labels, listener.total("missed")
+    yield f"{prefix}stream_restarts_total", labels, listener.total("restarts")

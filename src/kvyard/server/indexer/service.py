@@ -81,8 +81,7 @@ class Service(AsyncService):
         key = (name, tenant)
         model = self.models.get(key)
         if model is None:
-            size = self.config.block_size or block_size or DEFAULT_BLOCK_SIZE
-            model = self.models[key] = IndexedModel(name, tenant, self._indexer(name, tenant, size))
+            model = self.models[key] = self._new_model(name, tenant, block_size)
         self._kept.add(key)
         return model
 
@@ -117,7 +116,10 @@ class Service(AsyncService):
         """Listeners that subscribed and don't apply yet. ``block_size`` is that of a new index, where it isn't configured."""
         told.check()
         ranks = range(told.dp_rank or 0, (told.dp_rank or 0) + told.dp_size)
-        model = self.models.get((told.model_name, told.tenant)) or self._model(told, block_size)
+        model = self.models.get((told.model_name, told.tenant))
+        if model is None:
+            finest = min((group.block_size for group in told.groups or ()), default=None)
+            model = self._new_model(told.model_name, told.tenant, block_size, told.block_size, finest)
         made: list[Listener] = []
         try:
             for offset, rank in enumerate(ranks):
@@ -172,10 +174,10 @@ class Service(AsyncService):
             model.indexer.close()
             del self.models[key]
 
-    def _model(self, told: Register, block_size: int | None) -> IndexedModel:
-        finest = min((group.block_size for group in told.groups or ()), default=None)
-        size = self.config.block_size or block_size or told.block_size or finest or DEFAULT_BLOCK_SIZE
-        return IndexedModel(told.model_name, told.tenant, self._indexer(told.model_name, told.tenant, size))
+    def _new_model(self, name: str, tenant: str, *sizes: int | None) -> IndexedModel:
+        """A model whose index has the first block size that is said: by the configuration, or ``sizes``."""
+        size = next(filter(None, (self.config.block_size, *sizes)), DEFAULT_BLOCK_SIZE)
+        return IndexedModel(name, tenant, self._indexer(name, tenant, size))
 
     def _indexer(self, model: str, tenant: str, size: int) -> Indexer:
         config, identity = self.config, self.config.identity(size)

@@ -18,6 +18,7 @@ from typing import Any
 from kvyard.clock import WallClock, pause
 from kvyard.events.transport.endpoint import reachable
 from kvyard.server.dashboard.routes import Dashboard
+from kvyard.server.http import picked
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
@@ -180,10 +181,8 @@ class MockFleet:
         """How everybody is."""
         return [
             schemas.WorkerState(
-                name=worker.name,
+                **picked(worker, "name alive block_size faults"),
                 url=port.url,
-                alive=worker.alive,
-                block_size=worker.block_size,
                 running=sum(len(core.scheduler.running) for core in worker.cores),
                 waiting=max(0, worker.waiting),
                 kv_cache_usage=sum(core.scheduler.manager.usage for core in worker.cores) / len(worker.cores),
@@ -195,7 +194,6 @@ class MockFleet:
                     )
                     for one in worker.publishers
                 ],
-                faults=worker.faults,
             )
             for worker, port in zip(self.workers, self.ports)
         ]

@@ -11,7 +11,7 @@ import xxhash
 
 from kvyard.hashing import Namespace
 from kvyard.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
-from kvyard.server.http import Refusal
+from kvyard.server.http import Refusal, picked
 from kvyard.server.mock.answers import AnswerWish, MadeAnswer, compose
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.worker import MockWorker
@@ -51,12 +51,11 @@ def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> 
     return Refusal(status, message, field=field, **headers)
 
 
-class MockIntake:
+class MockIntake(msgspec.Struct, eq=False):
     """Reads requests for one worker."""
 
-    def __init__(self, worker: MockWorker, tokenizer: Tokenizer) -> None:
-        self._worker = worker
-        self.tokenizer = tokenizer
+    worker: MockWorker
+    tokenizer: Tokenizer
 
     def completion(self, body: CompletionRequest, headers: Mapping[str, str]) -> Taken:
         """A plain completion. Raises ``Refusal``."""
@@ -84,7 +83,7 @@ class MockIntake:
         if tool is not None:
             schema = tool[1]
         given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        most = self._worker.longest - len(prompt) if given is None else given
+        most = self.worker.longest - len(prompt) if given is None else given
         taken = self._take(
             body, [prompt], most, schema, headers, whole=given is not None, tool=tool[0] if tool else None
         )
@@ -101,7 +100,7 @@ class MockIntake:
 
     def namespace(self, model: str | None, salt: str | None = None) -> tuple[str, Namespace]:
         """The model's name and what sets its hashes apart. Raises ``Refusal`` for a model that isn't here."""
-        worker = self._worker
+        worker = self.worker
         name = worker.config.served_model_name if model is None else model
         if salt == "":
             raise refuse("parameter 'cache_salt' must be a non-empty string if provided", "cache_salt")
@@ -137,7 +136,7 @@ class MockIntake:
         whole: bool,
         tool: str | None = None,
     ) -> Taken:
-        worker = self._worker
+        worker = self.worker
         config = worker.config
         model, namespace = self.namespace(body.model, body.cache_salt)
         _check(body)
@@ -190,8 +189,7 @@ class MockIntake:
             token_ids=bool(body.return_token_ids),
             wish=AnswerWish(
                 max_tokens=most,
-                min_tokens=body.min_tokens,
-                ignore_eos=body.ignore_eos,
+                **picked(body, "min_tokens ignore_eos"),
                 stop=stop,
                 stop_token_ids=frozenset(body.stop_token_ids or ()),
                 keeps_stop=body.include_stop_str_in_output,
@@ -204,7 +202,7 @@ class MockIntake:
         """Hand the request's choices to the engine; ``request`` is its client's name for it. Raises ``Refusal`` where too many
         wait already.
         """
-        worker = self._worker
+        worker = self.worker
         config = worker.config
         if worker.waiting >= config.max_waiting:
             worker.measures.rejected()
@@ -250,7 +248,7 @@ class MockIntake:
         random = Random(xxhash.xxh3_64_intdigest(repr(prompt[-64:]).encode(), 0))
         if choice != "required":
             last = body.messages[-1].role
-            if last == "tool" or random.random() >= self._worker.config.tool_call_rate:
+            if last == "tool" or random.random() >= self.worker.config.tool_call_rate:
                 return None, False
         return random.choice(tools), False
 

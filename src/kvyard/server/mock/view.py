@@ -169,12 +169,8 @@ def _decision(one: Admission, size: int) -> DecisionView:
     parts += [f"{tokens} loaded from {tier.place}" for tier, tokens in zip(LOWER_TIERS, lower) if tokens]
     had = f"Found {', '.join(parts)}" if found else "Found nothing"
     return DecisionView(
-        number=one.number,
-        at=one.at,
-        id=one.id,
-        worker=one.worker,
+        **picked(one, "number at id worker tokens"),
         why=f"sent here, waited {one.waited_ms:.0f} ms",
-        tokens=one.tokens,
         blocks=one.tokens // size,
         tiers=by_label([tokens // size for tokens in one.tiers]),
         said=(

@@ -6,8 +6,7 @@ requests'. A member that joins again, or is gone, loses all that it had under wa
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -174,15 +173,8 @@ def size_of(change: Told | bool) -> int:
 
 def packed(keys: Sequence[int]) -> bytes:
     """Names of blocks as bytes, the lowest first, whatever the machine."""
-    found = array("Q", keys)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tobytes()
+    return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 def _unpacked(keys: bytes) -> list[int]:
-    found = array("Q")
-    found.frombytes(keys[: len(keys) // 8 * 8])
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tolist()
+    return [key for (key,) in struct.iter_unpack("<Q", keys[: len(keys) // 8 * 8])]
