@@ -22,7 +22,7 @@ from kvyard.server.doctor.engine_rules import Local
 from kvyard.server.doctor.finding import Expected
 from kvyard.server.doctor.template import rendered
 from kvyard.server.doctor.visit import MESSAGES, TEXT, Questions, Round, Visit
-from kvyard.server.tokens import encode_text, gather_prompt
+from kvyard.server.tokens import FileTokenizer, gather_prompt
 
 HTTP = ("http://", "https://")
 
@@ -146,9 +146,9 @@ def _questions(
     ask = Questions(model=model, messages=messages, probe=probe, block_size=block_size or 16)
     if tokenizer is None or not urls:
         return Local(), ask
-    file = str(tokenizer)
-    chat = None if template is None else encode_text(file, rendered(template, ask.messages), False)
-    text_ids, bare_ids = encode_text(file, TEXT, special), encode_text(file, TEXT, False)
+    encode = FileTokenizer(str(tokenizer)).encode
+    chat = None if template is None else encode(rendered(template, ask.messages), False)
+    text_ids, bare_ids = encode(TEXT, special), encode(TEXT, False)
     return Local(text_ids=text_ids, bare_ids=bare_ids, chat_ids=chat), ask
 
 

@@ -147,12 +147,6 @@ def load_tokenizer(path: str) -> Any:
         raise KvyardError(f"{path} is no tokenizer.json: {str(error)[:200]}") from None
 
 
-def encode_text(path: str, text: str, special: bool = True) -> list[int]:
-    """``text`` as token ids; ``special``: with what the tokenizer adds by itself, such as a first token."""
-    ids: list[int] = load_tokenizer(path).encode(text, add_special_tokens=special).ids
-    return ids
-
-
 def parse_tokens(text: str, where: str) -> list[int]:
     """Token ids written as a JSON list, or with commas or spaces between. Raises ``KvyardError``, naming ``where``."""
     try:
@@ -186,7 +180,7 @@ def gather_prompt(
         return parse_tokens(_read(tokens_file), str(tokens_file))
     if tokenizer_file is None:
         raise KvyardError("text needs --tokenizer, the path of the model's tokenizer.json; or give token ids")
-    return encode_text(str(tokenizer_file), text if text is not None else _read(text_file), special)
+    return FileTokenizer(str(tokenizer_file)).encode(text if text is not None else _read(text_file), special)
 
 
 def _read(path: Path | None) -> str:

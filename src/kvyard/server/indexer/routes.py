@@ -19,7 +19,7 @@ from kvyard.server.indexer.listener import IndexedModel
 from kvyard.server.indexer.measures import IndexerMetrics
 from kvyard.server.indexer.names import keys_of_hashes
 from kvyard.server.indexer.service import Service
-from kvyard.server.tokens import encode_text
+from kvyard.server.tokens import FileTokenizer
 
 PROMETHEUS = "text/plain"
 
@@ -154,8 +154,7 @@ class IndexerRoutes:
                     field=f"{where}text",
                     fix="send token_ids, or start the service with --tokenizer",
                 )
-            assert text is not None
-            token_ids = await asyncio.to_thread(encode_text, path, text)
+            token_ids = await asyncio.to_thread(lambda: FileTokenizer(path).encode(text or ""))
         self._check_length(token_ids, f"{where}token_ids")
         return token_ids
 

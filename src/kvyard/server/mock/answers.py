@@ -41,29 +41,27 @@ class AnswerWish(msgspec.Struct, frozen=True, kw_only=True):
     """The tool that it calls."""
 
 
-class MadeAnswer:
+class MadeAnswer(msgspec.Struct, eq=False):
     """One answer: its ids, and its text as far as somebody wants to know."""
 
-    __slots__ = ("_shown", "_source", "ended_by", "finish", "ids", "limit", "tool")
-
-    def __init__(self, ids: Sequence[int], finish: str, tokenizer: Tokenizer, tool: str | None = None) -> None:
-        self.ids = ids
-        self.finish = finish
-        """``stop`` or ``length``."""
-        self.tool = tool
-        self.limit: int | None = None
-        """Characters to show, where a stop string ends it."""
-        self.ended_by: str | int | None = None
-        """The stop string or token that did."""
-        self._source: Iterator[str] = tokenizer.pieces(ids)
-        self._shown = 0
+    ids: Sequence[int]
+    finish: str
+    """``stop`` or ``length``."""
+    pieces: Iterator[str]
+    """What each token adds to the text."""
+    tool: str | None = None
+    ended_by: str | int | None = None
+    """The stop string or token that did."""
+    limit: int | None = None
+    """Characters to show, where a stop string ends it."""
+    shown: int = 0
 
     def next_piece(self) -> str:
         """What the next token adds to the text that is shown."""
-        text = next(self._source)
-        self._shown += len(text)
-        if self.limit is not None and self._shown > self.limit:
-            text = text[: max(0, len(text) - (self._shown - self.limit))]
+        text = next(self.pieces)
+        self.shown += len(text)
+        if self.limit is not None and self.shown > self.limit:
+            text = text[: max(0, len(text) - (self.shown - self.limit))]
         return text
 
 
@@ -93,8 +91,7 @@ def compose(
         if token in wish.stop_token_ids:
             ids, finish, by = ids[: wish.min_tokens + at + 1], "stop", token
             break
-    answer = MadeAnswer(ids, finish, tokenizer, wish.tool)
-    answer.ended_by = by
+    answer = MadeAnswer(ids, finish, tokenizer.pieces(ids), wish.tool, by)
     return _stopped(answer, wish, tokenizer) if wish.stop else answer
 
 
@@ -122,10 +119,8 @@ def _stopped(answer: MadeAnswer, wish: AnswerWish, tokenizer: Tokenizer) -> Made
         found = [(where, one) for one in wish.stop if (where := text.find(one, begin)) >= 0]
         if found:
             where, one = min(found)
-            cut = MadeAnswer(answer.ids[: at + 1], "stop", tokenizer, answer.tool)
-            cut.limit = where + (len(one) if wish.keeps_stop else 0)
-            cut.ended_by = one
-            return cut
+            ids, limit = answer.ids[: at + 1], where + (len(one) if wish.keeps_stop else 0)
+            return MadeAnswer(ids, "stop", tokenizer.pieces(ids), answer.tool, one, limit)
     return answer
 
 

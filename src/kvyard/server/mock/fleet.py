@@ -26,11 +26,11 @@ from kvyard.server.mock.routes import build
 from kvyard.server.mock.tally import RecentWork
 from kvyard.server.mock.view import MockSource
 from kvyard.server.mock.worker import MockWorker
-from kvyard.server.running import HttpServer, listen, patiently
+from kvyard.server.running import AsyncService, HttpServer, listen, patiently
 from kvyard.server.tokens import make_tokenizer
 
 
-class MockFleet:
+class MockFleet(AsyncService):
     """Workers and their ports. ``run`` blocks; ``start`` and ``stop`` are for those who have a loop."""
 
     def __init__(
@@ -80,14 +80,10 @@ class MockFleet:
         return [port.url for port in self.ports]
 
     async def start(self) -> None:
-        """Serve. Raises ``KvyardError``, with nothing left open, where an address can't be had."""
-        try:
-            for worker, port in zip(self.workers, self.ports):
-                await worker.start()
-                await port.start()
-        except BaseException:
-            await self.stop()
-            raise
+        """Serve. Raises ``KvyardError`` where an address can't be had; ``stop`` is due then too."""
+        for worker, port in zip(self.workers, self.ports):
+            await worker.start()
+            await port.start()
         after = self.config.faults.kill_after_s
         if after:
             for worker in self.workers:
@@ -119,11 +115,10 @@ class MockFleet:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._signalled)
-        await self.start()
-        if ready is not None:
-            ready(self.urls)
-        await self._stopping.wait()
-        await self.stop()
+        async with self:
+            if ready is not None:
+                ready(self.urls)
+            await self._stopping.wait()
 
     def _signalled(self) -> None:
         assert self._stopping is not None
