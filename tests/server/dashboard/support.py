@@ -23,7 +23,6 @@ from kvyard.server.dashboard.view import (
     TierView,
     Totals,
     TransferView,
-    ViewSource,
     WorkerStatus,
     prompt_sources,
 )
@@ -139,7 +138,7 @@ class Shown:
 
     def __init__(
         self,
-        source: ViewSource,
+        source: Fixed,
         token: str | None = None,
         port: int = 0,
         *,
@@ -148,7 +147,7 @@ class Shown:
         most_viewers: int = 32,
         slow: float = 10.0,
     ) -> None:
-        self.dashboard = Dashboard(source, token, cut)
+        self.dashboard = Dashboard(source.view, token, cut)
         self.dashboard.slow = slow
         self.dashboard.feed.interval = interval
         self.dashboard.feed.most_viewers = most_viewers

@@ -129,7 +129,7 @@ class Gated:
             )
 
         eventually(quiet, lambda: self.gateway.traffic.counters)
-        assert all(not pool.router.loads.active and not pool.queued for pool in self.gateway.members.pools.values())
+        assert all(not pool.router.loads.active and not pool.waiting for pool in self.gateway.members.pools.values())
 
 
 def fleet(**settings: Any) -> Served:

@@ -113,7 +113,7 @@ def test_rows_come_in_order_of_arrival_and_only_of_requests_that_made_tokens(tmp
     desk.recorder.ended("failed", 0)
     desk.recorder.ended("nobody", 5)
     desk.recorder.flush()
-    assert path.read_bytes() == b"" and desk.recorder.waiting == 3
+    assert path.read_bytes() == b"" and len(desk.recorder.waiting) == 3
     desk.recorder.ended("slow", 2)
     desk.recorder.flush()
     assert [(row["timestamp"], row["output_length"]) for row in rows(path)] == [(0, 2), (7.25, 3)]
@@ -248,7 +248,7 @@ def test_a_request_that_never_ends_holds_up_no_more_than_it_may(
     for number in range(50):
         desk.arrive(number, text(2, 20))
         desk.recorder.ended(number, 1)
-    assert desk.recorder.counters.late == 1 and desk.recorder.waiting == 0
+    assert desk.recorder.counters.late == 1 and not desk.recorder.waiting
     desk.recorder.ended("stuck", 1)
     desk.recorder.close()
     assert len(rows(path)) == 50 and len(list(open_trace(str(path)))) == 50
@@ -272,7 +272,7 @@ def test_the_limit_ends_it_or_begins_a_new_file(tmp_path: Path, name: str) -> No
     (tmp_path / "more").mkdir()
     goes_on = Desk(tmp_path / "more" / name, limit=20_000, keep=2)
     fill(goes_on)
-    count = goes_on.recorder.rotations
+    count = goes_on.recorder.file.rotations
     assert count > 2
     kept = [tmp_path / "more" / name.replace("t.", f"t.{number}.") for number in (count - 1, count)]
     assert sorted((tmp_path / "more").iterdir()) == sorted([*kept, tmp_path / "more" / name])

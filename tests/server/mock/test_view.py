@@ -128,7 +128,7 @@ def test_who_reads_nothing_is_reset() -> None:
     with Served(workers=2) as served:
         dashboard = served.fleet.dashboard
         dashboard._slow, dashboard.feed._interval = 0.3, 0.02
-        dashboard.feed.source = Fixed(everything(workers=300))  # more than sockets hold for those who don't read
+        dashboard.feed.source = Fixed(everything(workers=300)).view  # more than sockets hold for those who don't read
         port = served.fleet.ports[1].port
         with socket.socket() as idle, watched(served.url) as events:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

@@ -108,7 +108,7 @@ class ViewFeed:
 
     def _look(self) -> None:
         try:
-            view = self.source.view()
+            view = self.source()
         except Exception:
             # Our fault, and no reason to leave viewers without a sign of life.
             log.exception("the dashboard's source failed")

@@ -45,7 +45,6 @@ class Dashboard:
         """
         self.feed = ViewFeed(source)
         self.slow = SLOW
-        self._source = source
         self._token = token
         self._cut = cut
         self._files = {name: one.read_bytes() for name, one in _FILES.items()}
@@ -78,7 +77,7 @@ class Dashboard:
             return Response(self._files[name], headers=GUARDS, media_type=ASSETS[name])
 
         def view(request: Any) -> Response:
-            return Response(msgspec.json.encode(self._source.view()), headers=GUARDS, media_type=JSON)
+            return Response(msgspec.json.encode(self.feed.source()), headers=GUARDS, media_type=JSON)
 
         def events(request: Any) -> Any:
             if request.method == "HEAD":

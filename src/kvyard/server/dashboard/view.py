@@ -8,8 +8,8 @@ request's text belongs in here, nor anything made from it that could be turned b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -228,11 +228,6 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     totals: Totals = Totals()
 
 
-class ViewSource(Protocol):
-    """A server that can be asked how its fleet is."""
-
-    def view(self) -> FleetView:
-        """The fleet, now. Called about once a second while it is watched, on the server's loop, so it must be quick: a
-        millisecond or so at 64 workers. It changes nothing. What it raises is logged and shown as a note.
-        """
-        ...
+ViewSource: TypeAlias = Callable[[], FleetView]
+"""The fleet, now. Called about once a second while it is watched, on the server's loop, so it must be quick: a millisecond or
+so at 64 workers. It changes nothing. What it raises is logged and shown as a note."""

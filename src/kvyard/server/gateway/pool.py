@@ -145,17 +145,13 @@ class EnginePool(msgspec.Struct, eq=False):
     """Requests that the queue had no room for."""
     expired: int = 0
     """Requests that waited too long."""
-    _waiting: deque[_Queued] = msgspec.field(default_factory=deque)
+    waiting: deque[_Queued] = msgspec.field(default_factory=deque)
+    """Requests that can't be placed yet."""
     _open: set[Holder] = set()
     """Ranks that are in the router and not draining."""
     _full: set[Holder] = set()
     """Of those: which have as much as they may have."""
     _shut: dict[str, frozenset[Holder]] = {}
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
 
     def keys(self, tokens: Sequence[int], lora: str | None, salt: str | None) -> list[int]:
         """The index's names of a prompt's blocks. Raises ``KvyardError`` for what can't be named."""
@@ -236,21 +232,21 @@ class EnginePool(msgspec.Struct, eq=False):
         """An engine for a request, now or later; the caller must ``release`` it. Raises ``Exhausted``, or ``Refusal`` with 429
         where too many wait and 503 where it took too long.
         """
-        if not self._waiting and self._room(place):
+        if not self.waiting and self._room(place):
             return self._book(place)
         self._give_up_if_exhausted(place)
-        if len(self._waiting) >= self.config.queue:
+        if len(self.waiting) >= self.config.queue:
             self.refused += 1
             raise Refusal(
                 429 if self._open else 503,
-                f"{len(self._waiting)} requests wait already for model {self.model}" if self._open else self._none_up(),
+                f"{len(self.waiting)} requests wait already for model {self.model}" if self._open else self._none_up(),
                 fix="try again later",
                 Retry_After="1",
             )
         seconds = self.config.queue_seconds
         waiting = _Queued(place, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if len(self._waiting) > 1:
+        self.waiting.append(waiting)
+        if len(self.waiting) > 1:
             # Those before it may wait for engines that it doesn't need.
             self.grant()
         try:
@@ -273,16 +269,16 @@ class EnginePool(msgspec.Struct, eq=False):
         engine.in_flight -= 1
         if engine.in_flight == self.config.engine_requests - 1:
             self._full.difference_update(engine.holders)
-        if self._waiting:
+        if self.waiting:
             self.grant()
 
     def grant(self) -> None:
         """Place those that wait and can be placed, in order."""
         passed: list[_Queued] = []
-        while self._waiting:
+        while self.waiting:
             if len(self._full) == len(self._open) and self._open:
                 break
-            waiting = self._waiting.popleft()
+            waiting = self.waiting.popleft()
             if waiting.granted.done():
                 continue
             try:
@@ -294,7 +290,7 @@ class EnginePool(msgspec.Struct, eq=False):
                 waiting.granted.set_exception(error)
                 continue
             passed.append(waiting)
-        self._waiting.extendleft(reversed(passed))
+        self.waiting.extendleft(reversed(passed))
 
     def preview(self, place: Placement) -> Decision:
         """What would be decided now, without doing it. Raises ``KvyardError`` where no engine may be chosen."""
@@ -357,7 +353,7 @@ class EnginePool(msgspec.Struct, eq=False):
             return
         granted.cancel()
         try:
-            self._waiting.remove(waiting)
+            self.waiting.remove(waiting)
         except ValueError:
             pass
 

@@ -102,7 +102,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             engines=dict(Counter(engine.state for engine in engines)),
             streams=dict(Counter(one.info().state for model in models for one in model.listeners.values())),
             under_way=gateway.traffic.counters.under_way,
-            queued=sum(pool.queued for pool in self.gateway.members.pools.values()),
+            queued=sum(len(pool.waiting) for pool in self.gateway.members.pools.values()),
         )
         return Raw(msgspec.json.encode(found), JSON, 200 if found.status == "ok" else 503)
 
@@ -207,7 +207,7 @@ def build(
         token=token,
         openai=True,
     )
-    dashboard = Dashboard(GatewaySource(gateway), admin_token or token)
+    dashboard = Dashboard(GatewaySource(gateway).view, admin_token or token)
     gateway.on_drain += [proxy.drain, dashboard.feed.close]
     app.router.routes.extend(dashboard.routes())
     return app, gateway

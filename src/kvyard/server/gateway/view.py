@@ -64,7 +64,7 @@ class GatewaySource:
             totals=Totals(
                 **picked(counters, "requests finished refused cancelled retried under_way prompt_tokens output_tokens"),
                 failed=counters.failed + counters.broken,
-                queued=sum(pool.queued for pool in members.pools.values()),
+                queued=sum(len(pool.waiting) for pool in members.pools.values()),
                 prompts=gateway.traffic.tally.prompts(),
                 ttft=gateway.traffic.first_bytes.latency(gateway.clock.now()),
             ),
@@ -193,7 +193,7 @@ def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iter
     yield P + "under_way", {}, traffic.counters.under_way
     for model, pool in members.pools.items():
         labels = {"model": model}
-        yield P + "queued", labels, pool.queued
+        yield P + "queued", labels, len(pool.waiting)
         yield P + "queue_refused_total", labels, pool.refused
         yield P + "queue_expired_total", labels, pool.expired
         yield P + "forgotten_total", labels, pool.router.forgotten

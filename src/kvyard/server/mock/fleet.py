@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from kvyard.clock import WallClock, pause
+from kvyard.clock import SECOND, WallClock, pause
 from kvyard.events.transport.endpoint import reachable
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.http import picked
@@ -24,7 +24,7 @@ from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.routes import build
 from kvyard.server.mock.tally import RecentWork
-from kvyard.server.mock.view import MockSource
+from kvyard.server.mock.view import fleet_view
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.running import AsyncService, HttpServer, listen, patiently
 from kvyard.server.tokens import make_tokenizer
@@ -54,13 +54,14 @@ class MockFleet(AsyncService):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         # Events carry the date, and that is nominal too.
-        self.clock = WallClock(WallClock.since_epoch().now(), config.speed)
+        wall = WallClock.since_epoch()
+        self.clock = WallClock(wall.now(), config.speed)
         recent = RecentWork()
         self.workers = [
             MockWorker(number, config, self.clock, None if journal is None else journal(number), recent)
             for number in range(config.workers)
         ]
-        self.dashboard = Dashboard(MockSource(self), token, cut=self._cut_viewer)
+        self.dashboard = Dashboard(partial(fleet_view, self, wall, wall.now() / SECOND), token, cut=self._cut_viewer)
         self._apps = [build(worker, self, tokenizer, token) for worker in self.workers]
         for app in self._apps:
             app.router.routes.extend(self.dashboard.routes())

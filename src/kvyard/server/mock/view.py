@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvyard.clock import MS, SECOND, WallClock
+from kvyard.clock import MS, SECOND, Clock
 from kvyard.engine.core import EngineCore
 from kvyard.events.transport.endpoint import reachable
 from kvyard.events.types import LOWER_TIERS
@@ -39,41 +39,32 @@ SUMMED = ("finished", "failed", "refused", "cancelled", "prompt_tokens", "output
 """Counters of a tally whose sums over workers are the fleet's."""
 
 
-class MockSource:
-    """Looks at a fleet."""
-
-    def __init__(self, fleet: MockFleet) -> None:
-        self._fleet = fleet
-        self._wall = WallClock.since_epoch()
-        self._since = self._wall.now() / SECOND
-
-    def view(self) -> FleetView:
-        """The fleet, now."""
-        fleet = self._fleet
-        workers, config = fleet.workers, fleet.config
-        now = fleet.clock.now()
-        recent = workers[0].tally.recent
-        shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports)]
-        tallies = [worker.tally for worker in workers]
-        totals = Totals(
-            **{name: sum(getattr(one, name) for one in tallies) for name in SUMMED},
-            requests=sum(one.came for one in tallies),
-            under_way=sum(worker.load for worker in workers),
-            prompts={name: sum(worker.prompts[name] for worker in shown) for name in prompt_sources()},
-            ttft=recent.first_tokens.latency(now),
-        )
-        return FleetView(
-            kind="mock",
-            at=self._wall.now() / SECOND,
-            since=self._since,
-            speed=config.speed,
-            notes=_notes(workers),
-            workers=shown,
-            streams=[stream for worker in workers for stream in stream_views(worker, now)],
-            transfers=[transfer for worker in workers for transfer in transfer_views(worker)],
-            decisions=[_decision(one, workers[0].block_size) for one in reversed(recent.admissions)],
-            totals=totals,
-        )
+def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> FleetView:
+    """The fleet, now, which has been there ``since``."""
+    workers, config = fleet.workers, fleet.config
+    now = fleet.clock.now()
+    recent = workers[0].tally.recent
+    shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports)]
+    tallies = [worker.tally for worker in workers]
+    totals = Totals(
+        **{name: sum(getattr(one, name) for one in tallies) for name in SUMMED},
+        requests=sum(one.came for one in tallies),
+        under_way=sum(worker.load for worker in workers),
+        prompts={name: sum(worker.prompts[name] for worker in shown) for name in prompt_sources()},
+        ttft=recent.first_tokens.latency(now),
+    )
+    return FleetView(
+        kind="mock",
+        at=wall.now() / SECOND,
+        since=since,
+        speed=config.speed,
+        notes=_notes(workers),
+        workers=shown,
+        streams=[stream for worker in workers for stream in stream_views(worker, now)],
+        transfers=[transfer for worker in workers for transfer in transfer_views(worker)],
+        decisions=[_decision(one, workers[0].block_size) for one in reversed(recent.admissions)],
+        totals=totals,
+    )
 
 
 def worker_view(worker: MockWorker, url: str) -> WorkerStatus:

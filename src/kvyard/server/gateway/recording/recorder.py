@@ -135,25 +135,15 @@ class TrafficRecorder:
         self.ids = PrefixIds(remembered)
         self._clock = clock
         self._limit = limit
-        self._file = LineFile(self.path, keep=keep)
+        self.file = LineFile(self.path, keep=keep)
         self._before = 0
         """Bytes in full files."""
         self._first: int | None = None
         self._open: dict[object, _TraceRow] = {}
-        self._waiting: deque[_TraceRow] = deque()
-        """In order of arrival; the first is open."""
+        self.waiting: deque[_TraceRow] = deque()
+        """Requests whose rows aren't written, in order of arrival; the first is open."""
         self._held = 0
         self._sessions = _Sessions()
-
-    @property
-    def waiting(self) -> int:
-        """Requests whose rows aren't written: open ones, and those that came after them."""
-        return len(self._waiting)
-
-    @property
-    def rotations(self) -> int:
-        """Files that became full."""
-        return self._file.rotations
 
     def check(self, key_tokens: int) -> None:
         """Raise ``KvyardError`` unless ids can be made of keys for ``key_tokens`` tokens each."""
@@ -189,10 +179,10 @@ class TrafficRecorder:
         ids = self._ids(keys, num_tokens, size, key_tokens, tail, model)
         entry = _TraceRow(id_, self._clock.now(), ids, num_tokens, size, session, model)
         self._open[id_] = entry
-        self._waiting.append(entry)
+        self.waiting.append(entry)
         self._held += entry.size
-        while self._held > HELD_BYTES and len(self._waiting) > 1:
-            late = self._waiting.popleft()
+        while self._held > HELD_BYTES and len(self.waiting) > 1:
+            late = self.waiting.popleft()
             self._held -= late.size
             del self._open[late.id]
             self.counters.late += 1
@@ -209,7 +199,7 @@ class TrafficRecorder:
 
     def flush(self) -> None:
         """Let what was recorded survive this process, but for rows that wait for their turn."""
-        self._guarded(self._file.flush)
+        self._guarded(self.file.flush)
 
     def close(self) -> None:
         """Write all rows of requests that have ended, and end the file. Open ones are left out."""
@@ -217,9 +207,9 @@ class TrafficRecorder:
             entry.ended, entry.output = self._clock.now(), 0
         self._open.clear()
         self._release()
-        self._guarded(self._file.flush)
+        self._guarded(self.file.flush)
         if not self.stopped:
-            self._file.close()
+            self.file.close()
             self.stopped = "it was closed"
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -248,7 +238,7 @@ class TrafficRecorder:
 
     def _release(self) -> None:
         """Write the rows whose turn has come."""
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting and waiting[0].ended >= 0:
             entry = waiting.popleft()
             self._held -= entry.size
@@ -272,7 +262,7 @@ class TrafficRecorder:
             row |= self._sessions.turn(entry.session, entry.at, entry.ended)
         if entry.model is not None:
             row["model"] = entry.model
-        self._file.add(msgspec.json.encode(row) + b"\n")
+        self.file.add(msgspec.json.encode(row) + b"\n")
         self.counters.rows += 1
 
     def _guarded(self, write: Callable[..., None], *args: Any) -> None:
@@ -281,27 +271,27 @@ class TrafficRecorder:
             return
         try:
             write(*args)
-            self.counters.bytes = self._before + self._file.bytes
-            if self._file.bytes >= self._limit:
+            self.counters.bytes = self._before + self.file.bytes
+            if self.file.bytes >= self._limit:
                 self._full()
         except OSError as error:
             self.counters.errors += 1
             self._stop(f"{self.path} can't be written: {error.strerror}")
 
     def _full(self) -> None:
-        if not self._file.keep:
+        if not self.file.keep:
             self._stop(f"{self.path} has reached its limit of {self._limit} bytes")
             return
-        self._file.flush()
-        self._before += self._file.bytes
-        self._file.rotate()
+        self.file.flush()
+        self._before += self.file.bytes
+        self.file.rotate()
         self._sessions.last.clear()  # names aren't used again
 
     def _stop(self, why: str) -> None:
         self.stopped = why
         self._open.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self._held = 0
         with contextlib.suppress(OSError):
-            self._file.close()
+            self.file.close()
         log.warning("recording ended: %s", why)
