@@ -16,7 +16,7 @@ from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, Verbose, log_to
 from kvyard.cli.serving import read_token as token_of
 from kvyard.cli.settings import assignment, with_flags
 from kvyard.errors import KvyardError
-from kvyard.server.indexer.config import Config, convert, read
+from kvyard.server.indexer.config import Config, convert, load
 from kvyard.server.tokens import gather_prompt
 from kvyard.settings import settings_of
 
@@ -57,7 +57,7 @@ def serve(
 
     log_to_stderr(verbose)
     made = _over(
-        read(config) if config is not None else Config(),
+        convert(load(config), str(config)) if config is not None else Config(),
         peers=peer,
         tokenizers=None
         if tokenizer is None

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import KvyardError
 from kvyard.server.dashboard.feed import ViewFeed
 from kvyard.server.dashboard.view import ViewSource
 from kvyard.server.http import JSON, Refusal, check_token, while_connected
@@ -41,7 +40,7 @@ class Dashboard:
 
     def __init__(self, source: ViewSource, token: str | None = None, cut: Callable[[Any], None] | None = None) -> None:
         """``cut`` resets the connection that an ASGI scope came over: without it, a viewer that reads nothing is let go of
-        politely, and its connection stays until it reads or leaves. Raises ``KvyardError`` without Starlette.
+        politely, and its connection stays until it reads or leaves.
         """
         self.feed = ViewFeed(source)
         self.slow = SLOW
@@ -51,11 +50,8 @@ class Dashboard:
 
     def routes(self) -> list[Any]:
         """``/dashboard`` and what belongs to it; ``/`` leads there."""
-        try:
-            from starlette.responses import RedirectResponse, Response
-            from starlette.routing import Route
-        except ImportError:
-            raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
+        from starlette.responses import RedirectResponse, Response
+        from starlette.routing import Route
 
         def guarded(endpoint: Callable[[Any], Any]) -> Callable[[Any], Any]:
             async def checked(request: Any) -> Any:

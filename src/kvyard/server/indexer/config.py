@@ -103,11 +103,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Trust(catching_up=self.catching_up)
 
 
-def read(path: Path) -> Config:
-    """The configuration in a file that ends in .toml or .json. Raises ``KvyardError``, naming the key that is wrong."""
-    return convert(load(path), str(path))
-
-
 def load(path: Path) -> Any:
     """What a file that ends in .toml or .json says. Raises ``KvyardError`` where it can't be read."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kvyard.blocks.geometry import resolve_geometry
 from kvyard.clock import WallClock, pause
@@ -18,7 +18,7 @@ from kvyard.server.http import Refusal
 from kvyard.server.indexer.bootstrap import bootstrap
 from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
-from kvyard.server.indexer.schemas import Member, ModelRequest, Register, Unregister
+from kvyard.server.indexer.schemas import ModelRequest, Register, Unregister
 from kvyard.server.running import AsyncService
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,8 @@ class Service(AsyncService):
         if told.instance_id is not None:
             model.ids[str(told.instance_id)] = told.instance_id
         if told.pool is not None:
-            self._share(model, told.pool, told.members)
+            holders = [Holder(str(one.instance_id), one.dp_rank) for one in told.members]
+            model.indexer.share(told.pool, {*model.indexer.places.members.get(told.pool, ()), *holders})
         return made
 
     async def unregister(self, told: Unregister) -> list[str]:
@@ -220,10 +221,6 @@ class Service(AsyncService):
             clear_scope=told.clear_scope,
         )
         return Listener(source, single, model.indexer, self.config.streams, self.clock)
-
-    def _share(self, model: IndexedModel, pool: str, members: Sequence[Member]) -> None:
-        holders = [Holder(str(one.instance_id), one.dp_rank) for one in members]
-        model.indexer.share(pool, {*model.indexer.places.members.get(pool, ()), *holders})
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
