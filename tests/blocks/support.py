@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvyard.blocks import BlockManager, Coordinator, GroupSpec, Request
+from kvyard.blocks import BlockManager, GroupSpec, Request
+from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.table import Table

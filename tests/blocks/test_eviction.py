@@ -10,11 +10,11 @@ import pytest
 from tests.blocks.support import FULL, XXH3, cache, make, run
 from tests.engine.driving import Row, drive
 
-from kvyard.blocks import DEFAULT_PRIORITY, ORDERS, BlockManager, ConfigError, GroupSpec, Request, Retention
-from kvyard.blocks.eviction import EvictionOrder, make_order
+from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Request, Retention
+from kvyard.blocks.eviction import ORDERS, EvictionOrder, make_order
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.priority import PriorityOrder
-from kvyard.blocks.extent import Extent
+from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
 from kvyard.clock import SECOND
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 from tests.blocks.support import FULL, WINDOW, Interleaved, cache, make, run, snapshot
 
-from kvyard.blocks import BlockManager, Coordinator, GroupSpec, Hit, Request, RequestError
+from kvyard.blocks import BlockManager, GroupSpec, Hit, Request, RequestError
+from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.extent import Extent
 
 TEXT = list(range(20))

@@ -14,8 +14,8 @@ from kvyard.blocks import GroupSpec
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import Table
-from kvyard.tiers import TierStore
 from kvyard.tiers.layout import PageLayout
+from kvyard.tiers.store import TierStore
 from kvyard.tiers.storer import Storer
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvyard.blocks.agreement import Agreed, EqualGroups, agree, equal_groups
-from kvyard.blocks.extent import Node
+from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.geometry import Geometry
 from kvyard.blocks.group import NO_HIT, Demand, Group, GroupHit
@@ -74,9 +74,8 @@ class _Members(EqualGroups):
     def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
         """The match as each member's hit."""
         count = -(-match.tokens // self.first.block_size)
-        if match.tails is None:
-            return [GroupHit(count, match.low, nodes) for nodes in all_nodes]
-        return [GroupHit(count, match.low, nodes, tail) for nodes, tail in zip(all_nodes, match.tails)]
+        tails: Sequence[Extent | None] = match.tails or [None] * len(all_nodes)
+        return [GroupHit(count, match.low, nodes, tail) for nodes, tail in zip(all_nodes, tails)]
 
 
 class Coordinator:
@@ -117,18 +116,16 @@ class Coordinator:
         """The longest prefix that every group can use, the last token left out. Changes nothing."""
         limit = request.num_tokens - 1
         version = self.groups[0].pool.version
+        keys = request.chain.keys
         if self._one_full:
             # By far the most common model, and nothing to agree on: the prefix that is there is the hit.
             group = self.groups[0]
-            keys = request.chain.keys
             nodes, at = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
             return Hit(request, at * group.block_size, (GroupHit(at, 0, nodes),), 0, version)
-        keys = request.chain.keys
-        parts = self.parts
         end = len(keys) * self.geometry.hash_block_size
         several = len(self.groups) > 1
-        seen = [part.look(request, end if part.drops and several else limit) for part in parts]
-        agreed = agree(parts, [spans for spans, _ in seen], limit, end, keys)
+        seen = [part.look(request, end if part.drops and several else limit) for part in self.parts]
+        agreed = agree(self.parts, [spans for spans, _ in seen], limit, end, keys)
         return self._hit(request, agreed, [nodes for _, nodes in seen], version)
 
     def _hit(self, request: Request, agreed: Agreed, seen: list[list[list[Node]]], version: int) -> Hit:
@@ -149,22 +146,18 @@ class Coordinator:
         free = self.groups[0].pool.free
         if self.need(request, hits, demand) + spare > free:
             return False
-        return not self.estimates or self._uses(request, hits, demand) <= free
-
-    def _uses(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
-        """How many free blocks are gone once ``demand`` is met. One group's surplus is no help to another."""
+        if not self.estimates:
+            return True
         if self.has_adopted(request):
             demand = demand.unloaded()  # what is loaded later has no blocks of its own
-        return sum(
-            group.uses(request, table, hit, demand) for group, table, hit in zip(self.groups, request.tables, hits)
-        )
+        # What is gone once the demand is met. One group's surplus is no help to another.
+        each = zip(self.groups, request.tables, hits)
+        return sum([group.uses(request, table, hit, demand) for group, table, hit in each]) <= free
 
     def need(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
         """How many free blocks all groups together need to meet ``demand``, by the count that admission goes by."""
-        total = 0
-        for group, table, hit in zip(self.groups, request.tables, hits):
-            total += group.need(request, table, hit, demand)
-        return total
+        each = zip(self.groups, request.tables, hits)
+        return sum([group.need(request, table, hit, demand) for group, table, hit in each])
 
     def adopt(self, request: Request, hits: Sequence[GroupHit], local: int, external: int) -> None:
         """Both phases, once per request: a request that any group has registered keeps what it has."""
@@ -182,10 +175,7 @@ class Coordinator:
 
         One answer for all groups: with blocks of different size one may have registered something while another has not.
         """
-        for table in request.tables:
-            if table.registered is not None or table.length:
-                return True
-        return False
+        return any(table.registered is not None or table.length > 0 for table in request.tables)
 
     def register(self, request: Request, tokens: int) -> None:
         """Offer the blocks of the first ``tokens`` tokens to every group's map."""

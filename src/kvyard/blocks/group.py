@@ -259,13 +259,10 @@ class Group:
                 return
             kept = [(first, last)]
         else:
-            kept = self._worth(request, first, last)
+            boundaries = resume_points(request, self.eagle_unit) if self.retention is not None else ()
+            worth = self.rule.worth(first, last, self.alignment, self.eagle, self.retention, boundaries)
+            kept = [(first, last)] if worth is None else worth
         register_kept(self.map, chain, request, table, kept)
-
-    def _worth(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
-        boundaries = resume_points(request, self.eagle_unit) if self.retention is not None else ()
-        kept = self.rule.worth(first, last, self.alignment, self.eagle, self.retention, boundaries)
-        return [(first, last)] if kept is None else kept
 
     def _block_at(self, table: Table, position: int) -> Extent | None:
         """The block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""

@@ -18,7 +18,6 @@ from kvyard.blocks.request import Request
 def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
     """Raise ``AssertionError`` unless every reference is accounted for (I1) and every block is in one place (I2, I3)."""
     references: Counter[Extent] = Counter()
-    tables: list[list[int]] = []
     for request in requests:
         for table in request.tables:
             end = 0
@@ -28,9 +27,8 @@ def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
                 end = extent.stop
                 references[extent] += 1
             assert table.length >= end, f"{request}: the table is shorter than its blocks"
-            tables.append([block for block in table.ids() if block])
-    for listed in tables:
-        assert len(listed) == len(set(listed)), f"a table lists a block twice: {listed}"
+            listed = [block for block in table.ids() if block]
+            assert len(listed) == len(set(listed)), f"a table lists a block twice: {listed}"
     references.update(pool.pinned)
     for held in pool.holds:
         references.update(held)

@@ -18,8 +18,6 @@ from kvyard.blocks.table import Table
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Key, Run
 
-NULL_BLOCK = 0
-
 
 class Pool:
     """``num_blocks`` physical blocks, one of them the null block, shared by ``num_groups`` groups."""
@@ -56,10 +54,7 @@ class Pool:
     @property
     def version(self) -> int:
         """Changes whenever something cached is moved or forgotten: what was looked up before may be gone."""
-        version = 0
-        for cache_map in self.maps:
-            version += cache_map.version
-        return version
+        return sum([cache_map.version for cache_map in self.maps])
 
     @property
     def usage(self) -> float:
@@ -104,10 +99,7 @@ class Pool:
                 ids = extent.ids
                 size = count
             order.remove(extent)
-            if node is not None:
-                self.maps[node.group].leave(extent)
-            if extent.marks is not None:
-                self.maps[extent.marks.group].unmark(extent)
+            self._unname(extent)
             if extent.left is not None or extent.right is not None:
                 extent.forget_neighbours()
             taken += ids[::-1]
@@ -236,11 +228,8 @@ class Pool:
             self.maps[extent.marks.group].unmark(extent)
 
     def _find(self, block_id: int) -> Extent | None:
-        for cache_map in self.maps:
-            for extent in cache_map.extents():
-                if block_id in extent.ids:
-                    return extent
-        return None
+        named = (extent for cache_map in self.maps for extent in cache_map.extents())
+        return next((extent for extent in named if block_id in extent.ids), None)
 
     def reset(self) -> bool:
         """Forget everything cached, if no block is held; returns whether it did. The line keeps its order."""

@@ -39,20 +39,13 @@ class Table:
     def add_blocks(self, ids: list[int]) -> None:
         """Add fresh, private blocks at the end."""
         extents = self.extents
-        if extents:
-            last = extents[-1]
-            # Only a table's own unnamed blocks may grow: named ones are a copy of something.
-            if (
-                last.node is None
-                and last.marks is None
-                and last.refs == 1
-                and last.start + len(last.ids) == self.length
-            ):
-                last.ids += ids
-                self.length += len(ids)
-                return
-        extents.append(Extent(ids, self.length))
-        self.starts.append(self.length)
+        last = extents[-1] if extents else None
+        # Only a table's own unnamed blocks may grow: named ones are a copy of something.
+        if last is not None and not last.cached and last.refs == 1 and last.start + len(last.ids) == self.length:
+            last.ids += ids
+        else:
+            extents.append(Extent(ids, self.length))
+            self.starts.append(self.length)
         self.length += len(ids)
 
     def settle(self) -> list[Extent]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kvyard.blocks import ORDERS, GroupSpec
+from kvyard.blocks import GroupSpec
+from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings

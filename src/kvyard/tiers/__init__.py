@@ -2,23 +2,17 @@
 
 from kvyard.tiers.config import OffloadConfig, TierConfig, parse_offload_config
 from kvyard.tiers.copies import Copy
-from kvyard.tiers.counters import OffloadCounters
 from kvyard.tiers.offload import Offload
-from kvyard.tiers.policy import POLICIES
 from kvyard.tiers.state import LoadAnswer, LoadStep
-from kvyard.tiers.store import TierStore
 from kvyard.tiers.timeline import Timeline
 
 __all__ = [
-    "POLICIES",
     "Copy",
     "LoadAnswer",
     "LoadStep",
     "Offload",
     "OffloadConfig",
-    "OffloadCounters",
     "TierConfig",
-    "TierStore",
     "Timeline",
     "parse_offload_config",
 ]

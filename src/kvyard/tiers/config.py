@@ -16,6 +16,7 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import LOWER_TIERS, Tier
 from kvyard.settings import Setting
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
+from kvyard.tiers.policy import POLICIES
 
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +57,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """From G2 on, closest to the device first. Each is filled from the one before it and read through it."""
     policy: Annotated[
         str,
-        Setting("What is offloaded when: {choices}.", name="offload_policy", flag=True, choices=_policies),
+        Setting("What is offloaded when: {choices}.", name="offload_policy", flag=True, choices=POLICIES.keys),
     ] = "write_through"
     min_uses: Annotated[int | None, Setting("For after_hits: which use of a block stores it.")] = None
     """The request that computes it is the first."""
@@ -80,7 +81,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How lower tiers announce what they store: with everything a reader needs, or ``legacy``, hashes only."""
 
     def __post_init__(self) -> None:
-        _one_of("policy", self.policy, _policies())
+        _one_of("policy", self.policy, tuple(POLICIES))
         _one_of("events", self.events, ("self-describing", "legacy"))
         _one_of("last_block", self.last_block, ("skip", "recompute-token", "recompute-block"))
         _one_of("on_unclean", self.on_unclean or "wait", ("wait", "drop"))
@@ -139,12 +140,6 @@ def parse_offload_config(raw: Mapping[str, object]) -> OffloadConfig:
         return msgspec.convert(keys, OffloadConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"not an offload configuration: {error}") from None
-
-
-def _policies() -> tuple[str, ...]:
-    from kvyard.tiers.policy import POLICIES  # policies are made from a configuration, so they import this module
-
-    return tuple(POLICIES)
 
 
 def _with_link(tier: object) -> object:

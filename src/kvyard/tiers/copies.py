@@ -121,12 +121,7 @@ class CopyQueue:
 
 def next_landing(queues: Sequence[CopyQueue]) -> int | None:
     """When the next copy lands in any of ``queues``, if nothing changes."""
-    earliest: int | None = None
-    for queue in queues:
-        at = queue.earliest()
-        if at is not None and (earliest is None or at < earliest):
-            earliest = at
-    return earliest
+    return min([at for queue in queues if (at := queue.earliest()) is not None], default=None)
 
 
 class LinkedTier(CopyQueue):
@@ -158,7 +153,7 @@ class LinkedTier(CopyQueue):
         """Do the store's side of a copy that has landed: what came in can be found, what was read may be evicted."""
         if copy.direction == Direction.IN:
             for held in copy.far:
-                self.store.let_go(held)
+                self.store.pool.let_go(held)
             return
         for piece, held in zip(copy.pieces, copy.far):
             if self.shared:

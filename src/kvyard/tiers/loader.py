@@ -224,7 +224,7 @@ class Loader:
         if near is None:
             state.counters.tiers[level - 1].no_room += 1
             for held in reversed(kept):
-                target.let_go(held)
+                target.pool.let_go(held)
             return False
         record.keep += [(target, held) for held in kept]
         far = [source.hold(piece) for piece in pieces]
@@ -350,7 +350,7 @@ class Loader:
 
     def _release(self, record: RequestState) -> None:
         for store, held in reversed(record.keep):
-            store.let_go(held)
+            store.pool.let_go(held)
         record.keep = []
 
 

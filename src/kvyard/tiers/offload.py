@@ -77,7 +77,7 @@ class Offload:
         self.state = OffloadState(name, config, layout, self.tiers)
         self.counters = self.state.counters
         """What happened so far. Live: read, don't keep."""
-        policy = POLICIES[config.policy](config, self.state.first.num_pages, layout.num_groups)
+        policy = POLICIES[config.policy](config.min_uses or 2, self.state.first.num_pages, layout.num_groups)
         self._storer = Storer(self.state, policy)
         self._cleaner = Cleaner(self.state, self._storer, self._sharers) if policy.ahead else None
         self._loader = Loader(self.state, self._cleaner)

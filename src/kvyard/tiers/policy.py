@@ -7,13 +7,11 @@ registry. A policy knows neither links nor room: it only says what is wanted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from kvyard.blocks import Request
 from kvyard.blocks.spans import Spans, clip
 from kvyard.events.types import Tier
 from kvyard.hashing import Chain
-from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.store import PageRange, TierStore
 
 
@@ -55,8 +53,8 @@ class AfterHits(WriteThrough):
     Uses are remembered for as many pages as four stores hold, the least recently used forgotten first.
     """
 
-    def __init__(self, config: OffloadConfig, num_pages: int, num_groups: int) -> None:
-        self.min_uses = config.min_uses or 2
+    def __init__(self, min_uses: int, num_pages: int, num_groups: int) -> None:
+        self.min_uses = min_uses
         self._seen = TierStore(Tier.G2, 4 * num_pages, num_groups)
         """Every use of a page is a copy of it in here."""
 
@@ -96,12 +94,10 @@ class OnEviction(WriteThrough):
         return 0
 
 
-Maker: TypeAlias = Callable[[OffloadConfig, int, int], WriteThrough]
-
-POLICIES: dict[str, Maker] = {
-    "write_through": lambda config, pages, groups: WriteThrough(),
-    "write_through_generated": lambda config, pages, groups: WriteThroughGenerated(),
+POLICIES: dict[str, Callable[[int, int, int], WriteThrough]] = {
+    "write_through": lambda *_: WriteThrough(),
+    "write_through_generated": lambda *_: WriteThroughGenerated(),
     "after_hits": AfterHits,
-    "on_eviction": lambda config, pages, groups: OnEviction(),
+    "on_eviction": lambda *_: OnEviction(),
 }
-"""Offload policies by name. A maker takes the configuration, the pages of the host tier and the number of groups."""
+"""Offload policies by name. A maker takes ``min_uses``, the pages of the host tier and the number of groups."""

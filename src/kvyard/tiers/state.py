@@ -111,10 +111,7 @@ class OffloadState:
     @property
     def landings(self) -> int:
         """Changes when anything lands in a tier of this worker, its own or another's."""
-        total = 0
-        for tier in self.tiers:
-            total += tier.landings
-        return total
+        return sum([tier.landings for tier in self.tiers])
 
     def count(self, copy: Copy) -> None:
         """``copy`` has landed."""

@@ -36,10 +36,7 @@ class PageRange(NamedTuple):
 
 def total_pages(pieces: Iterable[PageRange]) -> int:
     """How many pages ``pieces`` have together."""
-    total = 0
-    for piece in pieces:
-        total += piece[3] - piece[2]
-    return total
+    return sum([piece.stop - piece.start for piece in pieces])
 
 
 class PendingPages:
@@ -161,7 +158,10 @@ class TierStore:
         return free
 
     def hold(self, piece: PageRange) -> Table:
-        """Keep ``piece``, all of it resident, for a transfer that reads it, until ``let_go``."""
+        """Keep ``piece``, all of it resident, for a transfer that reads it, until ``pool.let_go``.
+
+        Its pages are the most recently used then.
+        """
         group, chain, start, stop = piece
         cache_map = self.pool.maps[group]
         nodes, at = cache_map.walk(chain.keys, stop)
@@ -178,10 +178,6 @@ class TierStore:
             part = cache_map.split(node, stop) if node.stop > stop else node
             extents.append(part.copies[0])
         return self.pool.hold(extents)
-
-    def let_go(self, held: Table) -> None:
-        """A transfer has read what it held: the pages may be evicted again, as the most recently used."""
-        self.pool.let_go(held)
 
     def reserve(self, pieces: Sequence[PageRange]) -> list[Table] | None:
         """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they
@@ -232,13 +228,13 @@ class TierStore:
         enter_pages(self.pool, piece, held)
         self.arrivals += 1
         if not keep:
-            self.let_go(held)
+            self.pool.let_go(held)
 
     def cancel(self, piece: PageRange, held: Table) -> None:
         """What was reserved won't come: the pages are free again."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
-        self.let_go(held)
+        self.pool.let_go(held)
 
     def put(self, piece: PageRange) -> bool:
         """Have ``piece`` here at once, one more copy if it is here already; returns whether there was room."""

@@ -178,7 +178,7 @@ class Storer:
         """Let go of a source that is not the device."""
         store = self.state.tiers[copy.level - 1].store
         for held in reversed(copy.near):
-            store.let_go(held)
+            store.pool.let_go(held)
 
     def _pass_on(self, copy: Copy) -> None:
         """Copy on to the next tier what it doesn't have, if it has room. The source is still held as a destination."""

@@ -7,8 +7,9 @@ from fractions import Fraction
 import pytest
 
 from kvyard.clock import ClockError
-from kvyard.tiers.links import Direction, LaneConfig, Link, LinkConfig, LinkError, Transfer, make_link
+from kvyard.tiers.links import Direction, LaneConfig, Link, LinkConfig, Transfer, make_link
 from kvyard.tiers.links.fair import FairLink, FairTransfer
+from kvyard.tiers.links.link import LinkError
 
 GB = 10**9
 OUT, IN = Direction.OUT, Direction.IN

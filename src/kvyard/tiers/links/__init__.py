@@ -10,7 +10,7 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.tiers.links.config import PRESETS, LaneConfig, LinkConfig, parse_link_config
 from kvyard.tiers.links.fair import FairLink
 from kvyard.tiers.links.fifo import FifoLink
-from kvyard.tiers.links.link import Direction, LaneStats, Link, LinkError, Transfer
+from kvyard.tiers.links.link import Direction, Link, Transfer
 
 DISCIPLINES: dict[str, Callable[[LinkConfig], Link]] = {"fair": FairLink, "fifo": FifoLink}
 """Makers of links by the name of their discipline. A maker raises ``ConfigError`` for what it can't honour."""
@@ -24,16 +24,4 @@ def make_link(config: LinkConfig) -> Link:
     return maker(config)
 
 
-__all__ = [
-    "DISCIPLINES",
-    "PRESETS",
-    "Direction",
-    "LaneConfig",
-    "LaneStats",
-    "Link",
-    "LinkConfig",
-    "LinkError",
-    "Transfer",
-    "make_link",
-    "parse_link_config",
-]
+__all__ = ["PRESETS", "Direction", "LaneConfig", "Link", "LinkConfig", "Transfer", "make_link", "parse_link_config"]
