@@ -66,7 +66,7 @@ def check_retention(interval: int | None, groups: Sequence[GroupSpec], scheduler
     """
     if interval is None:
         return
-    if not any(spec.is_window or spec.is_state for spec in groups):
+    if not any(spec.attention.is_window or spec.is_state for spec in groups):
         if interval:
             raise ConfigError("retention_interval only matters to window and state groups: use 0 here")
     elif interval < 0 or interval % scheduler_block_size:

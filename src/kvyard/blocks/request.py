@@ -22,25 +22,6 @@ class RequestError(KvyardError, ValueError):
 class Request:
     """One sequence. ``num_computed_tokens`` and ``num_in_flight_tokens`` are the scheduler's to advance."""
 
-    __slots__ = (
-        "append",
-        "chain",
-        "fits_until",
-        "id",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_prompt_tokens",
-        "quiet_until",
-        "reads_cache",
-        "registered_until",
-        "retention",
-        "running",
-        "settled_until",
-        "shared_prefix_boundary",
-        "tables",
-        "views",
-    )
-
     def __init__(
         self,
         request_id: str,

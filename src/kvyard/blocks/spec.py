@@ -107,10 +107,6 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.attention.is_full
 
     @property
-    def is_window(self) -> bool:
-        return self.attention.is_window
-
-    @property
     def is_state(self) -> bool:
         return self.attention.is_state
 

@@ -43,8 +43,8 @@ class _Dirty(NamedTuple):
 class Cleaner:
     """Keeps the head of one worker's free line clean."""
 
-    def __init__(self, state: OffloadState, storer: Storer, members: Callable[[], int]) -> None:
-        """``members`` says how many workers the host is for."""
+    def __init__(self, state: OffloadState, storer: Storer, members: Sequence[str]) -> None:
+        """``members`` are the workers that the host is for."""
         self.state = state
         self.storer = storer
         self._members = members
@@ -63,7 +63,7 @@ class Cleaner:
     @property
     def ahead(self) -> int:
         """How many blocks at the head of the line are to be clean."""
-        share = max(1, self.state.first.num_pages // self._members())
+        share = max(1, self.state.first.num_pages // len(self._members))
         return min(self.state.config.offload_ahead or DEFAULT_AHEAD, share)
 
     @property

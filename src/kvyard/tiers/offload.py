@@ -79,15 +79,12 @@ class Offload:
         """What happened so far. Live: read, don't keep."""
         policy = POLICIES[config.policy](config.min_uses or 2, self.state.first.num_pages, layout.num_groups)
         self._storer = Storer(self.state, policy)
-        self._cleaner = Cleaner(self.state, self._storer, self._sharers) if policy.ahead else None
+        members = timeline.members if timeline is not None and self.tiers[0].shared else [name]
+        self._cleaner = Cleaner(self.state, self._storer, members) if policy.ahead else None
         self._loader = Loader(self.state, self._cleaner)
         self._ready: list[Request] = []
         self._shared = [tier for tier in self.tiers if tier.shared]
         self._heard = {tier: tier.landings for tier in self._shared}
-
-    def _sharers(self) -> int:
-        """How many workers the first tier is for."""
-        return len(self.timeline.members) if self.timeline is not None and self.tiers[0].shared else 1
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

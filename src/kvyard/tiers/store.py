@@ -10,7 +10,6 @@ All work is per run. A store knows no links, no requests, and only the time it i
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from kvyard.blocks.table import Table
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
+from kvyard.hashing.stretches import parting
 
 
 class PageRange(NamedTuple):
@@ -72,7 +72,7 @@ class PendingPages:
             if start < limit:
                 piece = here.get(keys[start])
                 if piece is not None:
-                    found.append((start, _agree(piece.chain.keys, keys, start, min(piece.stop, limit))))
+                    found.append((start, parting(piece.chain.keys, keys, start, min(piece.stop, limit))))
         return clip(found, 0, limit) if len(found) > 1 else found
 
     def __bool__(self) -> bool:
@@ -81,12 +81,6 @@ class PendingPages:
     def __iter__(self) -> Iterator[PageRange]:
         for here in self._starts.values():
             yield from here.values()
-
-
-def _agree(left: Keys, right: Keys, start: int, stop: int) -> int:
-    """Up to where two chains that agree at ``start`` do so, at most ``stop``."""
-    rest = range(start + 1, stop)
-    return start + 1 + bisect_left(rest, True, key=lambda at: left[at] != right[at])
 
 
 class TierStore:

@@ -11,7 +11,6 @@ import lzma
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
@@ -84,15 +83,9 @@ def _first_difference(recorded: Record, ours: Record) -> str | None:
     return None
 
 
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
 def _records(path: Path) -> Iterator[tuple[int, Record]]:
     try:
-        with _open(path) as lines:
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue

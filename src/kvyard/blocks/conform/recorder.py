@@ -108,6 +108,6 @@ class VllmRecorder:
             event["extra_keys"] = [chain.extras_of(at, at + 1)[0] for at in positions]
         event["group_idx"] = group.index
         event["kv_cache_spec_kind"] = group.spec.attention.wire
-        if group.spec.is_window:
+        if group.spec.attention.is_window:
             event["kv_cache_spec_sliding_window"] = group.spec.window
         self._events.append(event)

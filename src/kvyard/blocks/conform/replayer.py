@@ -57,11 +57,11 @@ class Replayer:
 
     def apply(self, op: Record) -> Record:
         """The result of one operation, in the shape of the log. An operation that we refuse yields ``error``."""
-        act: Callable[[Record], Record] | None = getattr(self, f"op_{op['op']}", None)
+        act: Callable[[Record], Record | None] | None = getattr(self, f"op_{op['op']}", None)
         if act is None:
             raise LogError(f"unknown operation {op['op']!r}")
         try:
-            result = act(op)
+            result = act(op) or {}
         except (KvyardError, KeyError, ValueError) as refused:
             return {"error": str(refused)}
         finally:
@@ -142,24 +142,21 @@ class Replayer:
         self.manager.rollback(request, op["n"])
         return {"num_computed": request.num_computed_tokens}
 
-    def op_cache(self, op: Record) -> Record:
+    def op_cache(self, op: Record) -> None:
         self.manager.cache(self._request(op), op["num_tokens"])
-        return {}
 
-    def op_preempt(self, op: Record) -> Record:
+    def op_preempt(self, op: Record) -> None:
         request = self._request(op)
         if request.id in self.manager.requests:
             self.manager.preempt(request)
         request.num_computed_tokens = request.num_in_flight_tokens = 0
         request.running = False
-        return {}
 
-    def op_free(self, op: Record) -> Record:
+    def op_free(self, op: Record) -> None:
         request = self.requests.pop(op["req"])
         self.hits.pop(request.id, None)
         if request.id in self.manager.requests:
             self.manager.free(request)
-        return {}
 
     def op_remove_skipped(self, op: Record) -> Record:
         request = self._request(op)
@@ -167,13 +164,11 @@ class Replayer:
             self.manager.drop_stale(request, op["num_tokens"])
         return {"blocks": self.manager.block_ids(request)}
 
-    def op_evict(self, op: Record) -> Record:
+    def op_evict(self, op: Record) -> None:
         self.manager.evict(set(op["blocks"]))
-        return {}
 
-    def op_new_step(self, op: Record) -> Record:
+    def op_new_step(self, op: Record) -> None:
         self.manager.begin_step()
-        return {}
 
     def op_take_copies(self, op: Record) -> Record:
         return {"copies": [list(pair) for pair in self.manager.take_copies()]}
