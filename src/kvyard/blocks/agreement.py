@@ -28,7 +28,6 @@ class EqualGroups:
         self.members = members
         self.rule = spec.rule()
         self.is_full = spec.is_full
-        self.is_state = spec.is_state
         self.drops = drops
         self.alignment = alignment
         self.beyond = 0 if spec.is_state else min(spec.block_size, alignment)

@@ -224,6 +224,17 @@ class CacheMap:
         node.start = at
         return front
 
+    def between(self, nodes: list[Node], low: int, high: int) -> list[Node]:
+        """Those of ``nodes``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
+        found: list[Node] = []
+        for node in nodes:
+            if node.stop <= low or node.start >= high:
+                continue
+            if node.start < low:
+                self.split(node, low)
+            found.append(self.split(node, high) if node.stop > high else node)
+        return found
+
     def detach(self, node: Node, chain: Chain) -> None:
         """Keep no more of ``chain`` alive for the sake of ``node`` than its own stretch; its request has ended."""
         self._slim(node)

@@ -19,6 +19,21 @@ DEFAULT_PRIORITY = 35
 class Extent:
     """Physical blocks ``ids`` at positions ``start`` onwards; held while ``refs`` > 0, else waiting to be evicted."""
 
+    __slots__ = (
+        "after",
+        "before",
+        "deadline",
+        "expires",
+        "ids",
+        "left",
+        "marks",
+        "node",
+        "priority",
+        "refs",
+        "right",
+        "start",
+    )
+
     def __init__(self, ids: list[int], start: int, refs: int = 1, priority: int = DEFAULT_PRIORITY) -> None:
         self.ids = ids
         self.start = start

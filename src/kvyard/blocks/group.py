@@ -197,16 +197,10 @@ class Group:
         rule = self.rule
         skipped = rule.stale(local + external) // self.block_size if rule.forgets else 0
         low, high = max(hit.low, skipped), hit.blocks
-        pool = self.pool
         if low < high:
-            for node in hit.parts():
-                if node.stop <= low or node.start >= high:
-                    continue
-                if node.start < low:
-                    self.map.split(node, low)
-                part = self.map.split(node, high) if node.stop > high else node
-                extent = part.copies[0]
-                pool.pin(extent)
+            for node in self.map.between(hit.parts(), low, high):
+                extent = node.copies[0]
+                self.pool.pin(extent)
                 table.append(extent)
         table.length = max(skipped, high)
         table.registered = table.length

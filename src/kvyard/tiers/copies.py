@@ -121,7 +121,12 @@ class CopyQueue:
 
 def next_landing(queues: Sequence[CopyQueue]) -> int | None:
     """When the next copy lands in any of ``queues``, if nothing changes."""
-    return min([at for queue in queues if (at := queue.earliest()) is not None], default=None)
+    earliest: int | None = None
+    for queue in queues:
+        at = queue.earliest()
+        if at is not None and (earliest is None or at < earliest):
+            earliest = at
+    return earliest
 
 
 class LinkedTier(CopyQueue):

@@ -161,17 +161,11 @@ class TierStore:
         nodes, at = cache_map.walk(chain.keys, stop)
         if at < stop:
             raise LookupError(f"{self.tier.name} has {at} pages of this chain, not {stop}")
-        extents = []
+        nodes = cache_map.between(nodes, start, stop)
         for node in nodes:
-            if node.stop <= start:
-                continue
-            if node.start < start:
-                cache_map.split(node, start)
             if not node.copies:
-                raise LookupError(f"{self.tier.name} has a hole at page {max(start, node.start)} of this chain")
-            part = cache_map.split(node, stop) if node.stop > stop else node
-            extents.append(part.copies[0])
-        return self.pool.hold(extents)
+                raise LookupError(f"{self.tier.name} has a hole at page {node.start} of this chain")
+        return self.pool.hold([node.copies[0] for node in nodes])
 
     def reserve(self, pieces: Sequence[PageRange]) -> list[Table] | None:
         """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they

@@ -161,24 +161,18 @@ class Storer:
             self._pass_on(copy)
 
     def landed(self, copy: Copy) -> None:
-        """Its worker is told: let go of the source."""
-        if copy.level:
-            if not self.state.tiers[copy.level - 1].shared:
-                self._let_go(copy)
-            return
-        pool = self.state.layout.pool
+        """Its worker is told: let go of the source, unless that is shared and was let go of as the copy landed."""
         if copy.returns:
             for held in copy.near:
-                pool.put_back(held)
-        else:
-            for held in reversed(copy.near):
-                pool.let_go(held)
+                self.state.layout.pool.put_back(held)
+        elif not (copy.level and self.state.tiers[copy.level - 1].shared):
+            self._let_go(copy)
 
     def _let_go(self, copy: Copy) -> None:
-        """Let go of a source that is not the device."""
-        store = self.state.tiers[copy.level - 1].store
+        """Let go of the source of ``copy``: the device, or the tier before."""
+        pool = self.state.tiers[copy.level - 1].store.pool if copy.level else self.state.layout.pool
         for held in reversed(copy.near):
-            store.pool.let_go(held)
+            pool.let_go(held)
 
     def _pass_on(self, copy: Copy) -> None:
         """Copy on to the next tier what it doesn't have, if it has room. The source is still held as a destination."""
