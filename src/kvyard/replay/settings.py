@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from kvyard.blocks import ORDERS
+from kvyard.blocks.eviction import ORDERS
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import find_config, plan
 from kvyard.engine.models.planning import PlanOptions
