@@ -6,40 +6,47 @@ skips the event and says so. So problems are values, not exceptions, and each na
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from enum import StrEnum
+
 import msgspec
 
 from kvyard.events.types import Event
 
-PAYLOAD = "payload"
-"""Nothing of the payload could be read."""
-MALFORMED = "malformed"
-"""An event of a known kind whose fields can't be read."""
-HASH = "hash"
-GROUP = "group"
-MEDIUM = "medium"
-UNKNOWN = "unknown"
-"""An event of a kind we don't know; skipped."""
-BATCH = "batch"
-"""A bad time stamp or rank; the events were read all the same."""
-GAP = "gap"
-"""Event ids are missing (TensorRT-LLM numbers events, not batches)."""
-RESTART = "restart"
-"""Event ids started again."""
+
+class ProblemKind(StrEnum):
+    PAYLOAD = "payload"
+    """Nothing of the payload could be read."""
+    MALFORMED = "malformed"
+    """An event of a known kind whose fields can't be read."""
+    HASH = "hash"
+    GROUP = "group"
+    MEDIUM = "medium"
+    UNKNOWN = "unknown"
+    """An event of a kind we don't know; skipped."""
+    BATCH = "batch"
+    """A bad time stamp or rank; the events were read all the same."""
+    GAP = "gap"
+    """Event ids are missing (TensorRT-LLM numbers events, not batches)."""
+    RESTART = "restart"
+    """Event ids started again."""
+
 
 MAX_COUNT = 1 << 31
 """No group, rank, block size or window reaches this."""
+MAX_UNKNOWN = 64
 JSON_STARTS = b"[{ \t\r\n"
 """First bytes of JSON. As msgpack these would be a lone number."""
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, MemoryError, OverflowError, ValueError, TypeError)
 """What msgspec raises for bytes that are no message."""
 
-_HARMLESS = frozenset((UNKNOWN, BATCH))
+_HARMLESS = frozenset((ProblemKind.UNKNOWN, ProblemKind.BATCH))
 
 
 class EventRefused(ValueError):
-    """One event can't be used; ``kind`` is one of the kinds above. Never leaves this package."""
+    """One event can't be used. Never leaves this package."""
 
-    def __init__(self, kind: str, reason: str) -> None:
+    def __init__(self, kind: ProblemKind, reason: str) -> None:
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
@@ -51,7 +58,7 @@ class Problem(msgspec.Struct, frozen=True):
     index: int
     """The position of the event in its batch, -1 for the payload as a whole."""
     reason: str
-    kind: str
+    kind: ProblemKind
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,23 +102,27 @@ class DecodeStats(msgspec.Struct):
     partial_blocks: int = 0
     """Blocks that weren't full, which TensorRT-LLM announces and no other request can share; left out."""
     unknown: dict[str, int] = msgspec.field(default_factory=dict)
-    """Names of unknown event kinds; only so many are kept apart."""
+    """Names of unknown event kinds; those beyond the first few count as "…"."""
 
-    def note_unknown(self, name: str, most: int = 64) -> None:
-        """Count an event of an unknown kind under its ``name``, or under "…" once ``most`` names are known."""
-        name = name[:64]
-        if name not in self.unknown and len(self.unknown) >= most:
-            name = "…"
-        self.unknown[name] = self.unknown.get(name, 0) + 1
+    def check_kind(self, tag: object, known: Collection[str]) -> None:
+        """Raise ``EventRefused`` unless ``tag`` is a known kind of event; unknown ones are counted by name."""
+        if not isinstance(tag, str):
+            raise EventRefused(ProblemKind.MALFORMED, "an event without a kind")
+        if tag not in known:
+            name = tag[:64]
+            if name not in self.unknown and len(self.unknown) >= MAX_UNKNOWN:
+                name = "…"
+            self.unknown[name] = self.unknown.get(name, 0) + 1
+            raise EventRefused(ProblemKind.UNKNOWN, f"unknown kind {tag[:40]!r}")
 
 
 def no_events(reason: str) -> Decoded:
     """What a payload gives that can't be read at all."""
-    return Decoded(problems=[Problem(-1, reason, PAYLOAD)])
+    return Decoded(problems=[Problem(-1, reason, ProblemKind.PAYLOAD)])
 
 
 def read_stamp(ts: object) -> tuple[float, Problem | None]:
     """A time stamp off the wire, or 0 and the problem with it."""
     if isinstance(ts, int | float) and not isinstance(ts, bool) and abs(ts) < 1e300:
         return float(ts), None
-    return 0.0, Problem(-1, "a time stamp that isn't a number", BATCH)
+    return 0.0, Problem(-1, "a time stamp that isn't a number", ProblemKind.BATCH)

@@ -19,20 +19,14 @@ from msgspec import Struct
 
 from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
-    GAP,
-    GROUP,
-    HASH,
     JSON_STARTS,
-    MALFORMED,
     MAX_COUNT,
-    MEDIUM,
-    RESTART,
-    UNKNOWN,
     UNREADABLE,
     Decoded,
     DecodeStats,
     EventRefused,
     Problem,
+    ProblemKind,
 )
 from kvyard.events.wire.format import EngineGuess, StreamRules, WireFormat
 from kvyard.events.wire.keys import U64, BadHash, read_hash, read_hex
@@ -121,7 +115,7 @@ STATE_GROUP = 1 << 30
 MAX_REMEMBERED = 1 << 20
 MAX_NAMES = 4096
 """How many groups and ranks are told apart; no engine has as many, and a broken stream must not fill memory."""
-_TIERS = {level: tier for level, tier in enumerate(Tier)}
+_TIERS = dict(enumerate(Tier))
 
 
 class TrtllmReader:
@@ -165,13 +159,13 @@ class TrtllmReader:
                     problems.append(problem)
                 if isinstance(envelope.data, Created):
                     capacities |= _capacity(envelope, envelope.data)
-                for event in self._read(envelope, stats):
-                    events.append(event)
-                    ranks.append(rank)
+                found = self._read(envelope, stats)
+                events += found
+                ranks += [rank] * len(found)
             except EventRefused as refusal:
                 problems.append(Problem(index, refusal.reason, refusal.kind))
             except (msgspec.MsgspecError, BadHash, OverflowError, RecursionError) as error:
-                kind = HASH if isinstance(error, BadHash) else MALFORMED
+                kind = ProblemKind.HASH if isinstance(error, BadHash) else ProblemKind.MALFORMED
                 problems.append(Problem(index, f"{error}"[:200], kind))
         one_rank = len(set(ranks)) <= 1
         return Decoded(
@@ -186,11 +180,7 @@ class TrtllmReader:
     def _open(self, item: object, stats: DecodeStats) -> Envelope:
         data = item.get("data") if isinstance(item, Mapping) else None
         tag = data.get("type") if isinstance(data, Mapping) else None
-        if not isinstance(tag, str):
-            raise EventRefused(MALFORMED, "an event without a kind")
-        if tag not in KNOWN:
-            stats.note_unknown(tag)
-            raise EventRefused(UNKNOWN, f"unknown kind {tag[:40]!r}")
+        stats.check_kind(tag, KNOWN)
         return msgspec.convert(item, Envelope)
 
     def _follow(self, index: int, envelope: Envelope) -> Problem | None:
@@ -199,7 +189,7 @@ class TrtllmReader:
         if at is None:
             return None
         if rank is not None and not 0 <= rank < MAX_COUNT:
-            raise EventRefused(MALFORMED, f"rank {rank} is out of range")
+            raise EventRefused(ProblemKind.MALFORMED, f"rank {rank} is out of range")
         last = self._last_id.get(rank)
         if last is None and len(self._last_id) >= MAX_NAMES:
             return None
@@ -207,29 +197,29 @@ class TrtllmReader:
         if last is None or at == last + 1:
             return None
         if at <= last:
-            return Problem(index, f"event ids start again at {at} after {last}", RESTART)
-        return Problem(index, f"events {last + 1} to {at - 1} are missing", GAP)
+            return Problem(index, f"event ids start again at {at} after {last}", ProblemKind.RESTART)
+        return Problem(index, f"events {last + 1} to {at - 1} are missing", ProblemKind.GAP)
 
-    def _read(self, envelope: Envelope, stats: DecodeStats) -> Iterable[Event]:
+    def _read(self, envelope: Envelope, stats: DecodeStats) -> list[Event]:
         data, rank = envelope.data, envelope.attention_dp_rank
         group, window = _place(envelope)
         if isinstance(data, Created):
             # A manager was built, so it holds nothing.
-            return (Cleared(),)
+            return [Cleared()]
         if isinstance(data, StoredData):
             return self._stored(data, group, window, rank, stats)
         if isinstance(data, RemovedData):
             return self._removed([self._key(key) for key in data.block_hashes], group, rank)
         move = data.cache_level
         if move is None or move.new_value == move.old_value:
-            return ()
+            return []
         key, new, old = self._key(data.block_hash), _tier(move.new_value), _tier(move.old_value)
         self._remember(rank, group, (key,), new)
         # The new copy first: a reader in between must not think the block gone.
-        return (
+        return [
             Stored(hashes=[key], parent=None, tokens=None, block_size=0, group=group, tier=new, window=window),
             Removed(hashes=[key], group=group, tier=old),
-        )
+        ]
 
     def _stored(
         self, data: StoredData, group: int | None, window: int | None, rank: int | None, stats: DecodeStats
@@ -241,7 +231,8 @@ class TrtllmReader:
             part = list(same)
             tier = _tier(level)
             hashes = [self._key(block.block_hash) for block in part]
-            tokens = [_token_id(token) for block in part for token in block.tokens or ()]
+            found = [token for block in part for token in block.tokens or ()]
+            tokens = [token if isinstance(token, int) else token.token_id for token in found]
             extras = [_extras(block) for block in part] if any(block.mm_keys for block in part) else None
             self._remember(rank, group, hashes, tier)
             events.append(
@@ -280,9 +271,8 @@ class TrtllmReader:
         tiers = [below.pop((rank, group, key), Tier.G1) for key in keys] if below else [Tier.G1] * len(keys)
         events: list[Event] = []
         for tier in Tier:
-            hashes = [
-                key for key, at in zip(keys, tiers, strict=True) if at == tier or (self._forgot and at == Tier.G1)
-            ]
+            meant = (tier, Tier.G1) if self._forgot else (tier,)
+            hashes = [key for key, at in zip(keys, tiers, strict=True) if at in meant]
             if hashes:
                 events.append(Removed(hashes=hashes, group=group, tier=tier))
         return events
@@ -318,9 +308,9 @@ def _place(envelope: Envelope) -> tuple[int | None, int | None]:
     """The group and window of an event."""
     group, window = envelope.layer_group_id, envelope.window_size
     if window is not None and abs(window) >= STATE_GROUP * 2:
-        raise EventRefused(GROUP, f"window {window} is out of range")
+        raise EventRefused(ProblemKind.GROUP, f"window {window} is out of range")
     if group is not None and not 0 <= group < MAX_COUNT:
-        raise EventRefused(GROUP, f"group {group} is out of range")
+        raise EventRefused(ProblemKind.GROUP, f"group {group} is out of range")
     if group is None and window is not None:
         group = window if window >= 0 else STATE_GROUP - window
     return group, window if window is not None and window >= 0 else None
@@ -329,12 +319,8 @@ def _place(envelope: Envelope) -> tuple[int | None, int | None]:
 def _tier(level: int) -> Tier:
     tier = _TIERS.get(level)
     if tier is None:
-        raise EventRefused(MEDIUM, f"unknown cache level {level}")
+        raise EventRefused(ProblemKind.MEDIUM, f"unknown cache level {level}")
     return tier
-
-
-def _token_id(token: Token | int) -> int:
-    return token if isinstance(token, int) else token.token_id
 
 
 def _extras(block: Block) -> tuple[object, ...] | None:
@@ -346,20 +332,18 @@ def _extras(block: Block) -> tuple[object, ...] | None:
 
 
 MAX_WINDOW = (1 << 31) - 1
-"""The window of a group that sees everything, where no longest sequence is given."""
+"""The window of a group that sees everything."""
 
 
 class TrtllmWriter:
     """Writes one stream: remembers which tiers hold each block, and numbers events."""
 
-    def __init__(self, groups: Sequence[GroupMeta] = (), max_window: int = MAX_WINDOW, announce: bool = True) -> None:
-        """``groups`` go out as ``created`` before anything else, if ``announce``. ``max_window`` is the longest sequence."""
-        self._groups = tuple(groups)
-        self._max_window = max_window
-        self._announce = announce
+    def __init__(self, groups: Sequence[GroupMeta]) -> None:
+        """``groups`` go out as ``created`` before anything else."""
+        self._unannounced = list(enumerate(groups))
         self._held: dict[int | None, dict[Key, int]] = {}
         """Per group, per block: the tiers with a copy, as bits."""
-        self._windows: dict[int | None, int] = {at: meta.window or max_window for at, meta in enumerate(self._groups)}
+        self._windows: dict[int | None, int] = {at: meta.window or MAX_WINDOW for at, meta in enumerate(groups)}
         self._next_id = 0
         self._expected: int | None = None
         self._out: list[Envelope] = []
@@ -368,10 +352,9 @@ class TrtllmWriter:
     def encode(self, batch: EventBatch) -> bytes:
         """``batch`` as a JSON list. Ids are dense, with a hole wherever the batches' own ids have one."""
         self._rank = batch.rank
-        if self._announce:
-            self._announce = False
-            for group, meta in enumerate(self._groups):
-                self._put(Created(list(meta.capacity)), group)
+        for group, meta in self._unannounced:
+            self._put(Created(list(meta.capacity)), group)
+        self._unannounced = []
         if self._expected is not None and batch.first_id > self._expected:
             self._next_id += batch.first_id - self._expected
         self._expected = batch.first_id + len(batch.events)
@@ -387,7 +370,7 @@ class TrtllmWriter:
 
     def _store(self, event: Stored) -> None:
         held = self._held.setdefault(event.group, {})
-        self._windows.setdefault(event.group, event.window or self._max_window)
+        self._windows.setdefault(event.group, event.window or MAX_WINDOW)
         bit = 1 << event.tier
         level = event.tier - 1
         fresh: list[Block] = []
@@ -442,7 +425,7 @@ class TrtllmWriter:
             Envelope(
                 event_id=self._next_id,
                 data=data,
-                window_size=self._windows.get(group, self._max_window),
+                window_size=self._windows.get(group, MAX_WINDOW),
                 hash_algo="v2_sha256" if isinstance(sample, bytes | str) else None,
                 attention_dp_rank=self._rank,
                 layer_group_id=group,

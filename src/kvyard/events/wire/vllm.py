@@ -16,19 +16,14 @@ from msgspec import Raw, Struct
 
 from kvyard.events.types import Cleared, Event, EventBatch, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
-    BATCH,
-    GROUP,
-    HASH,
     JSON_STARTS,
-    MALFORMED,
     MAX_COUNT,
-    MEDIUM,
-    UNKNOWN,
     UNREADABLE,
     Decoded,
     DecodeStats,
     EventRefused,
     Problem,
+    ProblemKind,
     no_events,
     read_stamp,
 )
@@ -40,6 +35,7 @@ from kvyard.hashing import Key
 T = TypeVar("T")
 """A token id; or, asked only where that fails, also the pair of ids that SGLang sends under EAGLE."""
 
+Lora = TypeVar("Lora")
 Hash: TypeAlias = int | bytes
 Extras: TypeAlias = list[tuple[Any, ...] | None]
 Pair: TypeAlias = int | tuple[int, int]
@@ -51,23 +47,42 @@ KNOWN = frozenset((STORED, REMOVED, CLEARED))
 # -- shapes: field order is the wire's; what is read may lack every field that can be done without ---------------------
 
 
-class MapStored(Struct, Generic[T], tag=STORED, kw_only=True, gc=False):
-    """A map with names, read."""
+class StoredShape(Struct, Generic[T, Lora], tag=STORED, kw_only=True, gc=False):
+    """What maps and arrays have in common."""
 
     block_hashes: list[Hash]
-    parent_block_hash: Hash | None = None
+    parent_block_hash: Hash | None
     token_ids: list[T]
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
-    lora_name: str | None = None
+    lora_name: Lora | None = None
     extra_keys: Extras | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+
+
+class ArrayStored(StoredShape[T, str | dict[str, Any]], array_like=True, kw_only=True, gc=False):
+    """A positional array, read. SGLang puts a map of metadata in place of the adapter's name."""
+
+
+class MapStored(StoredShape[T, str], kw_only=True, gc=False):
+    """A map with names, read."""
+
+    parent_block_hash: Hash | None = None
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
+
+
+class WrittenStored(MapStored[int], kw_only=True, omit_defaults=True, gc=False):
+    """A map with names, written: vLLM refuses one without the first seven, null or not."""
+
+    parent_block_hash: Hash | None
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
 
 
 class MapRemoved(Struct, tag=REMOVED, kw_only=True, omit_defaults=True, gc=False):
@@ -89,23 +104,6 @@ class MapCleared(Struct, tag=CLEARED, kw_only=True, omit_defaults=True, gc=False
     """Ours; others skip it and clear everything."""
 
 
-class ArrayStored(Struct, Generic[T], tag=STORED, array_like=True, gc=False):
-    """A positional array, read and written."""
-
-    block_hashes: list[Hash]
-    parent_block_hash: Hash | None
-    token_ids: list[T]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | dict[str, Any] | None = None
-    """SGLang puts a map of metadata here."""
-    extra_keys: Extras | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-
 class ArrayRemoved(Struct, tag=REMOVED, array_like=True, gc=False):
     block_hashes: list[Hash]
     medium: str | None = None
@@ -114,29 +112,6 @@ class ArrayRemoved(Struct, tag=REMOVED, array_like=True, gc=False):
 
 class ArrayCleared(Struct, tag=CLEARED, array_like=True, gc=False):
     medium: Any = None
-
-
-class WrittenStored(Struct, tag=STORED, kw_only=True, omit_defaults=True, gc=False):
-    """A map with names, written: vLLM refuses one without the first seven, null or not."""
-
-    block_hashes: list[Hash]
-    parent_block_hash: Hash | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: Extras | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
-
-
-class WrittenArrayCleared(Struct, tag=CLEARED, array_like=True, gc=False):
-    pass
 
 
 class VllmBatch(Struct, Generic[T], array_like=True, gc=False):
@@ -158,6 +133,7 @@ AnyEvent: TypeAlias = MapEvent | ArrayEvent | LooseMapEvent | LooseArrayEvent
 
 
 MAP, ARRAY = "map", "array"
+ReadEvent: TypeAlias = Callable[[Any, set[str], DecodeStats], Event]
 _Decoders: TypeAlias = dict[str, msgspec.msgpack.Decoder[Any]]
 
 _WHOLE: _Decoders = {
@@ -194,22 +170,11 @@ class VllmReader:
                 continue
             if batch.rank is None or 0 <= batch.rank < MAX_COUNT:
                 self._expected = shape
-                return self._read_whole(batch, shape)
+                return self._collect(batch.ts, batch.events, batch.rank, self._read_shape, stats, shape)
         return self._read_parts(payload, stats)
 
-    def _read_whole(self, batch: VllmBatch[AnyEvent], shape: str) -> Decoded:
-        events: list[Event] = []
-        problems: list[Problem] = []
-        narrow = self._narrow
-        for index, event in enumerate(batch.events):
-            try:
-                events.append(read_event(event, narrow))
-            except EventRefused as refusal:
-                problems.append(Problem(index, refusal.reason, refusal.kind))
-        ts, bad = read_stamp(batch.ts)
-        if bad:
-            problems.append(bad)
-        return Decoded(ts=ts, rank=batch.rank, events=events, problems=problems, dialect=shape if events else "none")
+    def _read_shape(self, event: AnyEvent, seen: set[str], stats: DecodeStats) -> Event:
+        return read_event(event, self._narrow)
 
     def _read_parts(self, payload: bytes, stats: DecodeStats) -> Decoded | None:
         """Take a payload apart that isn't what it should be, and read what can be read."""
@@ -236,14 +201,14 @@ class VllmReader:
             data = _ANY.decode(data)
             shape = _shape_of(data)
         if shape not in _STRICT:
-            raise EventRefused(MALFORMED, f"an event that is a {shape}")
+            raise EventRefused(ProblemKind.MALFORMED, f"an event that is a {shape}")
         seen.add(shape)
         try:
             return read_event(_STRICT[shape].decode(data), self._narrow)
         except UNREADABLE as error:
             if isinstance(error, EventRefused):
                 raise
-        _check_tag(_tag(data, shape), stats)
+        stats.check_kind(_tag(data, shape), KNOWN)
         return read_event(_LOOSE[shape].decode(data), self._narrow, loose=True)
 
     def _read_batch(self, payload: object, stats: DecodeStats) -> Decoded | None:
@@ -265,40 +230,31 @@ class VllmReader:
         elif isinstance(item, list | tuple) and item:
             shape, tag = ARRAY, item[0]
         else:
-            raise EventRefused(MALFORMED, f"an event that is a {type(item).__name__}")
-        _check_tag(tag, stats)
+            raise EventRefused(ProblemKind.MALFORMED, f"an event that is a {type(item).__name__}")
+        stats.check_kind(tag, KNOWN)
         seen.add(shape)
         return read_event(msgspec.convert(item, _LOOSE_TYPES[shape]), self._narrow, loose=True)
 
-    def _collect(
-        self, ts: Any, items: Any, rank: Any, read: Callable[[Any, set[str], DecodeStats], Event], stats: DecodeStats
-    ) -> Decoded:
+    def _collect(self, ts: Any, items: Any, rank: Any, read: ReadEvent, stats: DecodeStats, *shapes: str) -> Decoded:
+        """What ``read`` makes of each of ``items``; it adds to ``shapes``, the ones that events are known to have."""
         events: list[Event] = []
         problems: list[Problem] = []
-        seen: set[str] = set()
+        seen = set(shapes)
         for index, item in enumerate(items):
             try:
                 events.append(read(item, seen, stats))
             except EventRefused as refusal:
                 problems.append(Problem(index, refusal.reason, refusal.kind))
             except UNREADABLE as error:
-                problems.append(Problem(index, f"{error}"[:200], MALFORMED))
+                problems.append(Problem(index, f"{error}"[:200], ProblemKind.MALFORMED))
         stamp, bad = read_stamp(ts)
         if bad:
             problems.append(bad)
         if rank is not None and (type(rank) is not int or not 0 <= rank < MAX_COUNT):
-            problems.append(Problem(-1, "a rank that isn't a number", BATCH))
+            problems.append(Problem(-1, "a rank that isn't a number", ProblemKind.BATCH))
             rank = None
         dialect = "none" if not events else "mixed" if len(seen) > 1 else seen.pop()
         return Decoded(ts=stamp, rank=rank, events=events, problems=problems, dialect=dialect)
-
-
-def _check_tag(tag: object, stats: DecodeStats) -> None:
-    if not isinstance(tag, str):
-        raise EventRefused(MALFORMED, "an event without a kind")
-    if tag not in KNOWN:
-        stats.note_unknown(tag)
-        raise EventRefused(UNKNOWN, f"unknown kind {tag[:40]!r}")
 
 
 def _open(raw: Raw | None) -> object:
@@ -344,7 +300,7 @@ def read_event(shape: AnyEvent, narrow: bool = False, loose: bool = False) -> Ev
     if isinstance(shape, MapRemoved):
         return Removed(
             hashes=_hashes(shape.block_hashes, narrow),
-            group=_count(shape.group_idx, GROUP, "group"),
+            group=_count(shape.group_idx, ProblemKind.GROUP, "group"),
             tier=_tier(shape.medium),
             reason=shape.reason,
             locality=shape.locality,
@@ -353,7 +309,7 @@ def read_event(shape: AnyEvent, narrow: bool = False, loose: bool = False) -> Ev
     if isinstance(shape, ArrayRemoved):
         return Removed(
             hashes=_hashes(shape.block_hashes, narrow),
-            group=_count(shape.group_idx, GROUP, "group"),
+            group=_count(shape.group_idx, ProblemKind.GROUP, "group"),
             tier=_tier(shape.medium),
         )
     assert isinstance(shape, MapCleared | ArrayCleared)
@@ -371,8 +327,8 @@ def _read_stored(
         try:
             parent = read_hash(parent, narrow)
         except BadHash as error:
-            raise EventRefused(HASH, f"parent: {error}") from None
-    block_size = _count(shape.block_size, MALFORMED, "block size") or 0
+            raise EventRefused(ProblemKind.HASH, f"parent: {error}") from None
+    block_size = _count(shape.block_size, ProblemKind.MALFORMED, "block size") or 0
     tokens = _tokens(shape.token_ids, loose) or None
     if tokens is None and not block_size and parent == 0:
         # A placeholder: the producer names blocks that it announced elsewhere. Some write "no parent" as 0 in these.
@@ -388,13 +344,13 @@ def _read_stored(
         parent=parent,
         tokens=tokens,
         block_size=block_size,
-        group=_count(shape.group_idx, GROUP, "group"),
+        group=_count(shape.group_idx, ProblemKind.GROUP, "group"),
         tier=_tier(shape.medium),
         lora_name=lora_name,
         lora_id=shape.lora_id,
         extra_keys=extras,
         kind=shape.kv_cache_spec_kind,
-        window=_count(shape.kv_cache_spec_sliding_window, MALFORMED, "window"),
+        window=_count(shape.kv_cache_spec_sliding_window, ProblemKind.MALFORMED, "window"),
         salt=salt,
         locality=said[0],
         ownership=said[1],
@@ -414,7 +370,7 @@ def _extra(item: object, at: int) -> object:
         return item
     if isinstance(item, list | tuple) and all(isinstance(part, _SCALARS) for part in item):
         return tuple(item)
-    raise EventRefused(MALFORMED, f"extra key of block {at} is neither a plain value nor a list of them")
+    raise EventRefused(ProblemKind.MALFORMED, f"extra key of block {at} is neither a plain value nor a list of them")
 
 
 def salt_of(extras: Extras, lora_name: str | None) -> str | None:
@@ -435,7 +391,7 @@ def _hashes(hashes: list[Key], narrow: bool) -> list[Key]:
     try:
         return read_hashes(hashes, narrow)
     except BadHash as error:
-        raise EventRefused(HASH, str(error)) from None
+        raise EventRefused(ProblemKind.HASH, str(error)) from None
 
 
 def _tokens(tokens: Sequence[int] | Sequence[Pair], loose: bool) -> list[int]:
@@ -448,11 +404,11 @@ def _tokens(tokens: Sequence[int] | Sequence[Pair], loose: bool) -> list[int]:
 def _tier(medium: str | None) -> Tier:
     tier = tier_of(medium)
     if tier is None:
-        raise EventRefused(MEDIUM, f"unknown medium {cast('str', medium)[:40]!r}")
+        raise EventRefused(ProblemKind.MEDIUM, f"unknown medium {cast('str', medium)[:40]!r}")
     return tier
 
 
-def _count(value: int | None, kind: str, what: str) -> int | None:
+def _count(value: int | None, kind: ProblemKind, what: str) -> int | None:
     if value is None:
         return None
     if not 0 <= value < MAX_COUNT:
@@ -507,23 +463,13 @@ class VllmWriter:
         return MapCleared(medium=None if event.tier is None else NAMES[event.tier])
 
     def _array_shape(self, event: Any) -> Any:
-        if isinstance(event, Stored):
-            return ArrayStored(
-                write_hashes(event.hashes, self._integers),
-                write_hash(event.parent, self._integers),
-                list(event.tokens or ()),
-                event.block_size,
-                event.lora_id,
-                NAMES[event.tier],
-                event.lora_name,
-                event.extra_keys,
-                event.group,
-                event.kind,
-                event.window,
-            )
-        if isinstance(event, Removed):
-            return ArrayRemoved(write_hashes(event.hashes, self._integers), NAMES[event.tier], event.group)
-        return WrittenArrayCleared() if event.tier is None else ArrayCleared(NAMES[event.tier])
+        """Arrays have the first fields of maps, in the same order; a clear has its medium only where it names one."""
+        tag, length = _ARRAYS[type(event)]
+        fields = msgspec.structs.astuple(self._map_shape(event))[:length]
+        return (tag,) if fields == (None,) else (tag, *fields)
+
+
+_ARRAYS: dict[type, tuple[str, int]] = {Stored: (STORED, 11), Removed: (REMOVED, 3), Cleared: (CLEARED, 1)}
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
