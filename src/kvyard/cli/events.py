@@ -123,10 +123,10 @@ def play(
     faults = Faults(**FAULTS.parse(settings))
     recording = Recording(file)
     player = Player(endpoint, replay=replay, speed=speed, faults=faults)
-    player.open()
+    player.outlet.open()
     try:
-        answers = f", answers at {player.replay_endpoint}" if player.replay_endpoint else ""
-        typer.echo(f"playing {file} at {player.endpoint}{answers}", err=True)
+        answers = f", answers at {player.outlet.replay_endpoint}" if player.outlet.replay_endpoint else ""
+        typer.echo(f"playing {file} at {player.outlet.endpoint}{answers}", err=True)
         with until_interrupted():
             player.wait_for_subscribers(subscribers)
             player.play(recording)
@@ -134,7 +134,7 @@ def play(
     finally:
         player.close()
     typer.echo(
-        f"{player.counters.messages} messages played, {player.outlet.counters.sent} sent{_done(player.faults)}",
+        f"{player.messages} messages played, {player.outlet.counters.sent} sent{_done(player.faults)}",
         err=True,
     )
 

@@ -23,7 +23,7 @@ def test_live():
 
 def test_replay_with_and_without_topic():
     """vLLM since 0.23 has the topic, SGLang and older vLLM don't."""
-    assert read_reply(frames.batch_reply(b"t", 7, b"p")) == frames.Reply(ReplyKind.BATCH, b"t", 7, b"p")
+    assert read_reply(frames.reply_parts(b"t", 7, b"p")) == frames.Reply(ReplyKind.BATCH, b"t", 7, b"p")
     assert read_reply([b"", SEQ, b"p"]) == frames.Reply(ReplyKind.BATCH, None, 7, b"p")
     assert read_reply(frames.end_reply()) == read_reply([b"", b"\xff" * 8, b""]) == frames.Reply(ReplyKind.END)
 
@@ -39,9 +39,11 @@ def test_requests_are_numbers_that_no_sequence_reaches():
 
 def test_heads():
     head = StreamHead(epoch=1 << 60, seq=-1, digest=(1 << 64) - 1, first=None, parts=3)
-    reply = read_reply(frames.head_reply(b"t", frames.SNAPSHOT_WORD, head))
+    reply = read_reply(frames.reply_parts(b"t", frames.SNAPSHOT_WORD, frames.write_head(head)))
     assert (reply.kind, reply.head, reply.topic) == (ReplyKind.HEAD, head, b"t")
-    assert read_reply(frames.part_reply(b"t", b"p")) == frames.Reply(ReplyKind.PART, b"t", payload=b"p")
+    assert read_reply(frames.reply_parts(b"t", frames.PART_WORD, b"p")) == frames.Reply(
+        ReplyKind.PART, b"t", payload=b"p"
+    )
     assert "can't be read" in read_reply([b"", b"t", frames.HEAD_WORD, b"\xc1"])
 
 

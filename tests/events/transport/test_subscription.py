@@ -1,7 +1,7 @@
 """Sorting what arrives into streams: topics, strangers and nonsense."""
 
 from kvyard.events.transport import subscription as module
-from kvyard.events.transport.frames import Frame, batch_reply, end_reply
+from kvyard.events.transport.frames import Frame, end_reply, reply_parts
 from kvyard.events.transport.state import State
 from kvyard.events.transport.subscription import Subscription
 from kvyard.events.types import EventBatch, Stored
@@ -35,7 +35,7 @@ def test_the_first_answer_names_the_stream():
     (number,) = subscription.requests
     subscription.reply(number, end_reply(), 0)  # knows no snapshots
     (number,) = subscription.requests
-    subscription.reply(number, batch_reply(b"a", 0, payload(0)), 0)
+    subscription.reply(number, reply_parts(b"a", 0, payload(0)), 0)
     subscription.reply(number, end_reply(), 0)
     assert subscription.state == State.FRESH and not subscription.requests
     live(subscription, b"a", 1)
@@ -50,7 +50,7 @@ def test_answers_about_others_are_none():
     subscription.start(0)
     for _ in range(2):
         (number,) = subscription.requests
-        subscription.reply(number, batch_reply(b"a", 0, payload(0)), 0)
+        subscription.reply(number, reply_parts(b"a", 0, payload(0)), 0)
         subscription.reply(number, end_reply(), 0)
     (status,) = subscription.statuses()
     assert status.counters.foreign == 2 and status.counters.batches == 0

@@ -76,7 +76,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 _read_head = msgspec.msgpack.Decoder(StreamHead).decode
-_write_head = msgspec.msgpack.Encoder().encode
+write_head = msgspec.msgpack.Encoder().encode
 
 
 def read_live(parts: Sequence[bytes]) -> Frame | str:
@@ -112,19 +112,12 @@ def request(word: bytes | int) -> list[bytes]:
     return [b"", word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word]
 
 
-def batch_reply(topic: bytes | None, seq: int, payload: bytes) -> list[bytes]:
-    """A replayed batch, as vLLM sends it; without a topic, as SGLang does."""
-    return _reply(topic, seq.to_bytes(SEQUENCE_BYTES, "big"), payload)
-
-
-def head_reply(topic: bytes | None, word: bytes, head: StreamHead) -> list[bytes]:
-    """The answer to one of our words."""
-    return _reply(topic, word, _write_head(head))
-
-
-def part_reply(topic: bytes | None, payload: bytes) -> list[bytes]:
-    """A batch of a snapshot."""
-    return _reply(topic, PART_WORD, payload)
+def reply_parts(topic: bytes | None, word: bytes | int, payload: bytes) -> list[bytes]:
+    """An answer: to one of our words, a part of a snapshot, or a replayed batch as vLLM sends it, by its sequence; without a
+    topic, as SGLang does.
+    """
+    said = word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word
+    return [b"", said, payload] if topic is None else [b"", topic, said, payload]
 
 
 def end_reply() -> list[bytes]:
@@ -140,10 +133,6 @@ def fingerprint(payload: bytes) -> int:
 def chained(digest: int, print_: int) -> int:
     """The digest after one more payload, by its fingerprint: equal on both sides where nothing was lost or damaged."""
     return xxhash.xxh3_64_intdigest(print_.to_bytes(8, "big"), digest)
-
-
-def _reply(topic: bytes | None, word: bytes, payload: bytes) -> list[bytes]:
-    return [b"", word, payload] if topic is None else [b"", topic, word, payload]
 
 
 def _sequence(frame: bytes) -> int | str:

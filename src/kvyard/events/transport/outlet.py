@@ -10,29 +10,20 @@ reader's can be handed out piece by piece, and it stays the answer as of the mom
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import chain
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.events.mirror import Mirror, restates
+from kvyard.events.transport import frames
 from kvyard.events.transport.endpoint import at_rank, is_bound
-from kvyard.events.transport.frames import (
-    HEAD_WORD,
-    SEQUENCE_BYTES,
-    SNAPSHOT_WORD,
-    Frame,
-    StreamHead,
-    batch_reply,
-    chained,
-    end_reply,
-    fingerprint,
-    head_reply,
-    part_reply,
-)
 from kvyard.events.transport.zeromq import Waker, attach, require
 from kvyard.events.types import Event, EventBatch, Stored
 from kvyard.events.wire import Encoder
@@ -90,7 +81,7 @@ class Archive:
         """Remember that ``payload``, which says ``events``, was sent as ``seq``."""
         self._ring.append((seq, payload))
         self.last = seq
-        self._digest = chained(0 if restates(events) else self._digest, fingerprint(payload))
+        self._digest = frames.chained(0 if restates(events) else self._digest, frames.fingerprint(payload))
         if self.mirror is not None:
             self.mirror.apply(events)
 
@@ -103,40 +94,32 @@ class Archive:
         if self.mirror is not None:
             self.mirror.clear()
 
-    @property
-    def first(self) -> int | None:
-        """The oldest sequence that can be replayed."""
-        return self._ring[0][0] if self._ring else None
-
-    def head(self) -> StreamHead:
+    def head(self) -> frames.StreamHead:
         """Where the stream is now."""
-        return StreamHead(epoch=self.epoch, seq=self.last, digest=self._digest, first=self.first)
+        first = self._ring[0][0] if self._ring else None
+        return frames.StreamHead(epoch=self.epoch, seq=self.last, digest=self._digest, first=first)
 
     def answer(self, word: bytes) -> Iterator[list[bytes]]:
         """The messages that answer ``word``, each without the asker's address; the last is always the end marker."""
-        if not self._plain and word == HEAD_WORD:
+        if not self._plain and word == frames.HEAD_WORD:
             self.counters.heads += 1
-            return iter([head_reply(self.topic, word, self.head()), end_reply()])
-        if not self._plain and word == SNAPSHOT_WORD:
+            head = frames.reply_parts(self.topic, word, frames.write_head(self.head()))
+            return iter([head, frames.end_reply()])
+        if not self._plain and word == frames.SNAPSHOT_WORD:
             return self._snapshot()
-        if len(word) != SEQUENCE_BYTES:
+        if len(word) != frames.SEQUENCE_BYTES:
             self.counters.unknown_requests += 1
         # As in vLLM a word is a number, whatever its length; one beyond the last sequence gets the end marker alone.
         start = int.from_bytes(word, "big")
         batches = [entry for entry in self._ring if entry[0] >= start]
         self.counters.replays += 1
         self.counters.replayed_batches += len(batches)
-        return self._replay(batches)
-
-    def _replay(self, batches: list[tuple[int, bytes]]) -> Iterator[list[bytes]]:
-        topic = self.topic
-        for seq, payload in batches:
-            yield batch_reply(topic, seq, payload)
-        yield end_reply()
+        replies = (frames.reply_parts(self.topic, *entry) for entry in batches)
+        return chain(replies, [frames.end_reply()])
 
     def _snapshot(self) -> Iterator[list[bytes]]:
         if self.mirror is None:
-            return iter([end_reply()])
+            return iter([frames.end_reply()])
         parts = list(_portions(self.mirror.events()))
         blocks = self.mirror.blocks
         self.counters.snapshots += 1
@@ -144,13 +127,14 @@ class Archive:
         head = msgspec.structs.replace(self.head(), parts=len(parts), blocks=blocks)
         return self._parts(head, parts)
 
-    def _parts(self, head: StreamHead, parts: list[list[Event]]) -> Iterator[list[bytes]]:
-        topic, encode = self.topic, self._encoder.encode
-        yield head_reply(topic, SNAPSHOT_WORD, head)
+    def _parts(self, head: frames.StreamHead, parts: list[list[Event]]) -> Iterator[list[bytes]]:
+        topic = self.topic
+        yield frames.reply_parts(topic, frames.SNAPSHOT_WORD, frames.write_head(head))
         for events in parts:
             # Encoded only when it is this part's turn: a large map must not hold up the stream.
-            yield part_reply(topic, encode(EventBatch(stream="", seq=head.seq, events=events, rank=self.rank)))
-        yield end_reply()
+            batch = EventBatch(stream="", seq=head.seq, events=events, rank=self.rank)
+            yield frames.reply_parts(topic, frames.PART_WORD, self._encoder.encode(batch))
+        yield frames.end_reply()
 
 
 def _portions(events: Iterable[Event]) -> Iterator[list[Event]]:
@@ -185,16 +169,13 @@ class OutletCounters(msgspec.Struct):
     """The asker left, or stopped reading."""
 
 
-class _Unsent:
+class _Unsent(msgspec.Struct):
     """What is left of an answer."""
 
-    __slots__ = ("client", "messages", "moved", "waiting")
-
-    def __init__(self, client: bytes, messages: Iterator[list[bytes]], now: int) -> None:
-        self.client = client
-        self.messages = messages
-        self.waiting: list[bytes] | None = None
-        self.moved = now
+    client: bytes
+    messages: Iterator[list[bytes]]
+    moved: int
+    waiting: list[bytes] | None = None
 
 
 class Outlet:
@@ -250,12 +231,8 @@ class Outlet:
             self.close(linger=0)
             raise
 
-    def send(self, frame: Frame) -> None:
-        """Publish ``frame`` to all subscribers."""
-        self.send_parts(frame.parts())
-
-    def send_parts(self, parts: list[bytes]) -> None:
-        """Publish a message that may be no batch at all."""
+    def send(self, parts: list[bytes]) -> None:
+        """Publish a message to all subscribers; it may be no batch at all."""
         self._pub.send_multipart(parts)
         self.counters.sent += 1
         self.counters.sent_bytes += len(parts[-1])
@@ -346,3 +323,78 @@ class Outlet:
             answer.waiting = None
             answer.moved = self._clock.now()
         return SLICE
+
+
+class OutletThread:
+    """Serves an outlet in a thread of its own. ``start`` and ``close`` it, or use it in a ``with`` block."""
+
+    role: str
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.outlet = outlet
+        self._waker: Waker | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = self._aborting = False
+
+    @property
+    def endpoint(self) -> str:
+        """Where the stream is; with the port that was found for port 0, once started."""
+        return self.outlet.endpoint
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """Where replay and snapshots are to be had."""
+        return self.outlet.replay_endpoint
+
+    def start(self) -> Self:
+        """Open the sockets and start sending. Raises ``KvyardError``, with nothing left open, where that fails."""
+        if self._thread is not None or self._stopping:
+            raise KvyardError(f"a {self.role} starts once: make another")
+        inputs = self._open()
+        self._waker = waker = Waker()
+        name = f"kvyard-{self.role} {self.endpoint}"
+        self._thread = threading.Thread(target=self._run, args=(waker, *inputs), name=name, daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Send what waits, within ``timeout`` seconds, then end the thread and close the sockets. Twice does no harm."""
+        self._stopping = True
+        thread, self._thread = self._thread, None
+        if thread is None or self._waker is None:
+            return
+        self._waker.wake()
+        thread.join(timeout)
+        self._aborting = True
+        self._waker.wake()
+        thread.join()
+        self._waker.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _open(self) -> list[Any]:
+        """Open the sockets; returns those to read from, beside the outlet's own."""
+        self.outlet.open()
+        return []
+
+    def _work(self, *inputs: Any) -> bool:
+        """Send something, if there is anything; returns whether there was."""
+        raise NotImplementedError
+
+    def _run(self, waker: Waker, *inputs: Any) -> None:
+        outlet = self.outlet
+        try:
+            while not self._aborting:
+                if self._work(*inputs) | outlet.serve():
+                    continue
+                if self._stopping:
+                    break
+                outlet.wait(10 if outlet.busy else 1000, waker, *inputs)
+        finally:
+            outlet.close()
+            for socket in inputs:
+                socket.close(linger=0)

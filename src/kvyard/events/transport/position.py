@@ -45,28 +45,25 @@ class StreamPosition:
         self.anchor: int | None = None
         """The last batch before the connection broke, until the publisher has shown that it knows it."""
         self._remembered = remembered
-        self._prints: OrderedDict[int, int] = OrderedDict()
-
-    def print_of(self, seq: int) -> int | None:
-        """The fingerprint of an applied batch, while it is remembered."""
-        return self._prints.get(seq)
+        self.prints: OrderedDict[int, int] = OrderedDict()
+        """Fingerprints of applied batches, while they are remembered."""
 
     def passed_over(self, seq: int) -> bool:
         """Whether ``seq`` was left out although batches before and after it were applied."""
-        return seq not in self._prints and seq > next(iter(self._prints), self.applied)
+        return seq not in self.prints and seq > next(iter(self.prints), self.applied)
 
     @property
     def witness(self) -> int | None:
         """A batch that identifies the publisher: another publisher has other bytes there. ``None``: none is remembered."""
-        if self.anchor is not None and self.anchor in self._prints:
+        if self.anchor is not None and self.anchor in self.prints:
             return self.anchor
-        return self.applied if self.applied in self._prints else None
+        return self.applied if self.applied in self.prints else None
 
     def advance(self, batch: ReceivedBatch) -> None:
         """``batch`` was applied; it may be further on than the next one."""
         self.applied = batch.seq
         self.digest = chained(0 if batch.restates else self.digest, batch.print)
-        prints = self._prints
+        prints = self.prints
         prints.pop(batch.seq, None)
         prints[batch.seq] = batch.print
         if len(prints) > self._remembered:
@@ -76,7 +73,7 @@ class StreamPosition:
         """Continue after ``applied``, as after a snapshot or a restart; fingerprints of what was before are dropped."""
         self.applied, self.digest = applied, digest
         self.anchor = None
-        self._prints.clear()
+        self.prints.clear()
 
     def hold(self, batch: ReceivedBatch) -> None:
         self.release(batch.seq)
@@ -117,7 +114,7 @@ class StreamPosition:
         """Raise ``AssertionError`` if something is held that should not be: for tests."""
         assert self.held_bytes == sum(batch.size for batch in self.held.values()), "held bytes are miscounted"
         assert all(seq > self.applied for seq in self.held), "something is held that was applied"
-        assert len(self._prints) <= self._remembered, "too many fingerprints are remembered"
+        assert len(self.prints) <= self._remembered, "too many fingerprints are remembered"
 
 
 class UpdateLog:

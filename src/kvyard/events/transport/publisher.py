@@ -7,9 +7,10 @@ sequence shows a gap, then comes a clear and the map, in ordinary batches that e
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
@@ -17,14 +18,15 @@ from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
 from kvyard.events.outbox import Outbox
 from kvyard.events.transport.frames import Frame
-from kvyard.events.transport.outlet import Archive, Outlet
-from kvyard.events.transport.zeromq import Waker
+from kvyard.events.transport.outlet import Archive, Outlet, OutletThread
 from kvyard.events.types import EventBatch
 from kvyard.events.wire import WIRES, Encoder
 
 
-class Publisher:
+class Publisher(OutletThread):
     """One stream's sending side. ``start`` and ``close`` it, or use it in a ``with`` block, ``async`` or not."""
+
+    role = "publisher"
 
     def __init__(
         self,
@@ -73,30 +75,8 @@ class Publisher:
             integers=integers,
         )
         self._outbox = Outbox(recover, max_events)
-        self._outlet = Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, bind=bind)
-        self._waker: Waker | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = self._aborting = self._failed = False
-
-    @property
-    def endpoint(self) -> str:
-        """Where the stream is; with the port that was found for port 0, once started."""
-        return self._outlet.endpoint
-
-    @property
-    def replay_endpoint(self) -> str | None:
-        """Where replay and snapshots are to be had."""
-        return self._outlet.replay_endpoint
-
-    def start(self) -> Publisher:
-        """Open the sockets and start sending. Raises ``KvyardError``, with nothing left open, where that fails."""
-        if self._thread is not None or self._stopping:
-            raise KvyardError("a publisher starts once: make another")
-        self._outlet.open()
-        self._waker = Waker()
-        self._thread = threading.Thread(target=self._run, name=f"kvyard-publisher {self.endpoint}", daemon=True)
-        self._thread.start()
-        return self
+        super().__init__(Outlet(endpoint, self._archive, replay=replay, rank=rank, hwm=hwm, bind=bind))
+        self._failed = False
 
     def publish(self, batch: EventBatch, now: int | None = None) -> bool:
         """Queue ``batch``; never waits. Returns whether it fitted: where not, everything will be announced again.
@@ -115,28 +95,9 @@ class Publisher:
 
     def counters(self) -> dict[str, int]:
         """All that happened so far, by name."""
-        outlet, archive, outbox = self._outlet.counters, self._archive.counters, self._outbox.counters
+        outlet, archive, outbox = self.outlet.counters, self._archive.counters, self._outbox.counters
         named = {name: getattr(part, name) for part in (outbox, outlet, archive) for name in part.__struct_fields__}
         return {**named, "failures": self.failures}
-
-    def close(self, timeout: float = 1.0) -> None:
-        """Send what waits, within ``timeout`` seconds, then end the thread and close the sockets. Twice does no harm."""
-        self._stopping = True
-        thread, self._thread = self._thread, None
-        if thread is None or self._waker is None:
-            return
-        self._waker.wake()
-        thread.join(timeout)
-        self._aborting = True
-        self._waker.wake()
-        thread.join()
-        self._waker.close()
-
-    def __enter__(self) -> Publisher:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     async def __aenter__(self) -> Publisher:
         return self.start()
@@ -144,25 +105,13 @@ class Publisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        import asyncio
-
         await asyncio.to_thread(self.close)
 
-    def _run(self) -> None:
-        outlet, waker = self._outlet, self._waker
-        assert waker is not None
-        try:
-            while not self._aborting:
-                batch = self._outbox.take()
-                if batch is not None:
-                    self._send(batch)
-                moved = outlet.serve()
-                if batch is None and not moved:
-                    if self._stopping:
-                        break
-                    outlet.wait(10 if outlet.busy else 1000, waker)
-        finally:
-            outlet.close()
+    def _work(self, *inputs: Any) -> bool:
+        batch = self._outbox.take()
+        if batch is not None:
+            self._send(batch)
+        return batch is not None
 
     def _send(self, batch: EventBatch) -> None:
         try:
@@ -170,7 +119,7 @@ class Publisher:
                 batch = msgspec.structs.replace(batch, rank=self.rank)
             payload = self._encoder.encode(batch)
             if self.withhold is None or not self.withhold(batch):
-                self._outlet.send(Frame(self._topic, batch.seq, payload))
+                self.outlet.send(Frame(self._topic, batch.seq, payload).parts())
             self._archive.keep(batch.seq, payload, batch.events)
         except Exception as error:
             # The loss shows as a gap. The next batch to be published becomes the whole map instead.

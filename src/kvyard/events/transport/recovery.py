@@ -317,7 +317,7 @@ class Recovery:
         at, inquiry, seq, mark = self._at, self._inquiry, reply.seq, fingerprint(reply.payload)
         self._proven = True
         if self.whole and seq <= at.applied:
-            known = at.print_of(seq)
+            known = at.prints.get(seq)
             if known is not None and known != mark:
                 self._replace("another publisher answers than the one before", now)
             elif seq == inquiry.witness:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
-
-import msgspec
 
 from kvyard.clock import MS, WallClock, from_seconds
 from kvyard.errors import KvyardError
-from kvyard.events.faults import FaultCounters, Faults, Injector
+from kvyard.events.faults import Faults, Injector
 from kvyard.events.recording import Recorded
 from kvyard.events.transport.endpoint import check, is_bound_by_subscriber
 from kvyard.events.transport.frames import Frame, read_live
-from kvyard.events.transport.outlet import Archive, Outlet
+from kvyard.events.transport.outlet import Archive, Outlet, OutletThread
 from kvyard.events.transport.subscriber import READ_AT_ONCE
 from kvyard.events.transport.zeromq import Waker, attach, require
 from kvyard.events.wire import Decoder
@@ -36,22 +32,9 @@ class Relay:
         archive = Archive(topic=None, epoch=WallClock.since_epoch().now())
         self.outlet = Outlet(endpoint, archive, replay=replay, counts_subscribers=counts_subscribers)
         self._injector = Injector(faults)
-        self._decoder = Decoder()
-
-    @property
-    def endpoint(self) -> str:
-        """Where the stream is."""
-        return self.outlet.endpoint
-
-    @property
-    def replay_endpoint(self) -> str | None:
-        """Where what was lost can be had."""
-        return self.outlet.replay_endpoint
-
-    @property
-    def faults(self) -> FaultCounters:
+        self.faults = self._injector.counters
         """What was done to the stream."""
-        return self._injector.counters
+        self._decoder = Decoder()
 
     def send(self, frame: Frame) -> None:
         """Send ``frame`` on, or whatever becomes of it.
@@ -64,12 +47,12 @@ class Relay:
         if frame.topic == archive.topic:
             frame = self._keep(frame)
         for arrived in self._injector.disturb(frame):
-            self.outlet.send(arrived)
+            self.outlet.send(arrived.parts())
 
     def flush(self) -> None:
         """Send what was kept back."""
         for frame in self._injector.flush():
-            self.outlet.send(frame)
+            self.outlet.send(frame.parts())
 
     def _keep(self, frame: Frame) -> Frame:
         archive = self.outlet.archive
@@ -80,14 +63,6 @@ class Relay:
         archive.rank = decoded.rank
         archive.keep(frame.seq, frame.payload, decoded.events)
         return frame
-
-
-class PlayCounters(msgspec.Struct):
-    """What was played."""
-
-    messages: int = 0
-    malformed: int = 0
-    """Sent as they were recorded, though they are no batches."""
 
 
 class Player(Relay):
@@ -105,14 +80,10 @@ class Player(Relay):
         if speed < 0:
             raise KvyardError(f"speed is 0 (no pauses) or more, got {speed:g}")
         super().__init__(endpoint, faults or Faults(), replay=replay, counts_subscribers=True)
-        self.counters = PlayCounters()
+        self.messages = 0
         self._speed = speed
         self._clock = WallClock()
         self._waker = Waker()
-
-    def open(self) -> None:
-        """Open the sockets. Raises ``KvyardError`` where that can't be done."""
-        self.outlet.open()
 
     def wait_for_subscribers(self, count: int) -> None:
         """Wait until ``count`` subscribe; what is published before is lost on them."""
@@ -126,12 +97,11 @@ class Player(Relay):
             if self._speed:
                 self._serve_until(start + round(message.at / self._speed))
             self.outlet.serve()
-            self.counters.messages += 1
+            self.messages += 1
             bare = message.bare
             frame = message.frame() if bare is None else Frame(b"", number, bare)
             if isinstance(frame, str):
-                self.counters.malformed += 1
-                self.outlet.send_parts(message.parts)
+                self.outlet.send(message.parts)
             else:
                 self.send(frame)
         self.flush()
@@ -160,75 +130,43 @@ class Player(Relay):
             self.outlet.serve()
 
 
-class FaultProxy(Relay):
+class FaultProxy(OutletThread):
     """Subscribes to ``upstream`` and publishes at ``endpoint``, in a thread of its own."""
+
+    role = "proxy"
 
     def __init__(self, upstream: str, endpoint: str, faults: Faults, *, replay: str | None = None) -> None:
         """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
-        super().__init__(endpoint, faults, replay=replay)
+        self._relay = Relay(endpoint, faults, replay=replay)
+        super().__init__(self._relay.outlet)
+        self.faults = self._relay.faults
         self._upstream = check(upstream)
-        self._sub: Any = None
-        self._waker: Waker | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = False
 
-    def start(self) -> FaultProxy:
-        """Open the sockets and begin. Raises ``KvyardError``, with nothing left open, where that fails."""
-        if self._thread is not None or self._stopping:
-            raise KvyardError("a proxy starts once: make another")
+    def close(self, timeout: float = 0.0) -> None:
+        """As any does, but what waits upstream isn't waited for."""
+        super().close(timeout)
+
+    def _open(self) -> list[Any]:
         zmq = require()
         self.outlet.open()
+        sub = zmq.Context.instance().socket(zmq.SUB)
         try:
-            self._sub = zmq.Context.instance().socket(zmq.SUB)
-            self._sub.setsockopt(zmq.RCVHWM, 0)
-            self._sub.setsockopt(zmq.SUBSCRIBE, b"")
-            attach(self._sub, self._upstream, is_bound_by_subscriber(self._upstream))
+            sub.setsockopt(zmq.RCVHWM, 0)
+            sub.setsockopt(zmq.SUBSCRIBE, b"")
+            attach(sub, self._upstream, is_bound_by_subscriber(self._upstream))
         except BaseException:
-            self._close()
+            self.outlet.close()
+            sub.close(linger=0)
             raise
-        self._waker = Waker()
-        self._thread = threading.Thread(target=self._run, name=f"kvyard-proxy {self.endpoint}", daemon=True)
-        self._thread.start()
-        return self
+        return [sub]
 
-    def close(self) -> None:
-        """End the thread and close the sockets; closing twice does nothing more."""
-        self._stopping = True
-        thread, self._thread = self._thread, None
-        if thread is not None and self._waker is not None:
-            self._waker.wake()
-            thread.join()
-            self._waker.close()
-
-    def __enter__(self) -> FaultProxy:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        assert self._waker is not None
-        try:
-            while not self._stopping:
-                moved = self.outlet.serve() | self._forward()
-                if not moved:
-                    self.outlet.wait(10 if self.outlet.busy else 1000, self._waker, self._sub)
-        finally:
-            self._close()
-
-    def _forward(self) -> bool:
+    def _work(self, *inputs: Any) -> bool:
         zmq = require()
         for count in range(READ_AT_ONCE):
             try:
-                frame = read_live(self._sub.recv_multipart(zmq.NOBLOCK))
+                frame = read_live(inputs[0].recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return count > 0
             if not isinstance(frame, str):
-                self.send(frame)
+                self._relay.send(frame)
         return True
-
-    def _close(self) -> None:
-        self.outlet.close()
-        if self._sub is not None:
-            self._sub.close(linger=0)
-            self._sub = None

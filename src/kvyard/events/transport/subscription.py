@@ -106,7 +106,7 @@ class Follower:
 
     def _is_repetition(self, seq: int, mark: int, rising: bool) -> bool:
         """Whether an old sequence number is nothing to worry about."""
-        known, counters = self.at.print_of(seq), self.log.counters
+        known, counters = self.at.prints.get(seq), self.log.counters
         if known == mark:
             counters.duplicates += 1
         elif known is None and rising:
