@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvyard import __version__
 from kvyard.errors import KvyardError
 from kvyard.events.types import LOWER_TIERS
-from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.html import Page, esc, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
@@ -47,10 +45,8 @@ DRAWN = (
 MOST_LINES = len(draw.RUN_COLORS)
 MOST_TILES = 4
 
-
-def write_page(sweep: Sweep, path: str | Path) -> None:
-    """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
-    write_whole(path, page(sweep))
+Curve = tuple[str, list[tuple[float, dict[str, Any]]]]
+"""A name, and rows by where they are on the axis."""
 
 
 def page(sweep: Sweep) -> str:
@@ -73,7 +69,7 @@ def page(sweep: Sweep) -> str:
     ]
     wanted.sort(key=lambda figure: DRAWN.index(figure.name))
     if along:
-        lines = _lines(sweep, along, others, found)
+        lines = _lines(along, others, found)
         if len(lines) > MOST_LINES:
             text = f"The first {MOST_LINES} of {len(lines)} lines; the table has them all."
             made.add(f'<p class="note">{esc(text)}</p>')
@@ -121,9 +117,7 @@ def _number(name: str, value: str) -> float | None:
     return found / SCALES.get(name, 1)
 
 
-def _lines(
-    sweep: Sweep, along: str, others: Sequence[str], found: Sequence[dict[str, Any]]
-) -> list[tuple[str, list[tuple[float, dict[str, Any]]]]]:
+def _lines(along: str, others: Sequence[str], found: Sequence[dict[str, Any]]) -> list[Curve]:
     """By the values of the other settings: points along the axis, in its order."""
     lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for one in found:
@@ -134,7 +128,7 @@ def _lines(
     return [(name, sorted(points, key=lambda point: point[0])) for name, points in lines.items()]
 
 
-def _tiles(along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, Any]]]]]) -> Iterator[str]:
+def _tiles(along: str, lines: Sequence[Curve]) -> Iterator[str]:
     """For each line, what its whole length buys."""
     for name, points in lines:
         first, last = points[0][1], points[-1][1]
@@ -148,7 +142,7 @@ def _tiles(along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, An
         )
 
 
-def _curve(figure: Figure, along: str, lines: Sequence[tuple[str, list[tuple[float, dict[str, Any]]]]]) -> draw.Figure:
+def _curve(figure: Figure, along: str, lines: Sequence[Curve]) -> draw.Figure:
     series = [
         draw.line(name, [_digits(one[figure.name]) for _, one in points], color, x=[at for at, _ in points])
         for (name, points), color in zip(lines, draw.RUN_COLORS)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.files import write_whole
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.files import read_report
 from kvyard.replay.run import read_slo
@@ -60,14 +61,14 @@ class Sweep(msgspec.Struct):
 
     def save(self) -> list[Path]:
         """Write the table as ``sweep.csv`` and ``sweep.json`` and the curves as ``sweep.html``; returns where."""
-        from kvyard.replay.sweep.page import write_page
+        from kvyard.replay.sweep.page import page
         from kvyard.replay.sweep.table import write_csv, write_json
 
         paths = [self.folder / f"sweep.{kind}" for kind in ("csv", "json", "html")]
         write_csv(self, paths[0])
         write_json(self, paths[1])
         if self.reports:
-            write_page(self, paths[2])
+            write_whole(paths[2], page(self))
         return paths if self.reports else paths[:2]
 
 

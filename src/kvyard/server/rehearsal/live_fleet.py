@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kvyard.clock import WallClock, pause
+from kvyard.clock import pause
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import reachable
@@ -27,7 +27,7 @@ from kvyard.server.indexer.config import Patience
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.fleet import MockFleet
-from kvyard.server.rehearsal.log import ROUTER, EngineAction, EngineLog, LiveRecording, Log, router_lines
+from kvyard.server.rehearsal.log import EngineAction, EngineLog, LiveRecording, whole_log
 from kvyard.server.running import AsyncService, HttpServer, listen
 
 ANY = "tcp://127.0.0.1:0"
@@ -51,6 +51,8 @@ class LiveFleet(AsyncService):
         self.fleet_config = fleet_config(config, speed)
         self._actions: list[list[EngineAction]] = [[] for _ in range(self.fleet_config.workers)]
         self.fleet = MockFleet(self.fleet_config, journal=self._keep_actions if recorded else None)
+        self.clock = self.fleet.clock
+        """The engines' nominal time."""
         self.logs: list[list[EngineLog]] = []
         self._recorded = recorded
         self._entries: list[Entry] = []
@@ -62,11 +64,6 @@ class LiveFleet(AsyncService):
                 self.logs.append([EngineLog() for _ in worker.cores])
                 for core, watcher, log in zip(worker.cores, worker.watchers, self.logs[-1], strict=True):
                     core.watcher = Both(log, watcher)
-
-    @property
-    def clock(self) -> WallClock:
-        """The engines' nominal time."""
-        return self.fleet.clock
 
     @property
     def url(self) -> str:
@@ -164,12 +161,6 @@ class LiveFleet(AsyncService):
         entries = self._entries
         if not entries:
             raise KvyardError("nothing was recorded: make the stage with recorded=True, and ask once it is left")
-        log: Log = {
-            f"{worker.name}@{rank}": list(one.lines)
-            for worker, logs in zip(self.fleet.workers, self.logs, strict=True)
-            for rank, one in enumerate(logs)
-        }
-        log[ROUTER] = router_lines(entries)
         every = [one for logs in self.logs for one in logs]
         return LiveRecording(
             fleet=self.fleet_config,
@@ -177,7 +168,7 @@ class LiveFleet(AsyncService):
             entries=entries,
             actions=[list(actions) for actions in self._actions],
             answers={name: answer for one in every for name, answer in one.answers.items()},
-            log=log,
+            log=whole_log(entries, {worker.name: logs for worker, logs in zip(self.fleet.workers, self.logs)}),
             first={name: at for one in every for name, at in one.first.items()},
             last={name: at for one in every for name, at in one.last.items()},
         )

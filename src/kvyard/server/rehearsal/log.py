@@ -118,6 +118,12 @@ def router_lines(entries: Iterable[Entry]) -> list[LogLine]:
     return lines
 
 
+def whole_log(entries: Iterable[Entry], logs: Mapping[str, Sequence[EngineLog]]) -> Log:
+    """What the router decided, and every rank of every worker; ``logs`` are by worker."""
+    found = {f"{name}@{rank}": log.lines for name, ranks in logs.items() for rank, log in enumerate(ranks)}
+    return {**found, ROUTER: router_lines(entries)}
+
+
 class EngineLog(Watcher):
     """Writes down what one rank decides: admissions with their hits, loads, preemptions, ends, and every batch of events,
     which tells of evictions and offloads.

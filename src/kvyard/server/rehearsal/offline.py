@@ -40,13 +40,12 @@ from kvyard.router.entries import (
 from kvyard.router.journal import JournaledIndexer
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.rehearsal.log import (
-    ROUTER,
     EngineAction,
     EngineLog,
     LiveRecording,
     Log,
     RecordedPrompt,
-    router_lines,
+    whole_log,
 )
 
 Prompts = Callable[[str], RecordedPrompt]
@@ -168,13 +167,7 @@ class Offline:
     @property
     def log(self) -> Log:
         """What was decided, by place."""
-        found: Log = {
-            f"{engine.worker.name}@{rank}": log.lines
-            for engine in self._engines
-            for rank, log in enumerate(engine.logs)
-        }
-        found[ROUTER] = router_lines(self.entries)
-        return found
+        return whole_log(self.entries, {engine.worker.name: engine.logs for engine in self._engines})
 
     @property
     def first(self) -> dict[str, int]:
