@@ -24,7 +24,7 @@ MODULES = {
     "policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
     "hashing": "chain run stretches",
     "index": "chains runs",
-    "replay": "agenda arrivals fleet gaps recorder samples shared worker",
+    "replay": "agenda arrivals fleet gaps recorder shared worker",
     "router": "active cost inputs memory overlaps router tree",
     "tiers": "cleaner copies loader offload state store storer",
 }

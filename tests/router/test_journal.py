@@ -15,7 +15,8 @@ from kvyard.events.transport import Origin, State, Update
 from kvyard.hashing import algorithm
 from kvyard.index import Holder, Identity, Indexer, Source
 from kvyard.router import Router, RouterConfig, RouteRequest
-from kvyard.router.entries import (
+from kvyard.router.journal import (
+    BUFFER,
     FORMAT,
     Applied,
     Began,
@@ -23,12 +24,14 @@ from kvyard.router.entries import (
     Entry,
     FirstToken,
     Joined,
+    JournaledIndexer,
+    JournalFile,
     Left,
     Listening,
     NotRouted,
     Routed,
+    read_journal,
 )
-from kvyard.router.journal import BUFFER, JournaledIndexer, JournalFile, read_journal
 
 PROMPT = list(range(100, 110))
 W0, W1 = Holder("w0"), Holder("w1")

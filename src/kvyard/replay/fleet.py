@@ -26,10 +26,9 @@ from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder, Seen
-from kvyard.replay.samples import SampleSeries
 from kvyard.replay.shared import SharedTiers
 from kvyard.replay.traces import TraceRequest
-from kvyard.replay.worker import Worker
+from kvyard.replay.worker import SampleSeries, Worker
 from kvyard.router import Router, RouteRequest
 from kvyard.router.policies import make_policy
 

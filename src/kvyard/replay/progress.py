@@ -6,15 +6,12 @@ import lzma
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.files import open_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 COUNTED = 200 * 2**20
 """Bytes on disk up to which the lines of a trace are counted, to know how far there is to go."""
@@ -23,15 +20,9 @@ COUNTED = 200 * 2**20
 class Bar:
     """A progress bar on stderr while its ``with`` lasts; ``told`` is what a fleet tells. Nothing without a terminal."""
 
-    def __init__(
-        self,
-        source: Trace | Iterable[TraceRequest] | None = None,
-        limit: int | None = None,
-        console: Console | None = None,
-        passed: str = "simulated in",
-    ) -> None:
+    def __init__(self, source: Trace | Iterable[TraceRequest], limit: int | None, passed: str = "simulated in") -> None:
         """``passed`` stands between the run's own time and the real one."""
-        from rich.console import Console as Terminal
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._progress = Progress(
@@ -40,7 +31,7 @@ class Bar:
             TextColumn(f"{{task.fields[simulated]}} {passed}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[rate]}"),
-            console=console or Terminal(stderr=True),
+            console=Console(stderr=True),
             transient=True,
         )
         self.shown = self._progress.console.is_terminal

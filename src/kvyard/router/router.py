@@ -17,11 +17,10 @@ from kvyard.clock import from_seconds
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
-from kvyard.router import entries as did
+from kvyard.router import journal as did
 from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.cost import costs
-from kvyard.router.entries import Journal
 from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
 from kvyard.router.memory import RoutedMemory
@@ -41,7 +40,7 @@ class Router:
         index: PrefixIndex | Identity | None = None,
         seed: int = 0,
         *,
-        journal: Journal | None = None,
+        journal: did.Journal | None = None,
         whole: bool = False,
     ) -> None:
         """A worker is a rank; a bare name is its rank 0. With an ``index``, decisions of every policy say what the workers

@@ -19,8 +19,7 @@ from tests.server.gateway.support import Gated, eventually, fleet, front, worker
 from kvyard.engine.timing import FixedTiming
 from kvyard.index import Holder
 from kvyard.replay.traces import open_trace
-from kvyard.router.entries import Applied, Began, Ended, FirstToken, Routed
-from kvyard.router.journal import read_journal
+from kvyard.router.journal import Applied, Began, Ended, FirstToken, Routed, read_journal
 
 pytestmark = pytest.mark.zmq
 PROMPT = list(range(600))

@@ -21,7 +21,7 @@ from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.run import LiveRun, drive
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
-from kvyard.router.entries import Applied, Began, Routed
+from kvyard.router.journal import Applied, Began, Routed
 from kvyard.server.mock.faults import MockFaults
 from kvyard.server.rehearsal.live_fleet import LiveFleet
 from kvyard.server.rehearsal.log import ROUTER, LiveRecording, LogLine, first_difference, tally

@@ -8,8 +8,7 @@ from typing import Any
 from kvyard.clock import WallClock
 from kvyard.index import Identity, Indexer
 from kvyard.router import Router
-from kvyard.router.entries import Journal
-from kvyard.router.journal import JournaledIndexer, JournalFile
+from kvyard.router.journal import Journal, JournaledIndexer, JournalFile
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import BYTES, ENGINE, GatewayConfig
 from kvyard.server.gateway.pool import EnginePool

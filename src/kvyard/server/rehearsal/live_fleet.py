@@ -19,8 +19,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import reachable
 from kvyard.replay.config import ReplayConfig
 from kvyard.router import RouterConfig
-from kvyard.router.entries import Entry
-from kvyard.router.journal import read_journal
+from kvyard.router.journal import Entry, read_journal
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.http import Bounds
 from kvyard.server.indexer.config import Patience

@@ -17,7 +17,7 @@ from kvyard.engine.job import Job
 from kvyard.engine.watcher import Watcher
 from kvyard.events.types import Cleared, EventBatch, Stored
 from kvyard.events.wire import Encoder
-from kvyard.router.entries import Applied, Entry, NotRouted, Routed
+from kvyard.router.journal import Applied, Entry, NotRouted, Routed
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.mock.config import MockConfig
 

@@ -18,26 +18,7 @@ from kvyard.events.wire import Decoder, Encoder
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, MemoryIndex, Source
 from kvyard.router import Router, RouteRequest
-from kvyard.router.entries import (
-    Applied,
-    Began,
-    Booked,
-    Drained,
-    Ended,
-    Entry,
-    FirstToken,
-    Joined,
-    Left,
-    Listening,
-    Lost,
-    NotRouted,
-    Previewed,
-    Progressed,
-    Routed,
-    Shared,
-    Unheard,
-)
-from kvyard.router.journal import JournaledIndexer
+from kvyard.router import journal as did
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.rehearsal.log import (
     EngineAction,
@@ -140,7 +121,7 @@ class Offline:
     """Repeats one recording. ``log`` is what it decided."""
 
     def __init__(self, recording: LiveRecording, prompts: Prompts) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[did.Entry] = []
         """The journal of this run."""
         self.apart = ""
         """Where it left the way of the recording; empty where it didn't."""
@@ -151,11 +132,11 @@ class Offline:
         self._sources: dict[str, Source] = {}
         self._decoders: dict[str, Decoder] = {}
         self._journal = self.entries.append
-        began = next((entry for entry in recording.entries if isinstance(entry, Began)), None)
+        began = next((entry for entry in recording.entries if isinstance(entry, did.Began)), None)
         if began is None:
             raise KvyardError("the journal doesn't begin at the beginning: record it from the gateway's start")
         index = recording.gateway.index()
-        self.indexer = JournaledIndexer(
+        self.indexer = did.JournaledIndexer(
             index.identity(began.block_size),
             MemoryIndex(),
             weights=index.weights,
@@ -189,46 +170,46 @@ class Offline:
         except Apart as error:
             self.apart = str(error)
 
-    def _tell(self, entry: Entry) -> None:
+    def _tell(self, entry: did.Entry) -> None:
         router = self.router
-        if isinstance(entry, Began):
+        if isinstance(entry, did.Began):
             self.router = Router(entry.config, (), self.indexer, entry.seed, journal=self._journal)
-        elif isinstance(entry, Listening):
+        elif isinstance(entry, did.Listening):
             self._sources[entry.source.stream] = entry.source
             self.indexer.register(entry.source)
-        elif isinstance(entry, Applied):
+        elif isinstance(entry, did.Applied):
             self.indexer.apply(self._update(entry), entry.at)
-        elif isinstance(entry, Unheard):
+        elif isinstance(entry, did.Unheard):
             self.indexer.unregister(entry.stream)
-        elif isinstance(entry, Lost):
+        elif isinstance(entry, did.Lost):
             self.indexer.lose(entry.stream, entry.reason)
-        elif isinstance(entry, Shared):
+        elif isinstance(entry, did.Shared):
             self.indexer.share(entry.pool, entry.members)
         elif router is None:
             raise KvyardError(f"the journal has a {type(entry).__name__} before the router began")
-        elif isinstance(entry, Routed | NotRouted | Previewed):
+        elif isinstance(entry, did.Routed | did.NotRouted | did.Previewed):
             self._route(router, entry)
-        elif isinstance(entry, FirstToken):
+        elif isinstance(entry, did.FirstToken):
             router.prefill_done(entry.id, entry.at)
-        elif isinstance(entry, Progressed):
+        elif isinstance(entry, did.Progressed):
             router.progressed(entry.id, entry.output_tokens, entry.at)
-        elif isinstance(entry, Ended):
+        elif isinstance(entry, did.Ended):
             router.finished(entry.id, entry.at)
-        elif isinstance(entry, Joined):
+        elif isinstance(entry, did.Joined):
             router.add_worker(entry.worker, entry.role)
-        elif isinstance(entry, Drained):
+        elif isinstance(entry, did.Drained):
             router.drain(entry.worker)
-        elif isinstance(entry, Left):
+        elif isinstance(entry, did.Left):
             router.remove_worker(entry.worker)
-        elif isinstance(entry, Booked):
+        elif isinstance(entry, did.Booked):
             raise KvyardError("requests of other gateways are in this journal: prove a gateway that is alone")
 
-    def _route(self, router: Router, entry: Routed | NotRouted | Previewed) -> None:
+    def _route(self, router: Router, entry: did.Routed | did.NotRouted | did.Previewed) -> None:
         prompt = self._prompts(entry.id)
         keys = self.indexer.identity.keys(prompt.tokens, Namespace(salt=prompt.salt))
         request = RouteRequest(entry.id, keys, len(prompt.tokens), prompt.session, entry.expected_output)
         try:
-            if isinstance(entry, Previewed):
+            if isinstance(entry, did.Previewed):
                 router.preview(request, entry.at, exclude=entry.excluded)
                 return
             decision = router.route(request, entry.at, exclude=entry.excluded)
@@ -243,7 +224,7 @@ class Offline:
             raise Apart(f"there is no worker {worker.name} in the fleet")
         return engine
 
-    def _update(self, entry: Applied) -> Update:
+    def _update(self, entry: did.Applied) -> Update:
         """The update that ``entry`` names, with the events that this run's engines announce."""
         source = self._sources[entry.stream]
         events: list[Event] = []
