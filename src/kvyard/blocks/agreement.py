@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 from mypy_extensions import mypyc_attr
 
-from kvyard.blocks.rule import Match
+from kvyard.blocks.rule import NO_MATCH, Match
 from kvyard.blocks.spans import Spans, intersect
 from kvyard.blocks.spec import GroupSpec
 from kvyard.hashing import Keys
@@ -75,14 +75,14 @@ def agree(parts: Sequence[EqualGroups], spans: Sequence[Spans], limit: int, end:
     if len(parts) == 1 and len(parts[0].members) == 1:
         match = parts[0].match(spans[0], limit, parts[0].drops, keys)
         return Agreed(match.tokens, [match], 0)
-    matches: list[Match] = []
+    matches = [NO_MATCH] * len(parts)
+    first_round = True
     dropped: set[int] = set()
     hit, longest = limit, 0
     # Full attention accepts any shorter prefix, so one other part has the last word.
     one_round = len(parts) == 2 and parts[0].is_full
     while True:
         candidate = hit
-        first_round = not matches
         for index, part in enumerate(parts):
             if part.is_full and not first_round:
                 candidate = min(candidate, matches[index].tokens)
@@ -97,16 +97,11 @@ def agree(parts: Sequence[EqualGroups], spans: Sequence[Spans], limit: int, end:
             candidate = match.tokens
             if candidate > longest:
                 longest = candidate
-            if first_round:
-                matches.append(match)
-            else:
-                matches[index] = match
-        if candidate >= hit:
-            break
+            matches[index] = match
+        if candidate >= hit or one_round:
+            return Agreed(min(candidate, hit), matches, longest)
         hit = candidate
-        if one_round:
-            break
-    return Agreed(hit, matches, longest)
+        first_round = False
 
 
 class Agreement:

@@ -166,8 +166,7 @@ class CacheMap:
         shorter stretch only is known by the longer one from now on.
         """
         key = run.chain.keys[run.start]
-        holders = self.marks.get(key)
-        if holders is not None and extent in holders:
+        if extent in self.marks.get(key, ()):
             return
         if extent.node is None and extent.marks is not None and extent.marks.runs[0].stop < run.stop:
             self.unmark(extent)

@@ -110,7 +110,6 @@ class Coordinator:
         """How many tokens at a time all groups together can make use of."""
         self.estimates = any(group.estimates for group in groups)
         """Whether ``need`` alone doesn't tell if an allocation will succeed."""
-        self._drafts = margin > 0 or any(group.eagle for group in groups)
 
     def lookup(self, request: Request) -> Hit:
         """The longest prefix that every group can use, the last token left out. Changes nothing."""
@@ -179,13 +178,8 @@ class Coordinator:
 
     def register(self, request: Request, tokens: int) -> None:
         """Offer the blocks of the first ``tokens`` tokens to every group's map."""
-        if self._drafts:
-            for group, table in zip(self.groups, request.tables):
-                group.register(request, table, self.cacheable(tokens, group))
-            return
-        full = tokens - tokens % self._unit
         for group, table in zip(self.groups, request.tables):
-            group.register(request, table, full)
+            group.register(request, table, self.cacheable(tokens, group))
 
     def cacheable(self, tokens: int, group: Group) -> int:
         """How many of ``tokens`` can be part of a future hit of ``group``."""

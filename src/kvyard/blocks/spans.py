@@ -62,7 +62,4 @@ def without(low: int, high: int, spans: Spans) -> list[tuple[int, int]]:
 
 def overlaps(low: int, high: int, spans: Spans) -> bool:
     """Whether any position of ``low`` to ``high`` is in ``spans``."""
-    for start, stop in spans:
-        if max(start, low) < min(stop, high):
-            return True
-    return False
+    return any(max(start, low) < min(stop, high) for start, stop in spans)

@@ -231,10 +231,9 @@ class AlignedStateGroup(StateGroup):
 
     def _move_to_end(self, table: Table, position: int) -> list[int]:
         """Move the (private, unnamed) block at ``position`` behind the last one and leave a null there."""
-        extent = next(e for e in table if e.start <= position < e.stop)
-        block = self.pool.isolate(extent, position - extent.start)
-        index = table.settle().index(block)
-        table.replace(index, [])
+        block = self._block_at(table, position)
+        assert block is not None
+        table.replace(table.extents.index(block), [])
         block.forget_neighbours()
         block.start = table.length
         table.append(block)

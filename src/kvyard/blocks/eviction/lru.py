@@ -25,13 +25,9 @@ class LruOrder:
         self._last.before = self._first
 
     def push(self, extent: Extent) -> None:
-        last = self._last
-        tail = last.before
+        tail = self._last.before
         assert tail is not None
-        tail.after = extent
-        extent.before = tail
-        extent.after = last
-        last.before = extent
+        self.insert_after(tail, extent)
 
     def push_front(self, extent: Extent) -> None:
         self.insert_after(self._first, extent)
