@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from kvyard.cli.events import finding_lines, until_interrupted
-from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, read_token, with_prompt
+from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, pairs, read_token, with_prompt
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
@@ -80,12 +80,10 @@ def doctor(
     local, ask = _questions(urls, prompt, template, messages_file, model, probe, block_size)
     token = read_token(token_file) if urls else None
     live = [source for source in sources if source.startswith(SCHEMES)]
-    if replay and len(replay) != len(live):
-        raise KvyardError(f"{len(live)} endpoints and {len(replay)} replay endpoints: give one for each, or none")
+    replays = dict(pairs(live, replay))
     for endpoint in (*live, *(replay or ())):
         check(endpoint)
     space = Namespace(lora_name=lora or None, salt=salt or None)
-    replays: dict[str, str | None] = dict(zip(live, replay, strict=True)) if replay else dict.fromkeys(live)
     cases = [
         Case(
             source,

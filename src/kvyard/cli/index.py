@@ -12,7 +12,17 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, Verbose, log_to_stderr, warn_if_open, with_prompt
+from kvyard.cli.serving import (
+    TOKEN_VARIABLE,
+    Json,
+    Lora,
+    Salt,
+    Verbose,
+    log_to_stderr,
+    pairs,
+    warn_if_open,
+    with_prompt,
+)
 from kvyard.cli.serving import read_token as token_of
 from kvyard.cli.settings import assignment, with_flags
 from kvyard.errors import KvyardError
@@ -128,15 +138,6 @@ def query(
             typer.echo(line)
     if not any(result["best"] for result in found["score"]["results"]):
         raise typer.Exit(1)
-
-
-def pairs(endpoints: list[str], replays: list[str] | None) -> list[tuple[str, str | None]]:
-    """Endpoints with their replay endpoints. Raises ``KvyardError`` where these don't fit each other."""
-    if not replays:
-        return [(one, None) for one in endpoints]
-    if len(replays) != len(endpoints):
-        raise KvyardError(f"{len(endpoints)} endpoints and {len(replays)} replay endpoints: give one for each, or none")
-    return list(zip(endpoints, replays, strict=True))
 
 
 def _over(config: Config, **over: Any) -> Config:

@@ -34,6 +34,15 @@ def with_prompt(tokenizer: str = "The model's tokenizer.json.") -> Callable[[Com
     )
 
 
+def pairs(endpoints: list[str], replays: list[str] | None) -> list[tuple[str, str | None]]:
+    """Endpoints with their replay endpoints. Raises ``KvyardError`` where these don't fit each other."""
+    if not replays:
+        return [(one, None) for one in endpoints]
+    if len(replays) != len(endpoints):
+        raise KvyardError(f"{len(endpoints)} endpoints and {len(replays)} replay endpoints: give one for each, or none")
+    return list(zip(endpoints, replays, strict=True))
+
+
 def read_token(file: str | Path | None, variable: str | None = TOKEN_VARIABLE) -> str | None:
     """The token in ``file``, or in the environment without one; ``None`` where neither is. Raises ``KvyardError``."""
     if file is not None:

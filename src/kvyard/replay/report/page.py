@@ -8,25 +8,10 @@ from pathlib import Path
 from kvyard import __version__
 from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
+from kvyard.replay.report import words as say
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share, WorkerReport
-from kvyard.replay.report.words import (
-    COLUMNS,
-    REASONS,
-    SOURCES,
-    TRANSFERS,
-    amount,
-    limits,
-    measured,
-    name_of,
-    notes,
-    percent,
-    span,
-    summary,
-    transfer_rows,
-    whole,
-)
 
 
 def write_html(report: Report, path: str | Path) -> None:
@@ -36,12 +21,12 @@ def write_html(report: Report, path: str | Path) -> None:
 
 def page(report: Report) -> str:
     """The page's text."""
-    made = Page(f"{name_of(report)} · kvyard")
-    made.add(head(name_of(report), summary(report), notes(report)))
+    made = Page(f"{say.name_of(report)} · kvyard")
+    made.add(head(say.name_of(report), say.summary(report), say.notes(report)))
     made.add('<div class="tiles">', *_tiles(report), "</div>")
     if report.reuse:
         text = "of all prompt tokens of admitted requests, at first admission"
-        figure = draw.composition([report], [name_of(report)])
+        figure = draw.composition([report], [say.name_of(report)])
         made.add(made.figure("Where prompt tokens came from", text, figure, wide=True))
     _latencies(made, report)
     _over_time(made, report)
@@ -74,10 +59,13 @@ def _tiles(report: Report) -> Iterator[str]:
     yield tile("Inter-token latency", *_ms(latency["itl"].mean), f"mean · p99 {' '.join(_ms(latency['itl'].p99))}")
     yield tile("End to end", *_ms(latency["e2e"].p50), f"median · p99 {' '.join(_ms(latency['e2e'].p99))}")
     yield tile(
-        "Output", measured(rates["output_tokens_per_s"]), "tok/s", f"{measured(rates['requests_per_s'])} requests/s"
+        "Output",
+        say.measured(rates["output_tokens_per_s"]),
+        "tok/s",
+        f"{say.measured(rates['requests_per_s'])} requests/s",
     )
     best = report.bounds.get("infinite")
-    more = f"of prompt tokens · at best {percent(best.value)}" if best else "of prompt tokens"
+    more = f"of prompt tokens · at best {say.percent(best.value)}" if best else "of prompt tokens"
     if report.reuse:
         yield tile("Reused", f"{report.reuse['all'].value * 100:.1f}", "%", more)
     if report.live is not None:
@@ -85,12 +73,12 @@ def _tiles(report: Report) -> Iterator[str]:
         yield tile("Sent after it was due", *_ms(late.p50), f"median · p99 {' '.join(_ms(late.p99))}")
     if report.goodput is not None:
         good = report.goodput
-        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", limits(good.slo_ms))
+        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", say.limits(good.slo_ms))
 
 
 def _ms(value: float) -> tuple[str, str]:
     if value < 1000:
-        return measured(value), "ms"
+        return say.measured(value), "ms"
     return (f"{value / 1000:,.2f}" if value < 100_000 else f"{value / 1000:,.0f}"), "s"
 
 
@@ -116,16 +104,22 @@ def _latencies(made: Page, report: Report) -> None:
     rows = []
     for names, unit, spreads in ((there, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
         for key, words in names.items():
-            spread, show = spreads[key], measured if unit == "ms" else whole
+            spread, show = spreads[key], say.measured if unit == "ms" else say.whole
             rows.append(
-                row([f"{words} ({unit})", *(show(getattr(spread, name)) for name in COLUMNS), whole(spread.count)])
+                row(
+                    [
+                        f"{words} ({unit})",
+                        *(show(getattr(spread, name)) for name in say.COLUMNS),
+                        say.whole(spread.count),
+                    ]
+                )
             )
-    cards.append(card("In numbers", "", table(["", *COLUMNS, "count"], rows)))
+    cards.append(card("In numbers", "", table(["", *say.COLUMNS, "count"], rows)))
     made.cards("three", *cards)
 
 
 def _over_time(made: Page, report: Report) -> None:
-    window = span(report.series.window_s)
+    window = say.span(report.series.window_s)
     cards = [made.figure("Time to first token", "by arrival, finished requests", draw.first_tokens(report))]
     if report.live is None:
         made.section("Over time", f"Simulated time. Counts are by windows of {window}; states are samples.")
@@ -142,24 +136,24 @@ def _over_time(made: Page, report: Report) -> None:
     made.cards("two", *cards)
 
 
-def _known(value: float | None, show: Callable[[float], str] = whole) -> str:
+def _known(value: float | None, show: Callable[[float], str] = say.whole) -> str:
     return "–" if value is None else show(value)
 
 
 def _reused(worker: WorkerReport) -> str:
     if worker.cached_tokens is None or not worker.input_tokens:
         return "–"
-    return percent((worker.cached_tokens + worker.loaded_tokens) / worker.input_tokens)
+    return say.percent((worker.cached_tokens + worker.loaded_tokens) / worker.input_tokens)
 
 
 WORKERS: dict[str, Callable[[WorkerReport], str]] = {
     "": lambda worker: worker.name,
     "role": lambda worker: worker.role,
-    "requests": lambda worker: whole(worker.requests),
-    "input tokens": lambda worker: whole(worker.input_tokens),
-    "output tokens": lambda worker: whole(worker.output_tokens),
+    "requests": lambda worker: say.whole(worker.requests),
+    "input tokens": lambda worker: say.whole(worker.input_tokens),
+    "output tokens": lambda worker: say.whole(worker.output_tokens),
     "reused": _reused,
-    "busy": lambda worker: _known(worker.busy, percent),
+    "busy": lambda worker: _known(worker.busy, say.percent),
     "passes": lambda worker: _known(worker.passes),
     "preemptions": lambda worker: _known(worker.preemptions),
     "evicted blocks": lambda worker: _known(worker.evicted_blocks),
@@ -169,7 +163,7 @@ WORKERS: dict[str, Callable[[WorkerReport], str]] = {
 
 def _workers(made: Page, report: Report) -> None:
     made.section("Workers", "Who got what, and when. A faint row is an idle worker, a strong column a burst.")
-    balance, window = report.balance, span(report.series.window_s)
+    balance, window = report.balance, say.span(report.series.window_s)
     text = (
         f"Prompt tokens: the most loaded has {balance['max_over_mean']:.3f} times the mean; standard deviation "
         f"{balance['variation']:.3f} of the mean."
@@ -186,7 +180,7 @@ def _misses(made: Page, report: Report) -> None:
         "prefix ended.",
     )
     rows = []
-    for key, words in SOURCES.items():
+    for key, words in say.SOURCES.items():
         share = report.reuse.get(key)
         if share is not None and (share.part or key == "device"):
             rows.append(_swatched(key, words, share))
@@ -194,7 +188,7 @@ def _misses(made: Page, report: Report) -> None:
     for key, words in BOUNDS.items():
         if key in report.bounds:
             rows.append(_share(f"At best: {words.lower()}", report.bounds[key], "bound"))
-    for key, words in REASONS.items():
+    for key, words in say.REASONS.items():
         tokens = report.missed_tokens.get(key)
         if tokens is not None:
             rows.append(_swatched(key, f"Computed: {words.lower()}", tokens, report.misses.get(key)))
@@ -203,8 +197,10 @@ def _misses(made: Page, report: Report) -> None:
 
 
 def _share(words: str, share: Share, kind: str = "", requests: Share | None = None) -> str:
-    ended = whole(requests.part) if requests else ""
-    return row([words, percent(share.value), whole(share.part), ended, share.of], kind, ["", "", "", "", "words"])
+    ended = say.whole(requests.part) if requests else ""
+    return row(
+        [words, say.percent(share.value), say.whole(share.part), ended, share.of], kind, ["", "", "", "", "words"]
+    )
 
 
 def _swatched(key: str, words: str, share: Share, requests: Share | None = None) -> str:
@@ -216,14 +212,14 @@ def _tiers(made: Page, report: Report) -> None:
     made.section("Tiers and links", "What caches gave up, and what moved between them. All workers together.")
     rows = []
     for name, tier in report.tiers.items():
-        cells = [name.capitalize(), whole(tier.capacity_blocks), whole(tier.evicted_blocks)]
+        cells = [name.capitalize(), say.whole(tier.capacity_blocks), say.whole(tier.evicted_blocks)]
         for way in ("outward", "inward"):
             use = tier.links.get(way)
             if use is None:
                 cells += ["", "", ""]
             else:
-                share = percent(use.bandwidth.value) if use.bandwidth else "no limit"
-                cells += [amount(use.bytes), percent(use.busy.value), share]
+                share = say.percent(use.bandwidth.value) if use.bandwidth else "no limit"
+                cells += [say.amount(use.bytes), say.percent(use.busy.value), share]
         rows.append(row(cells))
     columns = ["", "blocks", "evicted", "written", "busy", "of bandwidth", "read", "busy", "of bandwidth"]
     cards = [
@@ -237,9 +233,9 @@ def _tiers(made: Page, report: Report) -> None:
         wait = report.loading
         text = "Waited: how much later they landed than on idle links."
         if wait.count:
-            times = f"{measured(wait.mean)} ms on average, p99 {measured(wait.p99)} ms"
+            times = f"{say.measured(wait.mean)} ms on average, p99 {say.measured(wait.p99)} ms"
             text += f" {wait.count:,} requests waited for loads, {times}."
-        cards.append(card("Transfers", text, table(["", *TRANSFERS], map(row, transfer_rows(report)))))
+        cards.append(card("Transfers", text, table(["", *say.TRANSFERS], map(row, say.transfer_rows(report)))))
     made.cards("one", *cards)
 
 
@@ -254,7 +250,10 @@ def _router(made: Page, router: RouterReport) -> None:
         made.add(f'<section class="card"><p>{esc(text)}</p></section>')
         return
     rows = [
-        row([words, percent(share.value), f"{share.part:,} / {share.whole:,}", share.of], marks=["", "", "", "words"])
+        row(
+            [words, say.percent(share.value), f"{share.part:,} / {share.whole:,}", share.of],
+            marks=["", "", "", "words"],
+        )
         for words, share in (
             ("Regret", router.regret),
             ("Longest prefix chosen", router.best),

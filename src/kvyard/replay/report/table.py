@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvyard.replay.report import words as say
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.report import LATENCIES, LENGTHS, LiveReport, Report
-from kvyard.replay.report.words import (
-    COLUMNS,
-    REASONS,
-    SHORT,
-    SOURCES,
-    TRANSFERS,
-    amount,
-    limits,
-    measured,
-    name_of,
-    notes,
-    percent,
-    short,
-    summary,
-    transfer_rows,
-    whole,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,9 +22,9 @@ PLAIN_WIDTH = 110
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print ``report``. Without a terminal there are no colours, and lines are ``PLAIN_WIDTH`` long."""
     console = console or plain_console()
-    console.print(f"[bold]{_safe(name_of(report))}[/bold]")
-    console.print(_safe(summary(report)))
-    for note in notes(report):
+    console.print(f"[bold]{_safe(say.name_of(report))}[/bold]")
+    console.print(_safe(say.summary(report)))
+    for note in say.notes(report):
         console.print(f"[yellow]{_safe(note)}[/yellow]")
     console.print()
     console.print(_measurements(report, console.width >= ROOMY))
@@ -94,13 +78,13 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _measurements(report: Report, roomy: bool) -> Table:
-    table = _table("Finished requests" if roomy else "Finished", *COLUMNS)
+    table = _table("Finished requests" if roomy else "Finished", *say.COLUMNS)
     for names, unit, spreads in ((LATENCIES, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
         for key, long in names.items():
             spread = spreads.get(key, Spread())
-            show = (whole if unit == "tokens" else measured) if roomy else short
-            values = [show(getattr(spread, column)) if spread.count else "-" for column in COLUMNS]
-            table.add_row(f"{long if roomy else SHORT[key]} ({unit})", *values)
+            show = (say.whole if unit == "tokens" else say.measured) if roomy else say.short
+            values = [show(getattr(spread, column)) if spread.count else "-" for column in say.COLUMNS]
+            table.add_row(f"{long if roomy else say.SHORT[key]} ({unit})", *values)
     table.columns[0].no_wrap = True
     return table
 
@@ -108,21 +92,23 @@ def _measurements(report: Report, roomy: bool) -> Table:
 def _rates(report: Report) -> Table:
     table = _table("Throughput", "per second")
     rates = report.throughput
-    table.add_row("Requests finished", measured(rates["requests_per_s"]))
-    table.add_row("Output tokens", measured(rates["output_tokens_per_s"]))
-    table.add_row("Input tokens", measured(rates["input_tokens_per_s"]))
+    table.add_row("Requests finished", say.measured(rates["requests_per_s"]))
+    table.add_row("Output tokens", say.measured(rates["output_tokens_per_s"]))
+    table.add_row("Input tokens", say.measured(rates["input_tokens_per_s"]))
     good = report.goodput
     if good is not None:
-        of = f"{percent(good.requests.value)}, {good.requests.part:,} / {good.requests.whole:,} finished requests"
-        table.add_row(f"Goodput, requests with {limits(good.slo_ms)} ({of})", measured(good.requests_per_s))
-        table.add_row("Goodput, output tokens of these", measured(good.output_tokens_per_s))
+        of = f"{say.percent(good.requests.value)}, {good.requests.part:,} / {good.requests.whole:,} finished requests"
+        table.add_row(f"Goodput, requests with {say.limits(good.slo_ms)} ({of})", say.measured(good.requests_per_s))
+        table.add_row("Goodput, output tokens of these", say.measured(good.output_tokens_per_s))
     return table
 
 
 def _sending(live: LiveReport) -> Table:
-    table = _table("Sent after it was due", *COLUMNS)
+    table = _table("Sent after it was due", *say.COLUMNS)
     late = live.lateness
-    table.add_row("Lateness (ms)", *(measured(getattr(late, column)) if late.count else "-" for column in COLUMNS))
+    table.add_row(
+        "Lateness (ms)", *(say.measured(getattr(late, column)) if late.count else "-" for column in say.COLUMNS)
+    )
     return table
 
 
@@ -130,23 +116,23 @@ def _prompts(report: Report) -> Table:
     table = _table(
         f"{report.reuse['all'].whole:,} prompt tokens of admitted requests", "tokens", "of them", "prefixes ended"
     )
-    for name, words in SOURCES.items():
+    for name, words in say.SOURCES.items():
         share = report.reuse.get(name)
         if share is not None and name != "cached" and (share.part or name == "device"):
-            table.add_row(words, f"{share.part:,}", percent(share.value), "")
+            table.add_row(words, f"{share.part:,}", say.percent(share.value), "")
     all_ = report.reuse["all"]
-    table.add_row("[bold]Reused[/bold]", f"[bold]{all_.part:,}[/bold]", f"[bold]{percent(all_.value)}[/bold]", "")
+    table.add_row("[bold]Reused[/bold]", f"[bold]{all_.part:,}[/bold]", f"[bold]{say.percent(all_.value)}[/bold]", "")
     for name, words in BOUNDS.items():
         if name in report.bounds:
             bound = report.bounds[name]
-            table.add_row(f"  at best: {words.lower()}", f"{bound.part:,}", percent(bound.value), "", style="dim")
-    for name, words in REASONS.items():
+            table.add_row(f"  at best: {words.lower()}", f"{bound.part:,}", say.percent(bound.value), "", style="dim")
+    for name, words in say.REASONS.items():
         if name in report.missed_tokens or name in report.misses:
             tokens, requests = report.missed_tokens.get(name), report.misses.get(name)
             table.add_row(
                 f"Computed: {words.lower()}",
                 f"{tokens.part:,}" if tokens else "0",
-                percent(tokens.value) if tokens else percent(0),
+                say.percent(tokens.value) if tokens else say.percent(0),
                 f"{requests.part:,}" if requests else "" if report.live is not None else "0",
             )
     return table
@@ -160,24 +146,23 @@ def _tiers(report: Report) -> Table:
         if out is not None and in_ is not None:
             used = [way.bandwidth for way in (out, in_) if way.bandwidth is not None]
             cells = [
-                amount(out.bytes),
-                amount(in_.bytes),
-                f"{percent(out.busy.value)} / {percent(in_.busy.value)}",
-                " / ".join(percent(one.value) for one in used) or "no limit",
+                say.amount(out.bytes),
+                say.amount(in_.bytes),
+                f"{say.percent(out.busy.value)} / {say.percent(in_.busy.value)}",
+                " / ".join(say.percent(one.value) for one in used) or "no limit",
             ]
         table.add_row(name.capitalize(), f"{tier.capacity_blocks:,}", f"{tier.evicted_blocks:,}", *cells)
     return table
 
 
 def _transfers(report: Report) -> Table:
-    table = _table("Transfers", *TRANSFERS)
-    for cells in transfer_rows(report):
+    table = _table("Transfers", *say.TRANSFERS)
+    for cells in say.transfer_rows(report):
         table.add_row(*cells)
     if report.loading.count:
         wait = report.loading
-        table.caption = (
-            f"{wait.count:,} requests waited for loads: mean {measured(wait.mean)} ms, p99 {measured(wait.p99)} ms"
-        )
+        times = f"mean {say.measured(wait.mean)} ms, p99 {say.measured(wait.p99)} ms"
+        table.caption = f"{wait.count:,} requests waited for loads: {times}"
         table.caption_justify = "left"
     return table
 
@@ -193,13 +178,15 @@ def _fleet(report: Report) -> Table:
             ("Sent to a worker with the longest prefix / requests of which any had one", router.best),
             ("Prefix tokens found at admission / believed when routing", router.belief),
         ):
-            table.add_row(words, percent(share.value), f"{share.part:,} / {share.whole:,}")
+            table.add_row(words, say.percent(share.value), f"{share.part:,} / {share.whole:,}")
     else:
         table.add_row(f"Regret: not known, {router.policy} doesn't look at what workers have", "-", "")
     table.add_row("Prompt tokens by worker: most / mean", f"{balance['max_over_mean']:.3f}", "")
     table.add_row("Prompt tokens by worker: standard deviation / mean", f"{balance['variation']:.3f}", "")
     if "busy_min" in balance:
-        table.add_row("Share of time busy: least to most", percent(balance["busy_min"]), percent(balance["busy_max"]))
+        table.add_row(
+            "Share of time busy: least to most", say.percent(balance["busy_min"]), say.percent(balance["busy_max"])
+        )
     if report.preemptions is not None:
         table.add_row("Preemptions", f"{report.preemptions:,}", "")
     if router is not None and router.retries:
