@@ -146,6 +146,7 @@ def make_live_report(
     seen = Observations(records, simulated=False, now=driver.now() if driver.interrupted else None)
     workers = [_worker(name, mine) for name, mine in sorted(seen.by_worker.items())]
     told = [record for record in records if record.cached >= 0]
+    reuse, computed = _cached(told)
     absent = list(ABSENT)
     if not told:
         absent.append("what was cached, which this endpoint doesn't say")
@@ -154,9 +155,9 @@ def make_live_report(
     return Report(
         **seen.fields(workers, driver.gaps.columns(), label=label, trace=trace, slo=slo),
         config=dict(config) if config is not None else msgspec.to_builtins(driver.config),
-        reuse=_reuse(told),
+        reuse=reuse,
         misses={},
-        missed_tokens=_computed(told),
+        missed_tokens=computed,
         live=LiveReport(
             endpoint=endpoint,
             model=model,
@@ -169,20 +170,14 @@ def make_live_report(
     )
 
 
-def _reuse(told: Sequence[Record]) -> dict[str, Share]:
+def _cached(told: Sequence[Record]) -> tuple[dict[str, Share], dict[str, Share]]:
+    """What was reused of prompts and what was computed, as far as the endpoint says it."""
     if not told:
-        return {}
+        return {}, {}
     part, whole = sum(record.cached for record in told), sum(record.input for record in told)
-    of = f"prompt tokens that the endpoint says were cached / {ANSWERED}"
-    return {"cached": share(part, whole, of), "all": share(part, whole, of)}
-
-
-def _computed(told: Sequence[Record]) -> dict[str, Share]:
-    if not told:
-        return {}
-    whole = sum(record.input for record in told)
-    part = whole - sum(record.cached for record in told)
-    return {"unknown": share(part, whole, f"prompt tokens that were computed / {ANSWERED}")}
+    cached = share(part, whole, f"prompt tokens that the endpoint says were cached / {ANSWERED}")
+    computed = share(whole - part, whole, f"prompt tokens that were computed / {ANSWERED}")
+    return {"cached": cached, "all": cached}, {"unknown": computed}
 
 
 def _worker(name: str, mine: Sequence[Record]) -> WorkerReport:

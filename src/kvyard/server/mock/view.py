@@ -12,17 +12,7 @@ from kvyard.clock import MS, SECOND, Clock
 from kvyard.engine.core import EngineCore
 from kvyard.events.transport.endpoint import reachable
 from kvyard.events.types import LOWER_TIERS
-from kvyard.server.dashboard.view import (
-    DecisionView,
-    FleetView,
-    StreamView,
-    TierView,
-    Totals,
-    TransferView,
-    WorkerStatus,
-    by_label,
-    prompt_sources,
-)
+from kvyard.server.dashboard import view as board
 from kvyard.server.http import picked
 from kvyard.server.mock.faults import MockFaults
 from kvyard.server.mock.tally import Admission
@@ -39,21 +29,21 @@ SUMMED = ("finished", "failed", "refused", "cancelled", "prompt_tokens", "output
 """Counters of a tally whose sums over workers are the fleet's."""
 
 
-def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> FleetView:
+def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> board.FleetView:
     """The fleet, now, which has been there ``since``."""
     workers, config = fleet.workers, fleet.config
     now = fleet.clock.now()
     recent = workers[0].tally.recent
     shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports)]
     tallies = [worker.tally for worker in workers]
-    totals = Totals(
+    totals = board.Totals(
         **{name: sum(getattr(one, name) for one in tallies) for name in SUMMED},
         requests=sum(one.came for one in tallies),
         under_way=sum(worker.load for worker in workers),
-        prompts={name: sum(worker.prompts[name] for worker in shown) for name in prompt_sources()},
+        prompts={name: sum(worker.prompts[name] for worker in shown) for name in board.prompt_sources()},
         ttft=recent.first_tokens.latency(now),
     )
-    return FleetView(
+    return board.FleetView(
         kind="mock",
         at=wall.now() / SECOND,
         since=since,
@@ -67,7 +57,7 @@ def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> FleetView:
     )
 
 
-def worker_view(worker: MockWorker, url: str) -> WorkerStatus:
+def worker_view(worker: MockWorker, url: str) -> board.WorkerStatus:
     """One worker."""
     tally = worker.tally
     state, reason = "ready", ""
@@ -75,7 +65,7 @@ def worker_view(worker: MockWorker, url: str) -> WorkerStatus:
         state, reason = "down", "killed; POST /admin/revive brings it back"
     elif worker.stalled:
         state, reason = "stalled", "told to stand still"
-    return WorkerStatus(
+    return board.WorkerStatus(
         **picked(tally, "failed prompt_tokens output_tokens"),
         name=worker.name,
         model=worker.config.served_model_name,
@@ -87,11 +77,11 @@ def worker_view(worker: MockWorker, url: str) -> WorkerStatus:
         waiting=max(0, worker.waiting),
         requests=tally.finished + tally.failed + tally.refused + tally.cancelled,
         tiers=list(_tiers(worker.cores)),
-        prompts=prompt_sources(tally.tiers, tally.computed),
+        prompts=board.prompt_sources(tally.tiers, tally.computed),
     )
 
 
-def _tiers(cores: list[EngineCore]) -> Iterator[TierView]:
+def _tiers(cores: list[EngineCore]) -> Iterator[board.TierView]:
     """Each tier, over all ranks."""
     pools: dict[str, list[tuple[Pool, int]]] = {"G1": [(core.scheduler.manager.pool, 1) for core in cores]}
     for core in cores:
@@ -99,7 +89,7 @@ def _tiers(cores: list[EngineCore]) -> Iterator[TierView]:
             for tier in core.offload.tiers:
                 pools.setdefault(tier.store.tier.name, []).append((tier.store.pool, core.offload.layout.chunk))
     for name, found in pools.items():
-        yield TierView(
+        yield board.TierView(
             name=name,
             held=sum((pool.num_blocks - 1 - pool.free) * chunk for pool, chunk in found),
             idle=sum((pool.free - pool.unnamed) * chunk for pool, chunk in found),
@@ -107,11 +97,11 @@ def _tiers(cores: list[EngineCore]) -> Iterator[TierView]:
         )
 
 
-def stream_views(worker: MockWorker, now: int) -> Iterator[StreamView]:
+def stream_views(worker: MockWorker, now: int) -> Iterator[board.StreamView]:
     """What each rank sends."""
     for rank, (publisher, sent) in enumerate(zip(worker.publishers, worker.tally.streams)):
         failed = publisher.error is not None
-        yield StreamView(
+        yield board.StreamView(
             name=f"{worker.name}@{rank}",
             worker=worker.name,
             endpoint=reachable(publisher.endpoint),
@@ -126,7 +116,7 @@ def stream_views(worker: MockWorker, now: int) -> Iterator[StreamView]:
         )
 
 
-def transfer_views(worker: MockWorker) -> Iterator[TransferView]:
+def transfer_views(worker: MockWorker) -> Iterator[board.TransferView]:
     """Copies between tiers, by direction, over all ranks."""
     engines = [core.offload for core in worker.cores if core.offload is not None]
     depth = max((len(engine.tiers) for engine in engines), default=0)
@@ -142,7 +132,7 @@ def transfer_views(worker: MockWorker) -> Iterator[TransferView]:
                 one = tier.link.config.lanes[direction].bandwidth
                 bandwidth = None if one is None or bandwidth is None else bandwidth + one
         if flows:
-            yield TransferView(
+            yield board.TransferView(
                 worker=worker.name,
                 source=source,
                 target=target,
@@ -153,17 +143,17 @@ def transfer_views(worker: MockWorker) -> Iterator[TransferView]:
             )
 
 
-def _decision(one: Admission, size: int) -> DecisionView:
+def _decision(one: Admission, size: int) -> board.DecisionView:
     device, *lower = one.tiers
     found = sum(one.tiers)
     parts = [f"{device} on the device"]
     parts += [f"{tokens} loaded from {tier.place}" for tier, tokens in zip(LOWER_TIERS, lower) if tokens]
     had = f"Found {', '.join(parts)}" if found else "Found nothing"
-    return DecisionView(
+    return board.DecisionView(
         **picked(one, "number at id worker tokens"),
         why=f"sent here, waited {one.waited_ms:.0f} ms",
         blocks=one.tokens // size,
-        tiers=by_label([tokens // size for tokens in one.tiers]),
+        tiers=board.by_label([tokens // size for tokens in one.tiers]),
         said=(
             f"{one.id}: admitted at {one.worker}, rank {one.rank}, after waiting {one.waited_ms:.1f} ms of nominal time.\n"
             f"{had}, and {one.tokens - found} of {one.tokens} tokens have to be computed."
