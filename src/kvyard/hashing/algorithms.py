@@ -16,7 +16,7 @@ import pickle
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Protocol, TypeAlias
@@ -54,7 +54,6 @@ class Algorithm(Protocol):
     @property
     def root(self) -> Key:
         """The parent of the first block of every chain."""
-        ...
 
     def hash_blocks(
         self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: Extras = None
@@ -64,7 +63,6 @@ class Algorithm(Protocol):
         ``extras`` has one entry per full block; leave it out for plain text. Changes nothing. Raises ``HashingError`` for a
         block size below 1, a parent that isn't a key of this algorithm, or a wrong number of extras.
         """
-        ...
 
 
 Factory: TypeAlias = Callable[[str | None], Algorithm]
@@ -171,11 +169,11 @@ class _Xxh3:
         digest = xxhash.xxh3_64_intdigest
         key = self._parent(parent)
         try:
-            packed = _packed("I", tokens)
+            all_words = packed("I", tokens)
         except OverflowError:
             return [key := digest(data, key) for data in _with_wide_tokens(tokens, block_size, extras)]
         block = struct.Struct(f"{4 * block_size}s")
-        blocks = block.iter_unpack(packed[: len(packed) - len(packed) % block.size])
+        blocks = block.iter_unpack(all_words[: len(all_words) - len(all_words) % block.size])
         if extras is None:
             return [key := digest(words, key) for (words,) in blocks]
         return [
@@ -196,17 +194,18 @@ def _with_wide_tokens(tokens: Sequence[int], block_size: int, extras: Extras) ->
     blocks = zip(*[iter(tokens)] * block_size, strict=False)
     for block, extra in zip(blocks, repeat(None) if extras is None else extras, strict=False):
         try:
-            words = _packed("I", block)
+            words = packed("I", block)
             yield words if extra is None else b"I" + words + _cbor_of_extra(extra)
         except OverflowError:
             try:
-                yield b"Q" + _packed("Q", block) + _cbor_of_extra(extra)
+                yield b"Q" + packed("Q", block) + _cbor_of_extra(extra)
             except OverflowError:
                 raise HashingError("xxh3 takes token ids from 0 to 2**64 - 1 only") from None
 
 
-def _packed(width: str, tokens: Sequence[int]) -> bytes:
-    words = array(width, tokens)
+def packed(width: str, numbers: Iterable[int]) -> bytes:
+    """Numbers as words of ``array``'s type ``width``, the same everywhere. Raises ``OverflowError`` for what doesn't fit."""
+    words = array(width, numbers)
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()

@@ -44,15 +44,12 @@ class RowSource(Protocol):
 
         Changes nothing but recency.
         """
-        ...
 
     def usage(self) -> Usage:
         """What is kept."""
-        ...
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless the backend agrees with itself. For tests and audits."""
-        ...
 
 
 class IndexBackend(RowSource, Protocol):
@@ -64,23 +61,18 @@ class IndexBackend(RowSource, Protocol):
         A key that is listed twice was held before at its second mention. ``parent`` is the key before the first, ``None`` at
         the start of a chain or where unknown: it helps to keep runs long and changes no answer.
         """
-        ...
 
     def remove(self, place: int, keys: Sequence[int]) -> int:
         """``place`` no longer holds ``keys``, in any order and of any chain. Returns how many it held."""
-        ...
 
     def clear(self, place: int) -> int:
         """``place`` holds nothing any more. Returns how many keys it held. Costs by what it held, not by the index's size."""
-        ...
 
     def holds(self, place: int, key: int) -> bool:
         """Whether ``place`` holds ``key``. Not recency, not counted: for callers that must know before a change."""
-        ...
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
         """Everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by what it yields."""
-        ...
 
 
 def joined(rows: Iterable[tuple[int, int]]) -> Rows:

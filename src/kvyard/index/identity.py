@@ -50,12 +50,7 @@ class Identity:
     @property
     def names(self) -> list[str]:
         """What decides about request keys: two indexes that differ in it name blocks differently."""
-        return [
-            self.algorithm.name,
-            self.algorithm.seed,
-            str(self.block_size),
-            "direct" if self.direct else "bridged",
-        ]
+        return [self.algorithm.name, self.algorithm.seed, str(self.block_size), "direct" if self.direct else "bridged"]
 
     def keys(self, tokens: Sequence[int], namespace: Namespace = PLAIN) -> list[int]:
         """The request keys of every full block of a prompt. Raises ``IdentityError`` for an adapter in direct mode."""
@@ -112,23 +107,18 @@ def marks_of_event(event: Stored, begin: int) -> list[Mark]:
         return marks
     if begin == 0 and name is not None:
         marks.append((0, ("lora", name)))
-    salted = False
+    if begin == 0 and event.salt:
+        marks.append((0, ("salt", event.salt)))
     for index, extra in enumerate(event.extra_keys or ()):
         start = begin + index * event.block_size
-        items = extra or ()
-        for at, item in enumerate(items):
-            if at == 0 and name is not None and item == name:
+        for at, item in enumerate(extra or ()):
+            if (at == 0 and name is not None and item == name) or (start == 0 and event.salt and item == event.salt):
                 continue
             if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int:
                 if 0 <= item[1] < event.block_size:
                     marks.append((start + item[1], ("mm", item[0])))
-            elif isinstance(item, str) and start == 0 and item == event.salt:
-                salted = True
-                marks.append((0, ("salt", item)))
             else:
                 raise IdentityError(f"an extra key of block {index} that can't be placed: {item!r:.60}")
-    if begin == 0 and event.salt and not salted:
-        marks.append((0, ("salt", event.salt)))
     return marks
 
 

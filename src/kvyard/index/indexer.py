@@ -145,11 +145,7 @@ class Indexer:
     # -- answers out ------------------------------------------------------------------------------------------------
 
     def score(
-        self,
-        tokens: Sequence[int],
-        namespace: Namespace = PLAIN,
-        workers: Iterable[Holder] | None = None,
-        now: int = 0,
+        self, tokens: Sequence[int], namespace: Namespace = PLAIN, workers: Iterable[Holder] | None = None, now: int = 0
     ) -> Scores:
         """How long a prefix of a prompt each worker could use. Raises ``IdentityError`` for what can't be named."""
         return self.score_keys(self.identity.keys(tokens, namespace), len(tokens), workers, now)

@@ -30,9 +30,7 @@ class Replayer:
     """Carries out logged operations on a ``BlockManager``. One method per operation, named ``op_...``."""
 
     def __init__(self, config: Record) -> None:
-        known = dict(config)
-        known.pop("op")
-        known.pop("tag", None)
+        known = {name: value for name, value in config.items() if name not in ("op", "tag")}
         events = known.pop("events", False)
         self._trace = known.pop("trace", False)
         self.algorithm = algorithm(known.pop("hash_algo", "sha256_cbor"), known.pop("hash_seed", None), environ={})
@@ -97,9 +95,8 @@ class Replayer:
 
     def op_allocate(self, op: Record) -> Record:
         request = self._request(op)
-        hit = None
-        if not request.running and not request.num_computed_tokens:
-            hit = self.hits.get(request.id)
+        begun = request.running or request.num_computed_tokens
+        hit = None if begun else self.hits.get(request.id)
         new, external = op["num_new_tokens"], op.get("num_external", 0)
         taken = self.manager.allocate(
             request,
@@ -224,13 +221,10 @@ def _namespace(op: Record) -> Namespace:
     media = tuple(Media(item["hash"], item["offset"], item["length"]) for item in op.get("mm") or ())
     if not (lora or media or op.get("salt")):
         return PLAIN
-    return Namespace(
-        lora_name=lora["name"] if lora else None,
-        lora_path=lora.get("path", "/adapter") if lora else "",
-        lora_id=lora.get("id", 1) if lora else None,
-        salt=op.get("salt"),
-        media=media,
-    )
+    if not lora:
+        return Namespace(salt=op.get("salt"), media=media)
+    path, number = lora.get("path", "/adapter"), lora.get("id", 1)
+    return Namespace(lora_name=lora["name"], lora_path=path, lora_id=number, salt=op.get("salt"), media=media)
 
 
 def _tokens(tokens: list[int] | dict[str, list[int]]) -> list[int]:

@@ -14,16 +14,15 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import sys
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, TypeAlias
 
 from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
+from kvyard.hashing.algorithms import packed
 from kvyard.index.backend import Rows, Usage, joined
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Places, bits
@@ -73,7 +72,7 @@ class PendingWrites:
 
     def put_keys(self, owner: str, operation: bytes, name: bytes, keys: Sequence[int]) -> None:
         """Add a write of keys, each of which is listed once."""
-        text = pack(keys)
+        text = packed("Q", keys)
         for low in range(0, len(text), CALL_KEYS * 8):
             self.put(owner, operation, name, text[low : low + CALL_KEYS * 8])
 
@@ -104,14 +103,6 @@ class PendingWrites:
         """Forget what waits for ``owner``, ``None`` for all."""
         self._writes = deque(write for write in self._writes if owner is not None and write[0] != owner)
         self.keys = sum(_weight(text) for *_, text in self._writes)
-
-
-def pack(keys: Iterable[int]) -> bytes:
-    """Keys as the server has them: eight bytes each, the same on every machine. Raises ``OverflowError`` for what is no key."""
-    packed = array("Q", keys)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def unpack(text: bytes) -> int:
@@ -171,8 +162,8 @@ class RedisIndex:
         self._sweeping = False
         self.server = Server(url, timeout=timeout, backoff=from_seconds(backoff), clock=self.clock)
         self.session = ReplicaSession(
-            self.server,
-            self.directory,
+            server=self.server,
+            directory=self.directory,
             namespace=namespace,
             replica=replica or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
             identity=f"{'one writer' if self._is_solo else 'shared'} {identity}".strip(),
@@ -423,7 +414,7 @@ class RedisIndex:
             for low in range(0, len(keys), LOOKUP_KEYS):
                 part = keys[low : low + LOOKUP_KEYS]
                 asked = self.clock.now()
-                reply = self.session.call(scripts.LOOKUP, self.directory.version, pack(part), int(through_holes))
+                reply = self.session.call(scripts.LOOKUP, self.directory.version, packed("Q", part), int(through_holes))
                 if reply[1]:
                     self.session.take(reply[1], asked)
                     if low:

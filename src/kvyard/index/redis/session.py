@@ -15,6 +15,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from kvyard.clock import MS, Clock
 from kvyard.index.redis import scripts
 from kvyard.index.redis.directory import Directory
@@ -24,49 +26,43 @@ from kvyard.index.redis.server import Server
 PURGE_ROUNDS = 8
 
 
-class ReplicaSession:
+class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
     """The server as one replica of one index sees it. All methods raise ``Unavailable`` unless they say otherwise."""
 
-    def __init__(
-        self,
-        server: Server,
-        directory: Directory,
-        *,
-        namespace: str,
-        replica: str,
-        identity: str,
-        lease: int,
-        clock: Clock,
-        acquired: Callable[[str], None],
-        lost: Callable[[str | None], None],
-    ) -> None:
-        """``acquired`` is called with each owner whose lease was got, ``lost`` with one that was lost, ``None`` for all."""
-        self.server = server
-        self.directory = directory
-        self.fenced = 0
-        """Leases that turned out to be another replica's when we used them."""
-        self.epochs = 0
-        """Epochs that were begun here: servers that were empty, or may not have held what they should."""
-        self.namespace = namespace
-        self.replica = replica
-        self.tokens: dict[str, int] = {}
-        """The leases that are ours."""
-        self.wanted: dict[str, None] = {}
-        """The leases that we want."""
-        self.epoch = ""
-        self._identity = identity
-        self._meta = [f"kvyard:{namespace}"]
-        self._lease = lease
-        self._clock = clock
-        self._acquired = acquired
-        self._lost = lost
-        self._maintain_at = 0
-        self._maintained = 0
-        self._look_at = 0
-        self._void: list[bytes] = []
-        """Epochs whose keys are still there, and how far the one at the end was looked through."""
-        self._cursor = b"0"
-        server.farewell = self._farewell
+    server: Server
+    directory: Directory
+    namespace: str
+    replica: str
+    identity: str
+    lease: int
+    """Nanoseconds after its last sign of life that a writer is given up."""
+    clock: Clock
+    acquired: Callable[[str], None]
+    """Called with each owner whose lease was got."""
+    lost: Callable[[str | None], None]
+    """Called with each owner whose lease was lost, ``None`` for all."""
+    tokens: dict[str, int] = {}
+    """The leases that are ours."""
+    wanted: dict[str, None] = {}
+    """The leases that we want."""
+    epoch: str = ""
+    fenced: int = 0
+    """Leases that turned out to be another replica's when we used them."""
+    epochs: int = 0
+    """Epochs that were begun here: servers that were empty, or may not have held what they should."""
+    _maintain_at: int = 0
+    _maintained: int = 0
+    _look_at: int = 0
+    _void: list[bytes] = []
+    """Epochs whose keys are still there, and how far the one at the end was looked through."""
+    _cursor: bytes = b"0"
+
+    def __post_init__(self) -> None:
+        self.server.farewell = self._farewell
+
+    @property
+    def _meta(self) -> list[str]:
+        return [f"kvyard:{self.namespace}"]
 
     @property
     def due(self) -> int:
@@ -80,19 +76,19 @@ class ReplicaSession:
                 self.lose_all()
             self.server.connect()
             self._begin()
-        elif self._clock.now() >= self._maintain_at:
+        elif self.clock.now() >= self._maintain_at:
             self.maintain()
 
     def maintain(self) -> None:
         """Renew the leases that are ours and get those that are free, now."""
-        now = self._clock.now()
-        slept = self.tokens and self._maintained and now - self._maintained > self._lease
+        now = self.clock.now()
+        slept = self.tokens and self._maintained and now - self._maintained > self.lease
         self._maintained = now
-        self._maintain_at = now + self._lease // 3
+        self._maintain_at = now + self.lease // 3
         if slept:
             # Our leases are over, and much may wait to be read. Vouch for nothing before there was time to read it.
             return
-        ttl = max(self._lease // MS, 1)
+        ttl = max(self.lease // MS, 1)
         if self.tokens:
             for owner in self.call(scripts.RENEW, self.replica, ttl, *self._pairs())[1:]:
                 self.lose(owner.decode())
@@ -103,7 +99,7 @@ class ReplicaSession:
         for owner, reply in zip(lacking, replies, strict=True):
             if reply[0] == b"ok":
                 self.tokens[owner] = reply[1]
-                self._acquired(owner)
+                self.acquired(owner)
             elif reply[2] > 0:
                 # Not before its end, and soon after it.
                 self._maintain_at = min(self._maintain_at, now + (reply[2] + 1) * MS)
@@ -143,7 +139,7 @@ class ReplicaSession:
         """The lease is another replica's. Raises nothing."""
         if self.tokens.pop(owner, None) is not None:
             self.fenced += 1
-            self._lost(owner)
+            self.lost(owner)
         self._look_at = 0
 
     def lose_all(self) -> None:
@@ -152,7 +148,7 @@ class ReplicaSession:
         self.directory.forget()
         self.epoch = ""
         self._maintain_at = self._look_at = 0
-        self._lost(None)
+        self.lost(None)
 
     def release(self) -> None:
         """Give all leases back: our rows earn nothing from then on."""
@@ -161,7 +157,7 @@ class ReplicaSession:
 
     def look(self, *, now: bool = False) -> None:
         """Learn what slots mean and what writers say, where that is due, or ``now``."""
-        asked = self._clock.now()
+        asked = self.clock.now()
         if not now and asked < self._look_at and self.directory.version != b"?":
             return
         self.take(self.call(scripts.STATE)[1], asked)
@@ -174,7 +170,7 @@ class ReplicaSession:
             if known is None or known.token != b"%d" % token:
                 self.lose(owner)
         end = self.directory.next_end()
-        self._look_at = min(asked + self._lease // 3, end or asked + self._lease)
+        self._look_at = min(asked + self.lease // 3, end or asked + self.lease)
 
     def purge(self) -> None:
         """Remove keys of void epochs, some at a time."""
@@ -192,9 +188,9 @@ class ReplicaSession:
     def _begin(self) -> None:
         """Start in the server's epoch."""
         fresh = secrets.token_urlsafe(6)[:6]
-        ((epoch, identity),) = self.server.calls(scripts.BEGIN, self._meta, [[self.server.run, fresh, self._identity]])
-        if identity.decode() != self._identity:
-            other = f"another index ({identity.decode()}), not this ({self._identity})"
+        ((epoch, identity),) = self.server.calls(scripts.BEGIN, self._meta, [[self.server.run, fresh, self.identity]])
+        if identity.decode() != self.identity:
+            other = f"another index ({identity.decode()}), not this ({self.identity})"
             raise self.server.fail(f"its namespace {self.namespace!r} has {other}", "identity")
         self.epoch = epoch.decode()
         self.epochs += self.epoch == fresh
