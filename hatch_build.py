@@ -22,7 +22,7 @@ MODULES = {
     "request rule spans step table",
     "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
     "policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
-    "hashing": "chain run stretches",
+    "hashing": "chain stretches",
     "index": "chains runs",
     "replay": "agenda arrivals fleet gaps recorder shared worker",
     "router": "active cost inputs memory overlaps router tree",

@@ -5,10 +5,9 @@
 """
 
 from kvyard.hashing.algorithms import ALGORITHMS, Algorithm, HashingError, Key, algorithm, wire_hash
-from kvyard.hashing.chain import Chain, TokenChain, TraceChain
+from kvyard.hashing.chain import Chain, Run, TokenChain, TraceChain
 from kvyard.hashing.keys import DigestKeys, Keys
 from kvyard.hashing.namespace import PLAIN, Embeds, ExtraKeys, Media, Namespace, NamespaceError
-from kvyard.hashing.run import Run
 
 __all__ = [
     "ALGORITHMS",
