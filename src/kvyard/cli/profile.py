@@ -10,9 +10,8 @@ import msgspec
 import typer
 
 from kvyard.cli.tables import print_table
-from kvyard.engine.timing.fitting import errors_by_kind
+from kvyard.engine.timing.fitting import Measurement, Measurements, errors_by_kind, read_measurements
 from kvyard.engine.timing.fitting import fit as fit_rows
-from kvyard.engine.timing.measurements import Measurement, Measurements, read_measurements
 from kvyard.engine.timing.profile import FitError, Profile, load_profile, pass_ms, shipped
 from kvyard.files import write_whole
 

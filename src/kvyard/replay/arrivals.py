@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, count
 
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import TraceRequest
@@ -43,7 +43,7 @@ class TraceArrivals:
         self._free = concurrency
         """Slots left in closed loop, ``None`` in open loop."""
         self._heap: list[tuple[int, int, TraceRequest]] = []
-        self._serial = 0
+        self._serial = count()
         self._row: TraceRequest | None = None
         self._exhausted = False
         self._tails: dict[str, str] = {}
@@ -167,8 +167,7 @@ class TraceArrivals:
         return ended if self._free is not None else max(ended, self._scaled(row.arrival))
 
     def _push(self, row: TraceRequest, due: int) -> None:
-        self._serial += 1
-        heappush(self._heap, (due, self._serial, row))
+        heappush(self._heap, (due, next(self._serial), row))
 
     def _free_slot(self, request: TraceRequest, now: int) -> None:
         key = self._slot(request)

@@ -31,15 +31,13 @@ class Seen:
         behind those another had. Then notes that it has computed all of it.
         """
         chain = job.chain
-        if not isinstance(chain, TraceChain):
+        if not isinstance(chain, TraceChain) or not chain.trace.ids:
             return "unknown", 0, 0
         keys = chain.trace
         ids, size, known = keys.ids, keys.id_block_size, self._by_id
         bit = 1 << worker
         length = keys.num_prompt_tokens
         lost = elsewhere = 0
-        if not ids:
-            return "unknown", 0, 0
         if found + block_size >= length:
             why = "none" if found + block_size == length else "partial_block"
         else:

@@ -59,17 +59,12 @@ def _of(at: RoutingInput, figures: list[int]) -> list[int]:
 
 
 def cheapest(config: RouterConfig, at: RoutingInput, why: str) -> Choice:
-    """The least cost, or with a temperature a draw that prefers lesser ones."""
+    """The least cost, or with a temperature a draw: softmax over costs scaled to 0 .. 1, the least being the likeliest."""
     found = costs(config, at)
-    if config.temperature > 0 and len(found) > 1:
-        return drawn(found, config.temperature, at, why)
-    return least(at.slots, found, at.rng, why)
-
-
-def drawn(found: list[float], temperature: float, at: RoutingInput, why: str) -> Choice:
-    """Softmax over costs scaled to 0 .. 1, the least being the likeliest."""
+    if not config.temperature or len(found) == 1:
+        return least(at.slots, found, at.rng, why)
     low, high = min(found), max(found)
-    spread = (high - low) * temperature
+    spread = (high - low) * config.temperature
     weights = [exp((low - cost) / spread) for cost in found] if spread else [1.0] * len(found)
     (place,) = at.rng.choices(range(len(found)), weights)
     return Choice(at.slots[place], found[place], found.count(found[place]), why)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from kvyard.index.places import bits
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 _FEW = 8
@@ -57,13 +58,10 @@ class RoutedMemory:
         node = path[-1]
         if node.stop != at:
             return
-        bits = node.mask
         known = 0
-        while bits:
-            low = bits & -bits
-            if reach[low.bit_length() - 1] >= at:
-                known |= low
-            bits ^= low
+        for slot in bits(node.mask):
+            if reach[slot] >= at:
+                known |= 1 << slot
         # Their entries stay until their time has come; only the bits go. A stem of many branches isn't worth the search.
         while known and node.parent is not None and len(node.children) <= _FEW:
             for child in node.children.values():

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvyard.engine.timing import ProfileTiming, make_timing
-from kvyard.engine.timing.fitting import errors_by_kind, fit
-from kvyard.engine.timing.measurements import Measurement, read_measurements
+from kvyard.engine.timing.fitting import Measurement, errors_by_kind, fit, read_measurements
 from kvyard.engine.timing.model import SHORT
 from kvyard.engine.timing.profile import (
     NAMES,

@@ -4,10 +4,9 @@ from kvyard.engine.timing.fixed import FixedTiming
 from kvyard.engine.timing.model import Durations, TimingModel
 from kvyard.engine.timing.polynomial import PolynomialTiming
 from kvyard.engine.timing.profile import ProfileTiming
-from kvyard.engine.timing.registry import TIMINGS, TimingConfig, make_timing, parse_timing, read_timing, timing_choices
+from kvyard.engine.timing.registry import TimingConfig, make_timing, parse_timing, read_timing, timing_choices
 
 __all__ = [
-    "TIMINGS",
     "Durations",
     "FixedTiming",
     "PolynomialTiming",

@@ -27,6 +27,7 @@ from kvyard.engine.timing.registry import TimingConfig
 from kvyard.errors import KvyardError
 
 FORMAT = "kvyard-profile/1"
+SHIPPED = files("kvyard.engine.timing") / "profiles"
 Floats = npt.NDArray[np.float64]
 
 
@@ -176,8 +177,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def shipped() -> list[str]:
     """Names of the profiles that come with kvyard."""
-    folder = files("kvyard.engine.timing") / "profiles"
-    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    return sorted(entry.name.removesuffix(".json") for entry in SHIPPED.iterdir() if entry.name.endswith(".json"))
 
 
 def load_profile(*, name: str | None = None, path: str | Path | None = None) -> Profile:
@@ -188,7 +188,7 @@ def load_profile(*, name: str | None = None, path: str | Path | None = None) -> 
                 f"no profile {name!r} ships with kvyard; choose one of {', '.join(shipped())}, or give a path"
             )
         where = f"profile {name}"
-        data = (files("kvyard.engine.timing") / "profiles" / f"{name}.json").read_bytes()
+        data = (SHIPPED / f"{name}.json").read_bytes()
     else:
         where = str(path)
         try:
