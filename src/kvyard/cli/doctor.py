@@ -109,7 +109,7 @@ def doctor(
             visits = Round(urls, ask, token, listening if watched else None)
             visits.start()
         if watched:
-            watch(watched, from_seconds(seconds), clock, visits.busy if visits is not None else lambda: False)
+            watch(watched, from_seconds(seconds), clock, visits.is_alive if visits is not None else lambda: False)
             ask_for_replay(watched)
         if visits is not None:
             visits.wait()

@@ -116,7 +116,7 @@ class Facts(msgspec.Struct):
     hash_only: Occurrences = msgspec.field(default_factory=Occurrences)
     problems: Counter[str] = msgspec.field(default_factory=Counter)
     problem_examples: dict[str, str] = msgspec.field(default_factory=dict)
-    unknown_kinds: dict[str, int] = msgspec.field(default_factory=dict)
+    unknown_kinds: Counter[str] = msgspec.field(default_factory=Counter)
     partial_blocks: int = 0
     held: int = 0
     """Blocks held at the end, by count of copies."""
@@ -152,9 +152,9 @@ class _CheckedStream:
         self.prints: OrderedDict[int, int] = OrderedDict()
         self.ts = 0.0
 
-    def forget(self, rank: int | None) -> None:
+    def forget(self, rank: int | None, tier: Tier | None) -> None:
         for held in (self.copies, self.plain):
-            for place in [place for place in held if place[0] == rank]:
+            for place in [place for place in held if place[0] == rank and tier in (None, place[2])]:
                 del held[place]
 
     def note_peaks(self, block_sizes: dict[str, list[int]]) -> None:
@@ -183,16 +183,15 @@ class Checker:
 
     def message(self, parts: Sequence[bytes]) -> None:
         """Take in one message as it was on the wire; a single frame is a payload without a number."""
-        if len(parts) == 1:
-            self._facts.messages += 1
-            self._payload(self._stream(""), parts[0])
-            return
         frame = read_live(parts)
-        if isinstance(frame, str):
-            self._facts.messages += 1
-            self._facts.malformed[frame] += 1
-        else:
+        if not isinstance(frame, str):
             self.frame(frame)
+            return
+        self._facts.messages += 1
+        if len(parts) == 1:
+            self._payload(self._stream(""), parts[0])
+        else:
+            self._facts.malformed[frame] += 1
 
     def frame(self, frame: Frame) -> None:
         """Take in one batch."""
@@ -205,7 +204,7 @@ class Checker:
         """What was seen so far."""
         facts = self._facts
         facts.held = facts.forgotten = facts.partial_blocks = 0
-        facts.unknown_kinds = {}
+        facts.unknown_kinds = Counter()
         facts.orphans.explain_by_size(facts.block_sizes)
         for stream in self._streams.values():
             for place, copies in stream.copies.items():
@@ -214,8 +213,7 @@ class Checker:
                 facts.forgotten += len(held - stream.plain.get(place, set()))
             stats = stream.decoder.stats
             facts.partial_blocks += stats.partial_blocks
-            for name, count in stats.unknown.items():
-                facts.unknown_kinds[name] = facts.unknown_kinds.get(name, 0) + count
+            facts.unknown_kinds.update(stats.unknown)
         return facts
 
     # -- numbers ----------------------------------------------------------------------------------------------------
@@ -284,22 +282,15 @@ class Checker:
             stream.note_peaks(facts.block_sizes)
 
     def _event(self, stream: _CheckedStream, event: Event, rank: int | None) -> None:
-        facts = self._facts
+        self._facts.events[type(event).__name__.lower()] += 1
         if isinstance(event, Stored):
-            facts.events["stored"] += 1
             self._stored(stream, event, rank)
         elif isinstance(event, Removed):
-            facts.events["removed"] += 1
             self._removed(stream, event, rank)
         else:
-            facts.events["cleared"] += 1
+            stream.forget(rank, event.tier)
             if event.tier is None:
-                stream.forget(rank)
                 stream.excused = stream.lost = False
-            else:
-                for place in [place for place in stream.copies if place[::2] == (rank, event.tier)]:
-                    del stream.copies[place]
-                    stream.plain.pop(place, None)
 
     def _stored(self, stream: _CheckedStream, event: Stored, rank: int | None) -> None:
         facts, place = self._facts, (rank, event.group, event.tier)
@@ -311,7 +302,8 @@ class Checker:
         else:
             facts.groups.setdefault(name, "")
         partial = any(word in stream.kinds.get(event.group, "") for word in NOT_FULL)
-        example = f"batch {stream.facts.last}: {len(event.hashes)} blocks, first {_short(event.hashes)}"
+        first = _hash(event.hashes[0]) if event.hashes else "none"
+        example = f"batch {stream.facts.last}: {len(event.hashes)} blocks, first {first}"
         if event.block_size and event.block_size not in (sizes := facts.block_sizes.setdefault(name, [])):
             sizes.append(event.block_size)
         facts.tiers[event.tier.name] += len(event.hashes)
@@ -360,10 +352,6 @@ class Checker:
 
 def group_name(group: int | None) -> str:
     return "none" if group is None else str(group)
-
-
-def _short(hashes: Sequence[Key]) -> str:
-    return _hash(hashes[0]) if hashes else "none"
 
 
 def _hash(key: Key) -> str:

@@ -20,11 +20,10 @@ from kvyard.events.check import Checker
 from kvyard.events.recording import Recording
 from kvyard.events.transport import fetch_replay
 from kvyard.events.transport.frames import read_live
-from kvyard.events.transport.state import Limits, State, StreamStatus, Update
+from kvyard.events.transport.state import Limits, State, Update
 from kvyard.events.transport.subscriber import SubscriberSockets
 from kvyard.events.transport.subscription import Subscription
 from kvyard.events.types import Cleared, Event, Stored
-from kvyard.events.wire import Decoder
 from kvyard.hashing import PLAIN, Key, Namespace
 from kvyard.index import Holder, Identity, Indexer, Source, WorkerMatch
 from kvyard.index.scorer import Explanation
@@ -71,9 +70,7 @@ class Case:
         self.live = live
         """Whether it is a socket and not a recording."""
         self.checker = Checker()
-        self.subscription = Subscription(
-            name, source=replay is not None and live, prefix=topic, limits=limits, decoder=Decoder
-        )
+        self.subscription = Subscription(name, source=replay is not None and live, prefix=topic, limits=limits)
         self.topics: Counter[str] = Counter()
         self.texts: list[Text] = []
         self.clears: list[int] = []
@@ -102,15 +99,15 @@ class Case:
     def message(self, parts: Sequence[bytes], now: int) -> None:
         """A message of the stream."""
         self.ended = now
-        frame = read_live(list(parts))
+        frame = read_live(parts)
         if not isinstance(frame, str):
             topic = frame.topic.decode("utf-8", "replace")
             self.topics[topic] += 1
             if not topic.startswith(self.topic):
                 return
-        self.checker.message(list(parts))
+        self.checker.message(parts)
         if len(parts) > 1:
-            self.subscription.message(list(parts), now)
+            self.subscription.message(parts, now)
         self.settle(now)
 
     def settle(self, now: int) -> None:
@@ -140,34 +137,22 @@ class Case:
         assert event.tokens is not None
         extras = event.extra_keys[0] if event.extra_keys else None
         items = [item for item in extras or () if item not in (event.lora_name, event.salt)]
-        self.texts.append(
-            Text(
-                tuple(event.tokens[:1024]),
-                event.hashes[0],
-                event.block_size,
-                event.lora_name,
-                bool(event.salt),
-                bool(items),
-            )
-        )
+        tokens, key, size = tuple(event.tokens[:1024]), event.hashes[0], event.block_size
+        self.texts.append(Text(tokens, key, size, event.lora_name, salted=bool(event.salt), media=bool(items)))
 
     def _apply(self, update: Update) -> None:
+        """Hand an update to both indexes; those wait for the first that says a block size."""
+        self._early.append(update)
         if self._named is None:
             sizes = [event.block_size for event in update.events if isinstance(event, Stored) and event.block_size]
-            self._early.append(update)
-            if sizes:
-                self._open(min(sizes))
-            return
-        self._carry(update)
-
-    def _open(self, size: int) -> None:
-        source = Source(stream=self.name, worker=self.name, by_rank=True)
-        self._named, self._blind = Indexer(Identity(size)), Indexer(Identity(size))
-        for indexer in (self._named, self._blind):
-            indexer.register(source)
+            if not sizes:
+                return
+            self._named, self._blind = Indexer(Identity(min(sizes))), Indexer(Identity(min(sizes)))
+            for indexer in (self._named, self._blind):
+                indexer.register(Source(stream=self.name, worker=self.name, by_rank=True))
         early, self._early = self._early, []
-        for update in early:
-            self._carry(update)
+        for ready in early:
+            self._carry(ready)
 
     def _carry(self, update: Update) -> None:
         """Hand an update to both indexes, numbered afresh and taken for whole."""
@@ -183,9 +168,6 @@ class Case:
     def block_size(self) -> int | None:
         """The engine's smallest block size, as heard."""
         return None if self._named is None else self._named.identity.block_size
-
-    def statuses(self) -> list[StreamStatus]:
-        return self.subscription.statuses()
 
     def matches(self) -> list[WorkerMatch]:
         """How much of the prompt each rank holds."""
@@ -204,11 +186,8 @@ class Case:
         if self._named is None or self.prompt is None:
             return []
         self._named.refresh()
-        return [
-            (holder, self._named.explain(self.prompt, holder, self.namespace))
-            for holder in self._named.scorer.standings
-            if not holder.shared
-        ]
+        ranks = [holder for holder in self._named.scorer.standings if not holder.shared]
+        return [(rank, self._named.explain(self.prompt, rank, self.namespace)) for rank in ranks]
 
     def unknown_groups(self) -> list[str]:
         """Why ranks can't be scored at all."""
@@ -278,7 +257,9 @@ def watch(
 def ask_for_replay(cases: Sequence[Case], seconds: float = 1.0) -> None:
     """See whether replay endpoints answer at all: a stream that lost nothing has had no reason to ask."""
     for case in cases:
-        if case.replay is None or any(one.counters.replayed or one.counters.snapshots for one in case.statuses()):
+        if case.replay is None or any(
+            one.counters.replayed or one.counters.snapshots for one in case.subscription.statuses()
+        ):
             continue
         try:
             for _ in fetch_replay(case.replay, BEYOND, timeout=seconds):

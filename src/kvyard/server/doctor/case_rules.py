@@ -130,7 +130,7 @@ def silence(case: Case) -> Iterator[Finding]:
 
 def stream(case: Case, expected: Expected) -> Iterator[Finding]:
     """What ``kvyard events check`` says, as far as it keeps prompts from matching."""
-    statuses = case.statuses()
+    statuses = case.subscription.statuses()
     whole = bool(statuses) and not any(status.state == State.STALE for status in statuses)
     report = judge(case.checker.facts(), recovered=whole)
     for found in report.findings:
@@ -157,7 +157,7 @@ def trust(case: Case, expected: Expected) -> Iterator[Finding]:
     """Whether what came before, and what was missed, could be had."""
     streams = case.checker.facts().streams.values()
     joined = [one for one in streams if one.first]
-    stale = [status for status in case.statuses() if status.state == State.STALE]
+    stale = [status for status in case.subscription.statuses() if status.state == State.STALE]
     if joined and case.replay is None:
         found = any(match.tokens for match in case.matches())
         yield (note if found else broken)("stale.joined", case.name, first=joined[0].first)
@@ -169,7 +169,7 @@ def trust(case: Case, expected: Expected) -> Iterator[Finding]:
 def _replay(case: Case) -> Iterator[Finding]:
     if case.replay is None or not case.live:
         return
-    counters = [status.counters for status in case.statuses()]
+    counters = [status.counters for status in case.subscription.statuses()]
     brought = sum(one.replayed + one.snapshots for one in counters)
     timeouts = sum(one.timeouts for one in counters)
     if case.replay_answers is False or (timeouts and not brought and not case.replay_answers):

@@ -45,7 +45,7 @@ def diagnose(
     for case in cases:
         prompt = case.prompt
         matched[case.name] = max((match.tokens for match in case.matches()), default=0)
-        if not _heard(case):
+        if not case.checker.facts().messages and not case.announced:
             findings += case_rules.silence(case)
             continue
         for rule in RULES:
@@ -54,11 +54,6 @@ def diagnose(
     findings.sort(key=lambda finding: not finding.broken)
     tokens = None if prompt is None else len(prompt)
     return Diagnosis(findings=findings, matched=matched, tokens=tokens, engines=list(visits))
-
-
-def _heard(case: Case) -> bool:
-    facts = case.checker.facts()
-    return facts.messages > 0 or bool(case.announced)
 
 
 RULES: list[Callable[[Case, Expected], Iterator[Finding]]] = [

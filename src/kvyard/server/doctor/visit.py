@@ -142,12 +142,12 @@ class _Visitor:
 
     def all(self, wait: Callable[[], None]) -> None:
         self._distance()
-        models = self._get("/v1/models")
+        models = self._read(self._client.get("/v1/models"), "/v1/models")
         if models is not None:
             self._models(models)
         if self._seen.unauthorised:
             return
-        version = self._get("/version")
+        version = self._read(self._client.get("/version"), "/version")
         if isinstance(version, dict):
             self._seen.version = str(version.get("version", ""))[:100]
         self._metrics()
@@ -191,8 +191,7 @@ class _Visitor:
 
     def _metrics(self) -> None:
         page = self._page()
-        found = _CACHE.search(page)
-        if found:
+        if found := _CACHE.search(page):
             self._seen.cache = dict(_LABEL.findall(found[1]))
         self._seen.ranks = max(1, len(set(_RANK.findall(page))))
 
@@ -248,9 +247,6 @@ class _Visitor:
         self._seen.failed[what] = "its answer has no usage"
         return None
 
-    def _get(self, path: str) -> Any:
-        return self._read(self._client.get(path), path)
-
     def _post(self, path: str, what: str, body: dict[str, Any]) -> Any:
         given = {name: value for name, value in body.items() if value is not None}
         return self._read(self._client.post(path, json=given, headers={"X-data-parallel-rank": "0"}), what)
@@ -279,17 +275,18 @@ def _hits(page: str) -> float | None:
 
 SETTLE = 300 * MS
 """Until a subscription has reached a publisher that was just connected to; and until the last events are here."""
-CONNECT = 3 * SECOND
+FOR_LISTENERS = 3 * SECOND
 """How long to wait for listeners before asking nevertheless."""
 
 
-class Round:
-    """Visits to all of ``urls``. ``start`` it; it is ``busy`` until the last answer, and a little longer."""
+class Round(threading.Thread):
+    """Visits to all of ``urls``. It is alive until the last answer, and a little longer."""
 
     def __init__(
         self, urls: Sequence[str], ask: Questions, token: str | None, listening: Callable[[], bool] | None = None
     ) -> None:
         """``listening`` says whether listeners are connected; left out, there are none."""
+        super().__init__(daemon=True)
         self.visits: list[Visit] = []
         """Of those that were visited by now, in order."""
         self._urls = urls
@@ -298,24 +295,15 @@ class Round:
         self._listening = listening
         self._clock = WallClock()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def busy(self) -> bool:
-        """Whether it is still under way."""
-        return self._thread.is_alive()
 
     def wait(self) -> None:
         """Until it is done. Raises what a visit raised."""
-        while self._thread.is_alive():
-            self._thread.join(0.2)  # so that Ctrl-C gets through
+        while self.is_alive():
+            self.join(0.2)  # so that Ctrl-C gets through
         if self._failure is not None:
             raise self._failure
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             for url in self._urls:
                 self.visits.append(visit(url, self._ask, self._token, self._wait_for_listeners))
@@ -327,7 +315,7 @@ class Round:
     def _wait_for_listeners(self) -> None:
         if self._listening is None or self.visits:
             return
-        end = self._clock.now() + CONNECT
+        end = self._clock.now() + FOR_LISTENERS
         while not self._listening() and self._clock.now() < end:
             self._sleep(20 * MS)
         self._sleep(SETTLE)
