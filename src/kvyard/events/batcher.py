@@ -41,15 +41,6 @@ class Lane:
         self.tail: Arrivals | None = None
         """This lane's last Stored in the iteration: what the next one may be merged into."""
 
-    def release(self) -> Departures | None:
-        """Hand over the waiting removals, if any; the lane keeps nothing of them."""
-        leaving = self.leaving
-        if leaving is None:
-            return None
-        self.leaving = None
-        reason, self.reason = self.reason, None
-        return Departures(self, leaving, reason)
-
 
 class Arrivals:
     """A Stored to be: blocks that follow each other on one chain.
@@ -91,21 +82,16 @@ class Arrivals:
         self.stop = run.stop
         return True
 
-    @staticmethod
-    def _words(run: Run) -> Sequence[int] | None:
-        return run.chain.words_of(run.start, run.stop)
-
     def event(self, with_tokens: bool) -> Stored:
         """Build the event."""
         lane, chain = self.lane, self.chain
         space = chain.namespace
         runs = [*(self.before or ()), Run(chain, self.start, self.stop)]
         hashes = joined_hashes(runs)
-        tokens = self._words(runs[0]) if with_tokens else None
-        for run in runs[1:]:
-            if tokens is not None:
-                more = self._words(run)
-                tokens = None if more is None else [*tokens, *more]
+        tokens = chain.words_of(self.start, self.stop) if with_tokens else None
+        if self.before is not None and tokens is not None:
+            parts = [run.chain.words_of(run.start, run.stop) for run in runs]
+            tokens = None if None in parts else [token for part in parts for token in part or ()]
         extras: list[ExtraKeys | None] | None = None
         if not space.plain:
             extras = [key for run in runs for key in space.wire_extras(run.start, run.stop, chain.block_size)]
@@ -356,10 +342,12 @@ class Batcher:
         return self._table[group][tier]
 
     def _release(self, lane: Lane) -> None:
-        item = lane.release()
-        if item is not None:
-            self._queue.append(item)
-            self._counters.joined += len(item.runs) - 1
+        """Queue the removals that wait in ``lane``, if any."""
+        leaving = lane.leaving
+        if leaving is not None:
+            self._queue.append(Departures(lane, leaving, lane.reason))
+            self._counters.joined += len(leaving) - 1
+            lane.leaving = lane.reason = None
 
     def _give_up(self) -> None:
         """Hold nothing more of this iteration: the map itself knows better. Nothing of it was numbered, so make a gap."""
@@ -418,33 +406,20 @@ class Batcher:
         self._counters.batches += 1
         return batch
 
-    def _everything(self) -> list[Event]:
-        events: list[Event] = [Cleared()]
-        if self._snapshot is None:
-            return events
-        found: dict[tuple[int, Tier], list[Run]] = {}
-        for group, tier, runs in self._snapshot():
-            found.setdefault((group, tier), []).extend(runs)
-        for lane in self._lanes:
-            events += [item.event(self.with_tokens) for item in arrange(lane, found.get((lane.group, lane.tier), ()))]
-        return events
-
     def _announce_anew(self, now: int) -> EventBatch:
         self._take()
         if self._gap:
             self._seq += 1
             self._next_id += 1
         self._resync = self._gap = False
-        events = self._everything()
-        counters = self._counters
-        counters.resyncs += 1
-        counters.cleared += 1
-        counters.stored += len(events) - 1
-        for lane in self._lanes:
-            lane.announced = 0
-        for event in events:
-            if isinstance(event, Stored):
-                assert event.group is not None
-                self._lane(event.group, event.tier).announced += len(event.hashes)
-                counters.stored_blocks += len(event.hashes)
+        self._counters.resyncs += 1
+        queue: list[Arrivals | Departures | Cleared] = [Cleared()]
+        if self._snapshot is not None:
+            found: dict[tuple[int, Tier], list[Run]] = {}
+            for group, tier, runs in self._snapshot():
+                found.setdefault((group, tier), []).extend(runs)
+            for lane in self._lanes:
+                queue += arrange(lane, found.get((lane.group, lane.tier), ()))
+        events = self._build(queue)
+        assert events is not None, "nothing is removed here"
         return self._batch(events, now)
