@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvyard.blocks.agreement import Agreed, EqualGroups, agree, equal_groups
+from kvyard.blocks.agreement import EqualGroups, agree, equal_groups
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.geometry import Geometry
@@ -124,19 +124,14 @@ class Coordinator:
         end = len(keys) * self.geometry.hash_block_size
         several = len(self.groups) > 1
         seen = [part.look(request, end if part.drops and several else limit) for part in self.parts]
-        agreed = agree(self.parts, [spans for spans, _ in seen], limit, end, keys)
-        return self._hit(request, agreed, [nodes for _, nodes in seen], version)
-
-    def _hit(self, request: Request, agreed: Agreed, seen: list[list[list[Node]]], version: int) -> Hit:
-        """What was agreed on as every group's hit; ``seen`` are the nodes of each part's members."""
-        tokens, longest = agreed.tokens, agreed.longest
+        tokens, matches, longest = agree(self.parts, [spans for spans, _ in seen], limit, end, keys)
         found: list[GroupHit] = [NO_HIT] * len(self.groups)
-        for part, match, nodes in zip(self.parts, agreed.matches, seen):
+        for part, match, (_, all_nodes) in zip(self.parts, matches, seen):
             if part.is_full:
                 size = part.first.block_size
                 kept = -(-tokens // size) == -(-match.tokens // size)
                 match = Match(min(match.tokens, tokens), 0, match.tails if kept else None)
-            for at, group_hit in zip(part.members, part.hits(match, nodes)):
+            for at, group_hit in zip(part.members, part.hits(match, all_nodes)):
                 found[at] = group_hit
         return Hit(request, tokens, found, longest if longest > tokens else 0, version)
 

@@ -243,8 +243,10 @@ class BlockManager:
             raise RequestError(f"request {request.id} holds blocks of another manager")
         if self.caching and request.chain.block_size != self._chain_size:
             self._refuse_chain(request)
-        if request.retention:
-            self._check_wishes(request)
+        if request.retention and not self.keeps_by_priority:
+            raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
+        if not self._has_clock and any(wish.duration is not None for wish in request.retention):
+            raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
         if not new and not external and not (hit is not None and hit.tokens):
             raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
         hits: Sequence[GroupHit] = self._no_hits
@@ -259,12 +261,6 @@ class BlockManager:
         if not request.tables:
             request.tables = [Table() for _ in self.groups]
         return hits
-
-    def _check_wishes(self, request: Request) -> None:
-        if not self.keeps_by_priority:
-            raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
-        if any(wish.duration is not None for wish in request.retention) and not self._has_clock:
-            raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
 
     def _refuse_chain(self, request: Request) -> NoReturn:
         raise RequestError(

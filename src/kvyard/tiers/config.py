@@ -61,12 +61,8 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "write_through"
     min_uses: Annotated[int | None, Setting("For after_hits: which use of a block stores it.")] = None
     """The request that computes it is the first."""
-    offload_ahead: Annotated[int | None, Setting("For on_eviction: blocks next to be evicted that are kept clean.")] = (
-        None
-    )
-    on_unclean: Annotated[str | None, Setting("For on_eviction, of a block that isn't copied yet: wait or drop.")] = (
-        None
-    )
+    offload_ahead: Annotated[int | None, Setting("For on_eviction: blocks next to evict that are kept clean.")] = None
+    on_unclean: Annotated[str | None, Setting("For on_eviction, of a block not copied yet: wait or drop.")] = None
     """``wait`` for the copy (the default) or ``drop`` the content."""
     blocks_per_chunk: Annotated[int, Setting("Blocks that are stored, named and evicted together.")] = 1
     offload_batch_size: Annotated[int | None, Setting("Blocks per transfer of a store.")] = None

@@ -224,15 +224,13 @@ class TierStore:
         del self.reserved[held]
         self.pool.let_go(held)
 
-    def put(self, piece: PageRange) -> bool:
-        """Have ``piece`` here at once, one more copy if it is here already; returns whether there was room."""
+    def put(self, piece: PageRange) -> None:
+        """Have ``piece`` here at once, one more copy if it is here already; not where there is no room."""
         count = piece.stop - piece.start
-        if count > self.pool.free:
-            return False
-        held = self.pool.hold_new(count, piece.start)
-        enter_pages(self.pool, piece, held)
-        self.pool.let_go(held)
-        return True
+        if count <= self.pool.free:
+            held = self.pool.hold_new(count, piece.start)
+            enter_pages(self.pool, piece, held)
+            self.pool.let_go(held)
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 

@@ -312,10 +312,9 @@ def conform(path: Path) -> Verdict:
 def _first_difference(recorded: Record, ours: Record) -> str | None:
     if "error" in recorded and "error" in ours:
         return None
-    for field in sorted(recorded.keys() | ours.keys()):
-        if field not in ours or field not in recorded or recorded[field] != ours[field]:
-            return field
-    return None
+    absent = object()
+    fields = sorted(recorded.keys() | ours.keys())
+    return next((field for field in fields if recorded.get(field, absent) != ours.get(field, absent)), None)
 
 
 def _records(path: Path) -> Iterator[tuple[int, Record]]:

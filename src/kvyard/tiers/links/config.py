@@ -60,9 +60,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _check_bandwidth(key: str, value: object) -> None:
-    if value is None:
-        return
-    if type(value) is not int or value <= 0:
+    if value is not None and (type(value) is not int or value <= 0):
         raise ConfigError(
             f"{key} must be a whole, positive number of bytes per second, or null for no limit; got {value!r}"
         )

@@ -48,7 +48,9 @@ def fill(lanes: Collection[tuple[int | None, Collection[ClientGroup[Any]]]], dup
     Every group must be under some limit. Takes time proportional to the number of groups, and of sorting them.
     """
     # Caps are alike within a direction: the group with the most members reaches its cap first. It is taken from the end.
-    open_lanes = [_OpenLane(left, sorted(groups, key=_size)) for left, groups in lanes if groups]
+    open_lanes = [
+        _OpenLane(left, sorted(groups, key=lambda group: len(group.members))) for left, groups in lanes if groups
+    ]
     count = sum(lane.count for lane in open_lanes)
     while open_lanes:
         # The limit that is full first: the one with the least left for each transfer under it. Innermost first among equals,
@@ -80,10 +82,6 @@ def fill(lanes: Collection[tuple[int | None, Collection[ClientGroup[Any]]]], dup
         else:
             _freeze(tight.groups, num, den)
         open_lanes.remove(tight)
-
-
-def _size(group: ClientGroup[Any]) -> int:
-    return len(group.members)
 
 
 def _freeze(groups: Collection[ClientGroup[Any]], num: int, den: int) -> None:
