@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -102,13 +103,10 @@ class EngineHealth(msgspec.Struct, eq=False):
             except Exception:
                 log.exception("looking at %s failed", engine.name)
             await pause(LEAST)
-            try:
-                async with asyncio.timeout(
-                    config.health_seconds if engine.state == "ready" else config.recovery_seconds
-                ):
+            seconds = config.health_seconds if engine.state == "ready" else config.recovery_seconds
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
                     await engine.look.wait()
-            except TimeoutError:
-                pass
 
     async def _look(self, engine: Engine, client: EngineClient, learn: Learn, ask_models: bool) -> bool:
         """Returns whether the engine answered as it should."""

@@ -352,10 +352,8 @@ class EnginePool(msgspec.Struct, eq=False):
             self.release(engine, decision.id)
             return
         granted.cancel()
-        try:
+        if waiting in self.waiting:
             self.waiting.remove(waiting)
-        except ValueError:
-            pass
 
     def _none_up(self) -> str:
         return f"no engine of model {self.model} is up"

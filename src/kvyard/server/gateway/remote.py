@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 
 import aiohttp
 import msgspec
@@ -114,11 +115,5 @@ class RemoteIndex:
 
 def _reach(worker: WorkerScore) -> Reach:
     """What each tier reaches: no less than the closer ones."""
-    longest = 0
-    out: list[int] = []
-    for name in TIERS:
-        tier = worker.tiers.get(name)
-        if tier is not None:
-            longest += tier.blocks
-        out.append(longest)
-    return Reach(tuple(out), worker.confidence)
+    blocks = [worker.tiers[name].blocks if name in worker.tiers else 0 for name in TIERS]
+    return Reach(tuple(accumulate(blocks)), worker.confidence)

@@ -42,11 +42,8 @@ def matches(scores: Scores) -> Matches:
 
 def cumulative(match: WorkerMatch) -> tuple[int, int, int]:
     """How far a worker reaches from the device alone, with host memory, and with everything."""
-    reach: list[int] = []
-    for tier in TIERS.values():
-        own = match.tiers.get(tier)
-        reach.append(max(own.reach if own is not None else 0, reach[-1] if reach else 0))
-    return reach[0], reach[1], reach[-1]
+    own = [match.tiers[tier].reach if tier in match.tiers else 0 for tier in TIERS.values()]
+    return own[0], max(own[:2]), max(own)
 
 
 def worker(model: IndexedModel, match: WorkerMatch) -> WorkerScore:

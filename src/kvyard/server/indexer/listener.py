@@ -64,10 +64,7 @@ class Listener:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            try:
-                await task
-            except asyncio.CancelledError:
-                pass
+            await asyncio.gather(task, return_exceptions=True)
         self.subscriber.close()
 
     async def _run(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -51,10 +52,8 @@ async def ask(
     routes = IndexerRoutes(service)
     try:
         await service.start()
-        try:
+        with suppress(asyncio.CancelledError):  # Ctrl-C: with what was learnt so far
             await _listen(service, seconds)
-        except asyncio.CancelledError:
-            pass  # Ctrl-C: with what was learnt so far
         found: dict[str, Any] = {"score": await routes.score(msgspec.convert(asked, schemas.ScoreRequest), {})}
         if explain:
             found["explain"] = await routes.explain(msgspec.convert(asked, schemas.ExplainRequest), {})

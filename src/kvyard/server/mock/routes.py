@@ -150,17 +150,14 @@ class MockRoutes:
 
     async def reset(self, body: None, headers: Headers) -> Raw:
         """Forget what is cached."""
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        worker = self._worker
-        if worker.alive:
-            worker.reset(lambda was: None if done.done() else done.set_result(was))
-            try:
-                async with asyncio.timeout(5.0):
-                    was = await done
-            except TimeoutError:
-                was = False  # frozen: vLLM says nothing either
-            return Raw(b"", "text/plain") if was else Raw(b"blocks are in use; nothing was reset", "text/plain")
-        raise refuse("the engine is down", status=503)
+        if not self._worker.alive:
+            raise refuse("the engine is down", status=503)
+        try:
+            async with asyncio.timeout(5.0):
+                was = await self._worker.reset()
+        except TimeoutError:
+            was = False  # frozen: vLLM says nothing either
+        return Raw(b"" if was else b"blocks are in use; nothing was reset", "text/plain")
 
     # -- misbehaviour ---------------------------------------------------------------------------------------------------
 

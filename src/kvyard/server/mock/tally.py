@@ -16,6 +16,8 @@ from kvyard.events.types import Tier
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.mock.choice import MockChoice
 
+OUTCOMES = {JobState.FINISHED: "finished", JobState.CANCELLED: "cancelled"}
+
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
     """A job that began to run, and what was found of its prompt. Tokens."""
@@ -92,13 +94,8 @@ class WorkerTally:
 
     def ended(self, choice: MockChoice) -> None:
         """A choice is through."""
-        state = choice.job.state
-        if state is JobState.FINISHED:
-            self.finished += 1
-        elif state is JobState.CANCELLED:
-            self.cancelled += 1
-        else:
-            self.refused += 1
+        outcome = OUTCOMES.get(choice.job.state, "refused")
+        setattr(self, outcome, getattr(self, outcome) + 1)
 
     def answered(self, path: str, status: int) -> None:
         """A request was answered; those that went well are counted where they run."""

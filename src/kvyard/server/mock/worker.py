@@ -7,7 +7,7 @@ new stream of events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from random import Random
 
@@ -250,13 +250,17 @@ class MockWorker:
                 if choice.ended < 0:
                     self.driver.cancel(choice.job, choice.rank)
 
-    def reset(self, done: Callable[[bool], None]) -> None:
-        """Forget what is cached on the device, unless somebody uses it; ``done`` is told whether it was."""
+    def reset(self) -> asyncio.Future[bool]:
+        """Forget what is cached on the device, unless somebody uses it; the result says whether it was."""
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def action(now: int) -> None:
-            done(all([core.scheduler.manager.reset() for core in self.cores]))
+            was = all([core.scheduler.manager.reset() for core in self.cores])
+            if not done.done():
+                done.set_result(was)
 
         self.driver.receive(action)
+        return done
 
     def stall(self, seconds: float) -> None:
         """Let the engine stand still for so many real seconds."""
