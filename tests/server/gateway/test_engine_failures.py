@@ -132,7 +132,7 @@ def test_nobody_is_up_for_a_while() -> None:
             eventually(lambda: gated.client.get("/health").status_code == 503)
 
             def revive() -> None:
-                eventually(lambda: gated.gateway.members.pools["mock"].queued == 5)
+                eventually(lambda: len(gated.gateway.members.pools["mock"].waiting) == 5)
                 httpx.post(f"{served.urls[1]}/admin/revive", json={"worker": 0}, trust_env=False)
 
             *found, _ = together([*(lambda: gated.complete("hello") for _ in range(5)), revive])
