@@ -64,9 +64,9 @@ class Texts:
         self,
         name: str,
         severity: Severity,
+        count: int = 1,
         *,
         where: str = "",
-        count: int = 1,
         examples: Sequence[str] = (),
         **values: Any,
     ) -> Finding:
@@ -96,7 +96,7 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PROBLEM, _NORMAL, _NOTE = Severity
-_TEXTS = Texts(Path(__file__).with_name("texts.toml"))
+_said = Texts(Path(__file__).with_name("texts.toml")).finding
 _UNKNOWN_ENGINE = "an engine we can't tell", StreamRules(single_removals=True)
 
 
@@ -281,10 +281,6 @@ def _explained(
             yield _said(name, _NORMAL, count, why=why, **values)
     if tally.excused:
         yield _said(name, _NOTE, tally.excused, why=", after something was missed: to be expected", **values)
-
-
-def _said(name: str, severity: Severity, count: int = 1, examples: Sequence[str] = (), **values: Any) -> Finding:
-    return _TEXTS.finding(name, severity, count=count, examples=examples, **values)
 
 
 def counted(count: int, one: str, many: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvyard.events.wire.decoded import EventRefused, ProblemKind
 from kvyard.hashing import DigestKeys, Key, wire_hash
 
 U64 = (1 << 64) - 1
@@ -16,8 +17,11 @@ MAX_DIGEST = 128
 """Bytes of the longest thing taken for a digest."""
 
 
-class BadHash(ValueError):
+class BadHash(EventRefused):
     """Something that can't be a block hash."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(ProblemKind.HASH, reason)
 
 
 def read_hashes(hashes: list[Key], narrow: bool = False) -> list[Key]:

@@ -29,7 +29,7 @@ from kvyard.events.wire.decoded import (
     ProblemKind,
 )
 from kvyard.events.wire.format import EngineGuess, StreamRules, WireFormat
-from kvyard.events.wire.keys import U64, BadHash, read_hash, read_hex
+from kvyard.events.wire.keys import U64, read_hash, read_hex
 from kvyard.hashing import Key
 
 Hash: TypeAlias = int | str
@@ -153,7 +153,6 @@ class TrtllmReader:
         for index, item in enumerate(items):
             try:
                 envelope = item if isinstance(item, Envelope) else self._open(item, stats)
-                rank = envelope.attention_dp_rank
                 problem = self._follow(index, envelope)
                 if problem is not None:
                     problems.append(problem)
@@ -161,12 +160,11 @@ class TrtllmReader:
                     capacities |= _capacity(envelope, envelope.data)
                 found = self._read(envelope, stats)
                 events += found
-                ranks += [rank] * len(found)
+                ranks += [envelope.attention_dp_rank] * len(found)
             except EventRefused as refusal:
                 problems.append(Problem(index, refusal.reason, refusal.kind))
-            except (msgspec.MsgspecError, BadHash, OverflowError, RecursionError) as error:
-                kind = ProblemKind.HASH if isinstance(error, BadHash) else ProblemKind.MALFORMED
-                problems.append(Problem(index, f"{error}"[:200], kind))
+            except (msgspec.MsgspecError, OverflowError, RecursionError) as error:
+                problems.append(Problem(index, f"{error}"[:200], ProblemKind.MALFORMED))
         one_rank = len(set(ranks)) <= 1
         return Decoded(
             rank=ranks[0] if ranks and one_rank else None,

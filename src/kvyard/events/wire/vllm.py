@@ -299,7 +299,7 @@ def read_event(shape: AnyEvent, narrow: bool = False, loose: bool = False) -> Ev
         return _read_stored(shape, narrow, loose)
     if isinstance(shape, MapRemoved):
         return Removed(
-            hashes=_hashes(shape.block_hashes, narrow),
+            hashes=read_hashes(shape.block_hashes, narrow),
             group=_count(shape.group_idx, ProblemKind.GROUP, "group"),
             tier=_tier(shape.medium),
             reason=shape.reason,
@@ -308,7 +308,7 @@ def read_event(shape: AnyEvent, narrow: bool = False, loose: bool = False) -> Ev
         )
     if isinstance(shape, ArrayRemoved):
         return Removed(
-            hashes=_hashes(shape.block_hashes, narrow),
+            hashes=read_hashes(shape.block_hashes, narrow),
             group=_count(shape.group_idx, ProblemKind.GROUP, "group"),
             tier=_tier(shape.medium),
         )
@@ -321,13 +321,13 @@ def read_event(shape: AnyEvent, narrow: bool = False, loose: bool = False) -> Ev
 def _read_stored(
     shape: MapStored[int] | MapStored[Pair] | ArrayStored[int] | ArrayStored[Pair], narrow: bool, loose: bool
 ) -> Stored:
-    hashes = _hashes(shape.block_hashes, narrow)
+    hashes = read_hashes(shape.block_hashes, narrow)
     parent: Key | None = shape.parent_block_hash
     if parent is not None:
         try:
             parent = read_hash(parent, narrow)
         except BadHash as error:
-            raise EventRefused(ProblemKind.HASH, f"parent: {error}") from None
+            raise BadHash(f"parent: {error}") from None
     block_size = _count(shape.block_size, ProblemKind.MALFORMED, "block size") or 0
     tokens = _tokens(shape.token_ids, loose) or None
     if tokens is None and not block_size and parent == 0:
@@ -385,13 +385,6 @@ def salt_of(extras: Extras, lora_name: str | None) -> str | None:
         first = first[1:]
     texts = [item for item in first if isinstance(item, str)]
     return texts[0] if len(texts) == 1 else None
-
-
-def _hashes(hashes: list[Key], narrow: bool) -> list[Key]:
-    try:
-        return read_hashes(hashes, narrow)
-    except BadHash as error:
-        raise EventRefused(ProblemKind.HASH, str(error)) from None
 
 
 def _tokens(tokens: Sequence[int] | Sequence[Pair], loose: bool) -> list[int]:
