@@ -5,8 +5,6 @@ Integers add up exactly and compare equal on every machine, which is what makes 
 where it passes.
 """
 
-from __future__ import annotations
-
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -118,7 +116,7 @@ class WallClock:
         self._origin = time.monotonic_ns()
 
     @classmethod
-    def since_epoch(cls) -> WallClock:
+    def since_epoch(cls) -> "WallClock":
         """One that shows the nanoseconds since 1970, as wires want them: the date is read once, then time only passes."""
         return cls(time.time_ns())
 

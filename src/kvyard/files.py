@@ -1,7 +1,5 @@
 """Files that appear under their names once they are whole."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 What is read from somebody else's server is typed only where it is used: an engine with a strange field elsewhere still works.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ Ours is a table from name to ``"module:attribute"``, so that listing names impor
 Python entry point in the registry's group, a program or a test by ``register``. It knows nothing of what it holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points

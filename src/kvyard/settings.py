@@ -5,8 +5,6 @@ follows from that mark: the name in files, in Python and after ``--set``, the co
 Text (20k blocks, 200GiB, 50ms, 32/24 GB/s) and plain values end up equal.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 import types

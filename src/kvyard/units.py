@@ -1,7 +1,5 @@
 """Bytes as people write them."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

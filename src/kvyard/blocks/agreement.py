@@ -5,8 +5,6 @@ miss, a window needs its trailing interval, a state its boundary point; the answ
 them agree. What each kind needs is in the rules of ``kvyard.blocks.attention``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

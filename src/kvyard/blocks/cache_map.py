@@ -7,8 +7,6 @@ its first block and compared by the hash of its last, and nothing in here is don
 Every registration and every removal passes through here, and this is the only place that tells the sink.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvyard.blocks.eviction import EvictionOrder

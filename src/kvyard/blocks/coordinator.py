@@ -5,8 +5,6 @@ Were a group to take blocks while another's hits are only looked up, it could be
 to adopt, and two groups would write the same memory (vLLM #33775, #43884, fixed in #44409).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvyard.blocks.agreement import EqualGroups, agree, equal_groups

@@ -8,8 +8,6 @@ split touches no table; one that holds the whole notices when it next looks (``T
 Nodes are the logical side, in the tree of what is cached; how they are found, split and joined is ``CacheMap``'s business.
 """
 
-from __future__ import annotations
-
 from kvyard.hashing import Chain, Key, Run
 
 DEFAULT_PRIORITY = 35
@@ -63,7 +61,7 @@ class Extent:
         """Whether a lookup can find any of this content."""
         return self.node is not None or self.marks is not None
 
-    def split_front(self, count: int) -> Extent:
+    def split_front(self, count: int) -> "Extent":
         """Give the first ``count`` blocks to a new extent and return it; this one keeps the rest.
 
         The caller puts the new extent where it belongs (a node's copies, the eviction order).
@@ -99,7 +97,7 @@ class Node:
 
     __slots__ = ("chain", "copies", "group", "hole", "key", "keys", "kids", "parent", "start", "stop")
 
-    def __init__(self, group: int, chain: Chain, key: Key, start: int, stop: int, parent: Node | None) -> None:
+    def __init__(self, group: int, chain: Chain, key: Key, start: int, stop: int, parent: "Node | None") -> None:
         self.group = group
         """Whose map it is in."""
         self.chain = chain

@@ -5,8 +5,6 @@ a request that hits it continues on a private copy, since the original belongs t
 whose blocks are large; full attention goes along.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvyard.blocks.extent import Extent

@@ -1,7 +1,5 @@
 """What a manager's groups must agree on: common block sizes, and one clear sentence for each option that can't be honoured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

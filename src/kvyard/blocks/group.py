@@ -4,8 +4,6 @@ A group answers for itself only. In which order groups act is the coordinator's 
 at all is the manager's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from kvyard.blocks.extent import Extent, Node
@@ -101,7 +99,7 @@ class Demand:
         self.whole = whole
         """Whether this is for the admission of a whole sequence: no more counts than it can ever hold at once."""
 
-    def unloaded(self) -> Demand:
+    def unloaded(self) -> "Demand":
         """The same with nothing loaded."""
         return Demand(self.slots, self.main, self.local, self.local, self.encoder, self.whole)
 

@@ -4,8 +4,6 @@ Slow on purpose: everything is counted again from the tables, the line of free b
 the working data structures believe. Tests call it after every step; production may call it whenever it has a doubt.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -9,8 +9,6 @@ it released on the way. Its tokens, left to right::
     | computed before | local hit | external (to be loaded) | new | look-ahead |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 

@@ -5,8 +5,6 @@ extents in eviction order. Blocks are vLLM's in identity, order and count; only 
 null block, a placeholder in tables, and never handed out. The pool does not know requests or attention.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 

@@ -4,8 +4,6 @@ Mostly this lengthens the extent a request registered last. The rest is for tabl
 keeping, and for wishes to keep some longer than others.
 """
 
-from __future__ import annotations
-
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.request import Request

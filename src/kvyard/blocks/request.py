@@ -3,8 +3,6 @@
 Scheduling state (when it runs, what it samples) is the engine's; here is only what decides blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from kvyard.blocks.extent import DEFAULT_PRIORITY

@@ -6,8 +6,6 @@ onboarding from lower tiers, and the fleet's index. A rule holds no state and kn
 other kinds derive from it, each in its file of ``kvyard.blocks.attention``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 

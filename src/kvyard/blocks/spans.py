@@ -1,7 +1,5 @@
 """Intervals of block positions, and what can be done with them. Pure functions; nothing here knows what a block is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

@@ -5,8 +5,6 @@ in ``ATTENTION``. An installed package adds its own by an entry point of the gro
 ``ATTENTION.register``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec
@@ -28,13 +26,13 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """How events call it."""
     also_wire: tuple[str, ...] = ()
     """Other names in events that mean the same to a cache."""
-    rule: Callable[[GroupSpec], Rule]
+    rule: "Callable[[GroupSpec], Rule]"
     """What a (checked) group of it needs, as pure functions of positions."""
-    group_class: Callable[[GroupSpec, bool, int], type[object]] | None = None
+    group_class: "Callable[[GroupSpec, bool, int], type[object]] | None" = None
     """Which class derived from ``Group`` serves a spec, told whether there is caching and the tokens per hash."""
     fields: tuple[str, ...] = ()
     """The fields of a ``GroupSpec``, beyond those of every kind, that it goes by: ``window``, ``chunk``, ``mode``, ..."""
-    check: Callable[[GroupSpec, str], None] | None = None
+    check: "Callable[[GroupSpec, str], None] | None" = None
     """Raises ``ConfigError``, naming the place, where those make no sense."""
     is_full: bool = False
     """Whether every earlier token stays visible and hits are plain prefixes."""

@@ -11,8 +11,6 @@ When one of them is passed only what it stands for is done, and the limit is set
 This knows nothing of hits, loads or admission: a running request has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvyard.blocks.coordinator import Coordinator

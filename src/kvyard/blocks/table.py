@@ -4,8 +4,6 @@ A table lists extents at ascending positions; positions between them hold the nu
 the meantime is recognised by its later start, and its earlier parts are found to its left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvyard.blocks.extent import Extent

@@ -7,8 +7,6 @@ take the others down. So the table carries each command's one line of help, and 
 Exit codes: 0 done, 1 the command ran and its answer is no, 2 refused (usage or ``KvyardError``), 130 interrupted.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

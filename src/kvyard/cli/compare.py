@@ -1,7 +1,5 @@
 """``kvyard compare``: reports of several runs side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``kvyard conform``: does our block manager do what vLLM's did, operation by operation?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

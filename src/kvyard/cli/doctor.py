@@ -1,7 +1,5 @@
 """``kvyard doctor``: why doesn't this prompt match?"""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

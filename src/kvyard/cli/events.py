@@ -1,7 +1,5 @@
 """``kvyard events``: watch, record, play and check streams of KV-cache events."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``kvyard gateway``: an OpenAI-compatible proxy that routes by cache."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Mapping
 from pathlib import Path

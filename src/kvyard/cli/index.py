@@ -1,7 +1,5 @@
 """``kvyard index``: the index as a service, and questions to one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

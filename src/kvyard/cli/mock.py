@@ -1,7 +1,5 @@
 """``kvyard mock``: a fleet of vLLM endpoints without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``kvyard model``: from a model's config and a card to groups, bytes and blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``kvyard profile``: timing profiles from your own measurements, and how far to trust them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

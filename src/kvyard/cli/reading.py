@@ -1,7 +1,5 @@
 """The options of every command that reads a trace."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What commands that serve or ask over HTTP share: the bearer token, the log, and a warning about open doors."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Those that people reach for have flags of their own, marked so in their structs;
 file. Values stay text here: what they mean is the business of ``kvyard.settings``.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

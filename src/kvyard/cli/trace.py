@@ -1,7 +1,5 @@
 """``kvyard trace``: look into traces, cut and convert them, and make them up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any

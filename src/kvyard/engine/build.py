@@ -1,7 +1,5 @@
 """From a config to an engine: the one place where the parts are put together, for the replay and for the live server."""
 
-from __future__ import annotations
-
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import VirtualClock

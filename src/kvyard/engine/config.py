@@ -3,8 +3,6 @@
 Names follow vLLM where vLLM has one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -45,7 +43,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine rank."""
 
-    backend: Annotated[str, Setting("Whose scheduling: {choices}.", choices=BACKENDS.names)] = "vllm"
+    backend: "Annotated[str, Setting('Whose scheduling: {choices}.', choices=BACKENDS.names)]" = "vllm"
     role: Annotated[Role, Setting("What the worker does of a request: {choices}.")] = "both"
     num_gpu_blocks: Annotated[int, Setting("Usable blocks on each device.", flag=True)] = 16384
     """The null block is not counted."""

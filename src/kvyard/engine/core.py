@@ -9,8 +9,6 @@ for and no further, so an arrival, a cancellation or a landing cuts it at the ne
 (``plans=False``) gives the same records and the same events, and is how the tests know.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol

@@ -5,8 +5,6 @@ Nothing is done per job and pass. Two heaps know when something is to be done: t
 addition to the counter and one to the summed context.
 """
 
-from __future__ import annotations
-
 from heapq import heapify, heappop, heappush, heapreplace
 
 from kvyard.engine.job import Job, JobState

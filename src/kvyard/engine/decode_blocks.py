@@ -9,8 +9,6 @@ What ``ahead`` gives up is telling events apart by pass: they come out together.
 looked in between, and for one group of full attention where the generated blocks of each job have names of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from kvyard.blocks import BlockManager

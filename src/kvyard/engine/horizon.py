@@ -4,8 +4,6 @@ Nothing that could change the batch may fall into them: a last token, a shortage
 waiting job in. The answer may be too small, never too large; tests hold plans against single steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from kvyard.blocks import BlockManager

@@ -4,8 +4,6 @@ It is the block manager's ``Request`` plus what scheduling needs. While it decod
 ``DecodeBatch`` knows how many passes ago it joined, and ``catch_up`` writes the counts down when they are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 

@@ -5,8 +5,6 @@ blocks, lower tiers and counts, and what the watcher is told. Which job takes wh
 policy that forms passes, and by the clients.
 """
 
-from __future__ import annotations
-
 from kvyard.blocks import BlockManager, Hit
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks

@@ -4,8 +4,6 @@ What is copied, where to and how long it takes is the offload engine's (``kvyard
 scheduler's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """A pass: what is computed in it, and for how many passes that stays so. It knows nothing of how it was chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 

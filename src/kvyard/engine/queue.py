@@ -3,8 +3,6 @@
 Both let a job go back to the front, which is where preempted and freshly loaded ones belong.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator

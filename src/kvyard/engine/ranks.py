@@ -3,8 +3,6 @@
 A pass of the engine takes as long as its slowest rank; a rank with nothing to do waits with the others. Driven like one core.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ It is put together from parts: ``Lifecycle`` knows where every job is and carrie
 decides which jobs a pass has. It never reads a clock and doesn't know how long a pass takes: ``EngineCore`` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvyard.engine.job import Job

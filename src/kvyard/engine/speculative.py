@@ -3,8 +3,6 @@
 How many hold differs from job to job, so these don't take part in the lockstep of ``DecodeBatch``; every pass is worked out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

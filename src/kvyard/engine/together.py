@@ -4,8 +4,6 @@ What one engine does there may concern the plans of others: a copy lands, or som
 steps would see it at the start of its next pass; one with a plan must have the plan cut there, which may be at this instant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from heapq import heapify, heappop, heappush
 

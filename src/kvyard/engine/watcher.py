@@ -4,8 +4,6 @@ A watcher is told what happened, at which instant, in the middle of it; it must 
 are told as stretches: many passes of one unchanged batch at once, since that is how they are computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvyard.engine.job import Job

@@ -8,8 +8,6 @@ Removed comes before the Stored that followed it, and a lower tier's Stored befo
 The batcher knows nothing of wires, queues or sockets, and never reads a clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 

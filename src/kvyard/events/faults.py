@@ -5,8 +5,6 @@ faults, wherever they run: over an iterator, in a replayed recording, or in a pr
 reads no clock; a stall of the consumer is counted in frames, since that is what decides which of them are lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Annotated

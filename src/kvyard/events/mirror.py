@@ -5,8 +5,6 @@ parents, tokens and namespaces. So a publisher can announce everything again to 
 engine. For routing use ``kvyard.index``.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias

@@ -6,8 +6,6 @@ sequence numbers of what it threw away stay missing, so the loss shows. A clear 
 thrown away, so none is ever missed: a consumer that drains the queue always ends at the map.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from threading import Lock

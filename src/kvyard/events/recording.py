@@ -9,8 +9,6 @@ JSON lines can be read too, one payload a line, as a loop around TensorRT-LLM's 
 messages have no sequence and no time.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
@@ -86,7 +84,7 @@ class RecordingWriter:
         """End the file."""
         self._out.close()
 
-    def __enter__(self) -> RecordingWriter:
+    def __enter__(self) -> "RecordingWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

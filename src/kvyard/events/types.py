@@ -4,8 +4,6 @@ These are plain values. They know nothing of wires (``kvyard.events.wire``) nor 
 ``None`` was not said by the producer; group ``None`` in particular is "no group named" and not group 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, TypeAlias

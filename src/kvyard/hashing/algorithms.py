@@ -7,8 +7,6 @@ fleets that only talk to themselves; it resists accidents, not attackers.
 All work on a whole prompt per call. None knows what a block is stored as, or where extra keys come from.
 """
 
-from __future__ import annotations
-
 import hashlib
 import operator
 import os

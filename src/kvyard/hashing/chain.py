@@ -8,8 +8,6 @@ A chain offers ``keys``, a sequence of hashes indexed by block position, and ans
 It does not know what is cached.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, MutableSequence, Sequence
 from itertools import dropwhile
@@ -66,7 +64,7 @@ class Chain:
         """Per block what joined its hash (LoRA, salt, media), as events carry it; ``None`` for a block of plain text."""
         return self.namespace.wire_extras(start, stop, self.block_size)
 
-    def coarser(self, block_size: int) -> Chain:
+    def coarser(self, block_size: int) -> "Chain":
         """This chain seen at a larger block size, a multiple of its own. Hashes are picked, never recomputed.
 
         Raises ``ValueError`` where ``block_size`` isn't a multiple.
@@ -77,13 +75,13 @@ class Chain:
             raise ValueError(f"block size {block_size} is not a multiple of the hash block size {self.block_size}")
         return CoarseChain(self, block_size // self.block_size)
 
-    def finer(self, block_size: int) -> Chain:
+    def finer(self, block_size: int) -> "Chain":
         """A chain made by ``coarser``, seen at a size between its original's and its own. Raises ``ValueError`` otherwise."""
         if block_size != self.block_size:
             raise ValueError(f"a chain of blocks of {self.block_size} tokens has no blocks of {block_size}")
         return self
 
-    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
+    def cut(self, start: int, stop: int, with_tokens: bool = True) -> "Chain":
         """A chain that need only answer for ``start`` to ``stop``: what outlives a request lets go of the rest of it.
 
         Returns this chain itself where there is little to let go of. Without ``with_tokens`` only hashes are kept.
@@ -394,8 +392,8 @@ class Run:
     @overload
     def __getitem__(self, index: SupportsIndex) -> Key: ...
     @overload
-    def __getitem__(self, index: slice) -> Run: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> Key | Run:
+    def __getitem__(self, index: slice) -> "Run": ...
+    def __getitem__(self, index: SupportsIndex | slice) -> "Key | Run":
         """The hash at a position of the run, or a shorter run over the same chain (step 1 only)."""
         if isinstance(index, slice):
             low, high, step = index.indices(len(self))
@@ -412,7 +410,7 @@ class Run:
     def __iter__(self) -> Iterator[Key]:
         return iter(self.hashes)
 
-    def split(self, at: int) -> tuple[Run, Run]:
+    def split(self, at: int) -> "tuple[Run, Run]":
         """The first ``at`` blocks and the rest, both views of the same chain."""
         if not 0 <= at <= len(self):
             raise ValueError(f"cannot split a run of {len(self)} blocks at {at}")

@@ -4,8 +4,6 @@ A cached prompt keeps its hashes for as long as it is cached, by the hundred tho
 bytes and a cache miss each when they are let go; packed they cost 8 or 32 bytes and are let go at once.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -67,7 +65,7 @@ class DigestKeys(Sequence[bytes]):
             found += self._tail[max(0, start - packed) : stop - packed]
         return found
 
-    def cut(self, start: int, stop: int) -> DigestKeys:
+    def cut(self, start: int, stop: int) -> "DigestKeys":
         """A copy of the digests ``start`` to ``stop``."""
         size, packed = self._size, self._packed
         part = DigestKeys(size)
@@ -136,7 +134,7 @@ class NumberKeys(array):  # type: ignore[type-arg]
     packed = between
     """The same: a list is what costs least to hand on."""
 
-    def cut(self, start: int, stop: int) -> NumberKeys:
+    def cut(self, start: int, stop: int) -> "NumberKeys":
         """A copy of the hashes ``start`` to ``stop``."""
         return NumberKeys("Q", self[start:stop])
 

@@ -6,8 +6,6 @@ of its forms: tagged, as 0.32 hashes them, and bare, as older versions hash them
 It computes no block hashes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from itertools import pairwise
 from typing import TypeAlias

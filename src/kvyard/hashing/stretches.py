@@ -4,8 +4,6 @@ A chained hash names its whole prefix, so chains that agree at a position agree 
 cached copies, the indexes of keys and of chains, the router's tree, a recording's ids); what each keeps on a stretch differs.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 
 from kvyard.hashing.keys import Keys

@@ -11,8 +11,6 @@ Three rules make backends interchangeable, and ``tests/index/test_backends.py`` 
 - ``lookup`` never invents: a place is in a row only while it holds that key. It may have forgotten (a byte budget).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 

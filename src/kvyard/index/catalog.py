@@ -5,8 +5,6 @@ only on its boundary. What isn't known is not guessed: a holder with a group of 
 says why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

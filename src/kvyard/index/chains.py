@@ -8,8 +8,6 @@ It answers ``lookup`` as every backend does, and so is a ``RowSource``. It is no
 nothing here without their chain.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 
 from kvyard.hashing import Chain, Key, TokenChain
@@ -32,7 +30,7 @@ class _Stretch:
 
     __slots__ = ("chain", "children", "masks", "parent", "start", "stop", "stops")
 
-    def __init__(self, chain: Chain, start: int, stop: int, parent: _Stretch | None) -> None:
+    def __init__(self, chain: Chain, start: int, stop: int, parent: "_Stretch | None") -> None:
         self.chain = chain
         self.start = start
         self.stop = stop

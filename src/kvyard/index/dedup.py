@@ -16,8 +16,6 @@ At the cap a repetition isn't counted: its first removal then takes the row away
 never of a copy that isn't there, and is counted.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar

@@ -9,8 +9,6 @@ index. It has no text of prompts but the token ids of blocks that aren't full ye
 positions are the transport's: the caller of ``load`` makes them agree.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Collection
 

@@ -6,8 +6,6 @@ what took effect is counted. What can't be resolved yet waits, bounded: stores w
 hashes without text for an event of the same stream that says what they name. A removal that comes while they wait undoes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 

@@ -10,8 +10,6 @@ In direct mode names are the engine's own, because its algorithm, seed and block
 vLLM hashes an adapter's path, and the path isn't on the wire.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from typing import TypeAlias

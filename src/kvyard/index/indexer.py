@@ -4,8 +4,6 @@ A subscriber or a simulation calls ``apply``, a router calls ``score``. One thre
 or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes with each call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 

@@ -7,8 +7,6 @@ once per segment on the prompt's way, and compares the last key of each; depth h
 looking at its own segments only.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_right
 from collections import deque

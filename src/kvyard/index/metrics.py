@@ -3,8 +3,6 @@
 Names that end in ``_total`` only go up. Labels are part of a sample: (name, labels, value).
 """
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 from kvyard.index.indexer import Indexer

@@ -4,8 +4,6 @@ A *holder* is one rank of a worker, or a pool that several workers share. A *pla
 places are the bits of a Python integer: a row of the index is such a set, and so is everything the scorer asks of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import msgspec

@@ -9,8 +9,6 @@ What it must not do is answer differently. ``tests/index/test_runs.py`` holds it
 ``MemoryIndex``: the same rows and scores, over random streams and over traces.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias

@@ -7,8 +7,6 @@ walk over the rows with all workers at once, as sets of bits; others are asked o
 It asks the backend and changes nothing. Streams it knows only by what they make of trust.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec

@@ -4,8 +4,6 @@ Sequencing (gaps, duplicates, restarts, replay, snapshots) is done before: by th
 ``BatchSequencer`` for batches that come without a transport.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

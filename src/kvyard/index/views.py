@@ -4,8 +4,6 @@ For each worker and each level (a tier and all closer ones): which places count 
 of the pools it shares do too, and those fed by a stream that can't be trusted don't.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeAlias

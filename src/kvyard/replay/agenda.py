@@ -7,8 +7,6 @@ visible by now; passes start, in the order of the workers' numbers; and when all
 The agenda knows times and numbers. What is done is the fleet's business, and whether it is still to be done is up to ``put``.
 """
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 
 PASS_END = 0

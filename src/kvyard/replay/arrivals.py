@@ -9,8 +9,6 @@ A trace of single requests is read as far as needed and no further, and so is on
 loop. Any other with sessions is read whole: a turn may be due long before the file comes to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import chain, count

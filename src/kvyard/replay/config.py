@@ -1,7 +1,5 @@
 """What people write to describe a replay: a fleet, how it is routed, and how the trace is driven. Values only."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

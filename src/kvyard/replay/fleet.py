@@ -6,8 +6,6 @@ The loop visits a worker only when something happens to it. Before a decision th
 date as well, since their plans may have passes behind them that were not carried out yet.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterable
 from functools import partial

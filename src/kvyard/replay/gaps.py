@@ -4,8 +4,6 @@ A pass with n decoding requests is n equal gaps, and there are millions of passe
 to the nearest microsecond, and equal ones are put together now and then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The bar of a replay on a terminal: requests through, their rate, and how much time passed in there and out here."""
 
-from __future__ import annotations
-
 import lzma
 import zlib
 from collections.abc import Iterable
@@ -47,7 +45,7 @@ class Bar:
         rate = f"{through / elapsed:,.0f} requests/s" if elapsed > 0.2 else ""
         self._progress.update(self._task, completed=through, simulated=clock(now), rate=rate)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> "Bar":
         if self.shown:
             self._progress.start()
         return self

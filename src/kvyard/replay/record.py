@@ -1,7 +1,5 @@
 """What is known of one request after a replay. Plain values, integer nanoseconds and tokens."""
 
-from __future__ import annotations
-
 import msgspec
 
 MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "unknown")

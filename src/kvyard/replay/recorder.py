@@ -3,8 +3,6 @@
 One record per request; gaps between tokens as durations with weights, since a pass of n decoding requests is n equal gaps.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 

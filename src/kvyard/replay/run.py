@@ -1,7 +1,5 @@
 """One replay from a trace to its report: what ``kvyard.replay(...)``, the command line and the sweep call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path

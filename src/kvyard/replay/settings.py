@@ -4,8 +4,6 @@
 says what to do; nothing is ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """What a fleet's workers share below their devices: one time line, announced once, credited to all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from kvyard.engine.config import EngineConfig

@@ -4,8 +4,6 @@ How long a run takes isn't known beforehand. So samples are taken at a fixed dis
 wanted every second one is dropped and the distance doubled.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple

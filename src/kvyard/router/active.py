@@ -4,8 +4,6 @@ The router's own bookkeeping, from routing to finish; no engine is asked. Blocks
 share count once. Tokens of a prefill count net of what the worker was credited with, until the caller says it is done.
 """
 
-from __future__ import annotations
-
 from kvyard.router.request import Load, RouteRequest
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 

@@ -1,7 +1,5 @@
 """What a router can be told. Checked once; each refusal is one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -21,7 +19,7 @@ _OPTIONAL = ("guard", "approx_ttl_s")
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy and its figures; ``docs/routing.md`` explains each. Raises ``KvyardError`` for what can't be."""
 
-    policy: Annotated[str, Setting("The routing policy: {choices}.", name="router", flag=True, choices=_policies)] = (
+    policy: "Annotated[str, Setting('The routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (
         "kv"
     )
     block_size: int | None = None

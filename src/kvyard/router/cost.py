@@ -8,8 +8,6 @@
 Every term is in ``docs/routing.md``. Plain functions of a routing input; nothing is changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp
 

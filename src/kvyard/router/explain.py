@@ -1,7 +1,5 @@
 """Decisions in words, for people: what was chosen, why, what it cost, and what was left on the table."""
 
-from __future__ import annotations
-
 from kvyard.events.types import Tier
 from kvyard.router.config import RouterConfig
 from kvyard.router.request import Decision

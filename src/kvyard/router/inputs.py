@@ -4,8 +4,6 @@ Figures are lists by slot (a worker's number in this router). Overlaps come from
 announced yet on top; or from memory alone, for engines that announce nothing. A policy doesn't see where from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple

@@ -9,8 +9,6 @@ before it too. A line is an ``Entry``; the tags are what files say, and stay as 
 made, and so is a ``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``read_journal`` reads it back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, Union
@@ -80,7 +78,7 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     reason: str = ""
 
     @classmethod
-    def of(cls, update: Update, now: int) -> Applied:
+    def of(cls, update: Update, now: int) -> "Applied":
         """The entry for ``update``, applied at ``now``."""
         said = {name: getattr(update, name) for name in cls.__struct_fields__ if name not in ("at", "events")}
         return cls(at=now, events=len(update.events), **said)

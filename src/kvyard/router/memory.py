@@ -6,8 +6,6 @@ between routing and the events that tell of it, and lets go as soon as the index
 Bounded in time and in blocks; what went longest without being sent again goes first. It can't know of evictions.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

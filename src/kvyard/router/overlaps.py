@@ -4,8 +4,6 @@ From the index, with predictions on top: a prefix that was sent somewhere is the
 for engines that announce nothing, from memory alone. A prediction ends when the index knows as much, or when its time is up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 

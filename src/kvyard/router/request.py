@@ -1,7 +1,5 @@
 """What comes into a router and what comes out of it. Plain values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

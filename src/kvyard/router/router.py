@@ -5,8 +5,6 @@ life. It has no clock and no sockets: the time comes with each call, in nanoseco
 the same seed give the same decisions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from random import Random
 from typing import Any

@@ -8,8 +8,6 @@ The tree knows keys and small numbers for workers (slots). What the number on a 
 a stretch's workers are always among those of the one before it is the owner's promise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -22,7 +20,7 @@ class PromptStretch:
 
     __slots__ = ("base", "children", "held", "keys", "mask", "parent", "start", "stop")
 
-    def __init__(self, parent: PromptStretch | None, keys: Sequence[int], base: int, start: int, stop: int) -> None:
+    def __init__(self, parent: "PromptStretch | None", keys: Sequence[int], base: int, start: int, stop: int) -> None:
         self.parent = parent
         self.keys = keys
         """Holds at least this stretch; its first key is that of block ``base``."""

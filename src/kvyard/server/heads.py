@@ -5,8 +5,6 @@ application sees them, unfinished ones while they come in. It writes the head of
 call costs more than all else that a short answer takes: what is written in one turn of the event loop leaves together.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

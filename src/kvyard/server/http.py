@@ -5,8 +5,6 @@ that is too long, late, no JSON or not of its type is answered with 4xx and a ``
 What a request said is never logged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import hmac

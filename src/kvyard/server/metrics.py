@@ -2,8 +2,6 @@
 each scrape.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,12 +31,12 @@ class Metrics:
         self._texts = texts
         self.registry.register(self)
 
-    def counter(self, name: str, *labels: str) -> MetricChildren:
+    def counter(self, name: str, *labels: str) -> "MetricChildren":
         from prometheus_client import Counter
 
         return MetricChildren(Counter(name, self._texts[name], labels, registry=self.registry))
 
-    def histogram(self, name: str, buckets: Sequence[float], *labels: str) -> MetricChildren:
+    def histogram(self, name: str, buckets: Sequence[float], *labels: str) -> "MetricChildren":
         from prometheus_client import Histogram
 
         return MetricChildren(Histogram(name, self._texts[name], labels, buckets=buckets, registry=self.registry))

@@ -4,8 +4,6 @@ Nothing is described by hand that a type knows. So the document is as true as th
 running server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any

@@ -4,8 +4,6 @@ SIGINT and SIGTERM end it alike, with exit code 0: open requests are answered, t
 signal ends it at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import signal

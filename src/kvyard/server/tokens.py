@@ -3,8 +3,6 @@
 No model's own chat template is applied: ``render`` is one for all, in the way of ChatML. Text needs ``kvyard[tokenizers]``.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence

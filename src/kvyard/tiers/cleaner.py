@@ -8,8 +8,6 @@ Cleaning always comes to an end. No more is kept clean than the host can hold (o
 is copied once until the device next gives one up: should the host lose it before, copying it again would only cost another.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

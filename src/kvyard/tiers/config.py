@@ -3,8 +3,6 @@
 Values only: whether a block manager can honour them is checked when the two meet (``kvyard.tiers.offload``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated

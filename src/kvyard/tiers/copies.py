@@ -7,8 +7,6 @@ worker that asked for it next ticks: what only that worker sees changes then.
 A link leads to the store of a tier (``LinkedTier``) or joins the devices of two workers (``WorkerLink``).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -31,7 +29,7 @@ class Copy:
         level: int,
         direction: Direction,
         worker: str,
-        inbox: deque[Copy],
+        inbox: "deque[Copy]",
         pieces: list[PageRange],
         near: list[Table],
         far: list[Table],

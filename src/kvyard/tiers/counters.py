@@ -1,7 +1,5 @@
 """What an offload engine counts, for the report. Plain numbers since the start; nothing reads them to decide anything."""
 
-from __future__ import annotations
-
 import msgspec
 
 from kvyard.events.types import LOWER_TIERS

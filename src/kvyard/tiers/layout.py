@@ -4,8 +4,6 @@ A page is ``blocks_per_chunk`` consecutive blocks of one group. All groups share
 device's pool. Positions count pages here, blocks in the manager, and tokens where the two meet.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ while the request waits. Blocks on the device are reserved before the copy start
 or another, is waited for and never brought twice.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from kvyard.blocks import Hit, Request

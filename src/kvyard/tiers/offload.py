@@ -4,8 +4,6 @@ A synchronous state machine on the times it is told. It knows requests only as t
 waits, waits in the scheduler's queues; here it is only said for how long, as things stand.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

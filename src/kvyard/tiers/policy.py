@@ -4,8 +4,6 @@ A policy is asked at the end of a pass, for the blocks a request has computed an
 registry. A policy knows neither links nor room: it only says what is wanted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from kvyard.blocks import Request

@@ -1,7 +1,5 @@
 """What the parts of one worker's offload engine share: its tiers, its counters, and a record per request."""
 
-from __future__ import annotations
-
 from collections import deque
 from enum import Enum
 from typing import NamedTuple

@@ -8,8 +8,6 @@ fetched again either. Then it is *resident*, is announced, and may be evicted wh
 All work is per run. A store knows no links, no requests, and only the time it is told.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ Blocks are offered at the end of a pass. What the policy wants and the first tie
 the other, so a cohort has one transfer under way at a time. The source stays held until its batch has landed.
 """
 
-from __future__ import annotations
-
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.rule import ENDLESS

@@ -10,8 +10,6 @@ follows the links of private tiers too; otherwise the order in which workers hap
 Workers must be driven in order of time: a link refuses to go back.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from typing import NoReturn

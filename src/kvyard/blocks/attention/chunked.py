@@ -1,7 +1,5 @@
 """Chunked-local attention: a text is cut into chunks of ``chunk`` tokens, and none sees another."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 
 from mypy_extensions import mypyc_attr

@@ -1,7 +1,5 @@
 """Cross attention of encoder-decoder models: blocks for the encoder's tokens."""
 
-from __future__ import annotations
-
 from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.rule import Rule
 from kvyard.blocks.spec import Attention

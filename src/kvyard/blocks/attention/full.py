@@ -1,7 +1,5 @@
 """Full attention: every earlier token stays visible. MLA is that with another layout of its cache."""
 
-from __future__ import annotations
-
 from kvyard.blocks.fine import FineGroup
 from kvyard.blocks.group import Group
 from kvyard.blocks.rule import Rule

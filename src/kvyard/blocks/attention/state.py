@@ -4,8 +4,6 @@ A state registered in a step can't be read in that same step: it is written when
 sparse, since a step writes the state it ends with and nothing in between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr

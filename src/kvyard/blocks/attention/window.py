@@ -1,7 +1,5 @@
 """Sliding windows: each token sees the last ``window`` tokens, itself included."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr

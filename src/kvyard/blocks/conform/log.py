@@ -4,8 +4,6 @@ The format is that of the oracle they were recorded with: JSON lines of an opera
 configuration. What vLLM says of itself (class names, version) is not compared; everything it did is.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections import deque

@@ -4,8 +4,6 @@ vLLM announces every copy, one store per registration (even an empty one) and on
 runs; this turns them back into what vLLM would have said, in the field order of its wire.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

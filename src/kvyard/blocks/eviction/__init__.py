@@ -6,8 +6,6 @@ worth less without its head than without its tail. An order only sees extents, n
 An installed package adds its own by an entry point of the group ``kvyard.eviction``, a program by ``ORDERS.register``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The order of vLLM: what was released first is given up first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from mypy_extensions import mypyc_attr

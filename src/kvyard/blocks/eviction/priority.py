@@ -1,7 +1,5 @@
 """The order of TensorRT-LLM: by retention priority, then by age."""
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 It knows spellings and types, and nothing of what the numbers mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path

@@ -5,8 +5,6 @@ ones hold more tokens, or are padded), then bucketed by what they keep, and buck
 layers as the smallest bucket has. It knows nothing of configs, weights and memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

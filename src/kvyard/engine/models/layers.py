@@ -5,8 +5,6 @@ many bytes that keeps per token or per state on one rank. Which layers share blo
 ``kvyard.engine.models.grouping``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

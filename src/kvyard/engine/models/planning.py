@@ -4,8 +4,6 @@ The way is vLLM's: what is left of the card's share after weights and activation
 the config; activations are estimated, and both can be said instead.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

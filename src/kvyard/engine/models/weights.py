@@ -4,8 +4,6 @@ Good to about a percent for the families below (the tests compare with published
 unusual quantisation, say the bytes yourself. Vision towers and draft heads are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A backend: one engine's way to schedule, put together from parts, and which settings it can honour."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 

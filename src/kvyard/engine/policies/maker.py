@@ -1,7 +1,5 @@
 """What a policy is: the part of a scheduler that decides which jobs a pass has. Everything else is the same for all of them."""
 
-from __future__ import annotations
-
 from mypy_extensions import mypyc_attr
 
 from kvyard.engine.horizon import Horizon

@@ -7,8 +7,6 @@ fit preempts a running job, which starts over from what is still cached of it.
 Two parts are chosen by the backend: who gets in (``AdmissionRule``), and who is preempted (a function).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from mypy_extensions import mypyc_attr

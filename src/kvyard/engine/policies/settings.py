@@ -1,7 +1,5 @@
 """Settings that one backend has and the others don't. Values only; what they do is in the policies."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

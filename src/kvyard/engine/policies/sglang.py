@@ -9,8 +9,6 @@ one text computed side by side stay two copies until evicted, eviction takes sin
 by when a block was last let go.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

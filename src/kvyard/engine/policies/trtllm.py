@@ -4,8 +4,6 @@ A request gets in only when its prompt and all the output it may produce have bl
 to take. That reserves for the worst case, so fewer run at once than could; in return nothing is ever computed twice.
 """
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 from kvyard.blocks import Hit

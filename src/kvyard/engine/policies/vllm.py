@@ -1,7 +1,5 @@
 """vLLM's way: a known sequence that fits gets in, and when blocks run out the newest running job is preempted."""
 
-from __future__ import annotations
-
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.lifecycle import Lifecycle

@@ -15,8 +15,6 @@ Measurements are JSON lines:
 alone; a ``device`` line names the card.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fixed``: the same time for every prefill and every decode step. For tests, and to see what scheduling alone does."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -26,7 +24,7 @@ class FixedTiming(TimingConfig, frozen=True, kw_only=True, tag="fixed"):
             if not (math.isfinite(value) and value >= 0):
                 raise KvyardError(f"timing: {name} must be a number of milliseconds, 0 or more, got {value}")
 
-    def model(self, capacity_tokens: int) -> FixedModel:
+    def model(self, capacity_tokens: int) -> "FixedModel":
         return FixedModel(self)
 
 

@@ -4,8 +4,6 @@ A model is a pure function from a batch to whole nanoseconds: the same batch tak
 for alone or as one of many in a plan. It knows nothing of requests, blocks or the clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 

@@ -1,7 +1,5 @@
 """``polynomial``: the default timing of NVIDIA Dynamo's mocker, exact to the nanosecond."""
 
-from __future__ import annotations
-
 from kvyard.engine.timing.polynomial_model import PolynomialModel
 from kvyard.engine.timing.registry import TimingConfig
 

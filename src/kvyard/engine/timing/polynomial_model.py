@@ -5,8 +5,6 @@ of two means that are whole numbers; decoding depends on nothing but the share o
 both parts are rounded to nanoseconds, then divided by the speed-up and rounded again, and only then added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

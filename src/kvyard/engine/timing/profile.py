@@ -11,8 +11,6 @@ parts are physical, a pass that mixes prompts and decoding needs no measurements
 measurement stay sensible. ``pass_ms`` and ``estimate`` are this one formula, for one pass and for many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -108,7 +106,7 @@ class Features(msgspec.Struct, frozen=True):
     context: Floats
 
     @classmethod
-    def of(cls, passes: Sequence[tuple[Sequence[tuple[int, int]], int, int]]) -> Features:
+    def of(cls, passes: Sequence[tuple[Sequence[tuple[int, int]], int, int]]) -> "Features":
         """Of passes given as (prefills, decode batch, decode context)."""
         rows = []
         for prefills, batch, context in passes:
@@ -128,7 +126,7 @@ class Features(msgspec.Struct, frozen=True):
             )
         return cls(*np.array(rows, dtype=np.float64).reshape(-1, 8).T)
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> Features:
+    def only(self, keep: npt.NDArray[np.bool_]) -> "Features":
         """Of the passes that ``keep`` marks."""
         return Features(*(getattr(self, name)[keep] for name in self.__struct_fields__))
 
@@ -214,7 +212,7 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
         if (self.name is None) == (self.path is None):
             raise KvyardError("timing: a profile needs either a name (one that ships with kvyard) or a path, not both")
 
-    def model(self, capacity_tokens: int) -> ProfileModel:
+    def model(self, capacity_tokens: int) -> "ProfileModel":
         return ProfileModel(load_profile(name=self.name, path=self.path), self)
 
     @classmethod

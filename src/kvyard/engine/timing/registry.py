@@ -4,8 +4,6 @@ A kind is one file: a ``TimingConfig`` with the kind's name as its tag, and the 
 ``TIMINGS``. One's own is under an entry point of group ``kvyard.timing``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import suppress

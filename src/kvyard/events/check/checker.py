@@ -5,8 +5,6 @@ count of copies per (group, tier, hash), and beside it the plain set that many c
 them are normal for an engine, and what they cost a consumer, is said in ``rules``.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TypeAlias

@@ -5,8 +5,6 @@ is said is in ``texts.toml``. What engines do, and where that is known from, is 
 ``docs/event-streams.md``.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum

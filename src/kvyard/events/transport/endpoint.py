@@ -5,8 +5,6 @@ address with a wildcard is bound while any other is connected to. One case vLLM 
 port 0 is bound, since it can't be connected to.
 """
 
-from __future__ import annotations
-
 import ipaddress
 
 from kvyard.errors import KvyardError

@@ -8,8 +8,6 @@ Two longer words are ours. vLLM reads any word as a number; these are numbers th
 the end marker alone, which says at once that there is nothing more to be had. Payloads aren't looked into here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 

@@ -5,8 +5,6 @@ can be told from those to the next, counts attempts and knows when a request has
 in ``recovery``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 

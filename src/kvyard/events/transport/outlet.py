@@ -8,8 +8,6 @@ payloads, which tells a reader in eight bytes whether it has read what was sent.
 reader's can be handed out piece by piece, and it stays the answer as of the moment it was asked for.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ it hands on: its state, with a reason where it isn't fresh, and updates, in orde
 Only bookkeeping. What to do about a gap is decided in ``recovery``.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 
 import msgspec

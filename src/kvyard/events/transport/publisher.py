@@ -5,8 +5,6 @@ snapshot requests, and keeps what those need. When the queue is full it is empti
 sequence shows a gap, then comes a clear and the map, in ordinary batches that every reader of vLLM's stream understands.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
@@ -99,7 +97,7 @@ class Publisher(OutletThread):
         named = {name: getattr(part, name) for part in (outbox, outlet, archive) for name in part.__struct_fields__}
         return {**named, "failures": self.failures}
 
-    async def __aenter__(self) -> Publisher:
+    async def __aenter__(self) -> "Publisher":
         return self.start()
 
     async def __aexit__(

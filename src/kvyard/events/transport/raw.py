@@ -1,7 +1,5 @@
 """A stream as it is, unread and unordered, for recording and checking. To follow a stream use a subscriber."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvyard.clock import MS, Clock, WallClock

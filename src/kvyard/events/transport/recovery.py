@@ -11,8 +11,6 @@
 It opens no socket and reads no clock. What comes in is told by ``follower``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """A relay: sends frames that another publisher made as its own. Faults on the way out, the truth for those who ask."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a subscriber says: the state of each stream, the updates to apply, and counters of all that went wrong."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec

@@ -4,8 +4,6 @@ It has no task of its own: all work is done while ``receive`` is awaited, and ca
 stays away for long loses batches to the socket's high-water mark, as with any subscriber, and then sees them recovered.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -203,7 +201,7 @@ class Subscriber:
     def statuses(self) -> list[StreamStatus]:
         return self.subscription.statuses()
 
-    def open(self) -> Subscriber:
+    def open(self) -> "Subscriber":
         """Subscribe, and begin to ask for what was published before; to be called on the event loop.
 
         Raises ``KvyardError`` where that can't be done, and the second time.
@@ -247,7 +245,7 @@ class Subscriber:
         self._open = False
         self._sockets.close()
 
-    async def __aenter__(self) -> Subscriber:
+    async def __aenter__(self) -> "Subscriber":
         return self.open()
 
     async def __aexit__(

@@ -3,8 +3,6 @@
 Usually a publisher has one topic. Where publishers come to the subscriber, each has its own, and each is followed by itself.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """The one place that imports pyzmq: the rest of ``kvyard.events`` works without it."""
 
-from __future__ import annotations
-
 import socket
 from types import ModuleType
 from typing import Any

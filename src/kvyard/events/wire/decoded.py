@@ -4,8 +4,6 @@ A stream in production is never perfect, and a consumer that throws a batch away
 skips the event and says so. So problems are values, not exceptions, and each names the event it is about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from enum import StrEnum
 
@@ -81,7 +79,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
         """Whether something was said that we failed to take in, so that a mirror may now be wrong."""
         return any(problem.kind not in _HARMLESS for problem in self.problems)
 
-    def by_rank(self) -> list[Decoded]:
+    def by_rank(self) -> "list[Decoded]":
         """This, split so that each part is of one rank; problems stay with the first part."""
         if self.ranks is None:
             return [self]

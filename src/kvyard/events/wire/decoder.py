@@ -4,8 +4,6 @@ Which format a payload is of is found out by asking: the format that read the on
 formats themselves; see ``format``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvyard.errors import KvyardError

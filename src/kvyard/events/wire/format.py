@@ -5,8 +5,6 @@ payloads look like, and says what is normal in its streams. ``vllm``, ``sglang``
 to start from; ``docs/events.md`` shows one from outside the package.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -24,7 +22,7 @@ _OURS = {
     "trtllm": "kvyard.events.wire.trtllm:TRTLLM",
     "kvyard": "kvyard.events.wire.vllm:KVYARD",
 }
-WIRES: Registry[WireFormat] = Registry("wire format", "kvyard.wires", _OURS)
+WIRES: "Registry[WireFormat]" = Registry("wire format", "kvyard.wires", _OURS)
 """Every format that can be read, by name."""
 UNKNOWN = "unknown"
 """Stands for the engine of a stream that no format recognises."""
@@ -112,9 +110,9 @@ class WireFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Makes a writer for (integers, groups): see ``Encoder``. ``None``: it is only read."""
     streamed: bool = True
     """Whether it goes over ZeroMQ, and isn't fetched."""
-    look: Callable[[Any, EngineGuess], bool] | None = None
+    look: "Callable[[Any, EngineGuess], bool] | None" = None
     """Notes what a decoded payload looks like; returns whether it was of this format."""
-    likeness: Callable[[EngineGuess], int] = lambda guess: 0
+    likeness: "Callable[[EngineGuess], int]" = lambda guess: 0
     """How much a stream looks like this engine's, from 0, not at all, to 100."""
     rules: StreamRules = StreamRules()
 

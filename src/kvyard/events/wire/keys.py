@@ -4,8 +4,6 @@ Inside, an integer hash is unsigned and 64 bits wide, whatever its sign on the w
 works on a whole list at built-in speed and looks at single hashes only where it must.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvyard.events.wire.decoded import EventRefused, ProblemKind

@@ -4,8 +4,6 @@ Engines never agreed on the words: vLLM says GPU, CPU and STORAGE, its Mooncake 
 EXTERNAL, llm-d's connectors SHARED_STORAGE and OBJECT_STORE. Case and punctuation carry no meaning.
 """
 
-from __future__ import annotations
-
 from kvyard.events.types import Tier
 
 NAMES = {Tier.G1: "GPU", Tier.G2: "CPU", Tier.G3: "STORAGE", Tier.G4: "REMOTE"}

@@ -1,7 +1,5 @@
 """SGLang's wire: vLLM's batches, mostly as arrays, with signed hashes and words of its own for media. It is only read."""
 
-from __future__ import annotations
-
 from kvyard.events.wire.format import EngineGuess, StreamRules, WireFormat
 from kvyard.events.wire.vllm import ARRAY, VllmReader
 

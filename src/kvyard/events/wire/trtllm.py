@@ -8,8 +8,6 @@ closest one only. There is no word for a clear: like the engine, the writer remo
 their window, or in newer versions by ``layer_group_id``; without the latter the window is the group's number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias, TypeGuard

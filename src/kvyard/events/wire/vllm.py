@@ -6,8 +6,6 @@ payload is taken apart and its events are read one by one, so that a bad one cos
 byte for byte as vLLM's own encoder does; what it has no field for goes along under a name that others skip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 

@@ -4,8 +4,6 @@ On the server a place is a *slot*, a small number given out per epoch. Here it i
 others once they are free, so a translation holds for one version of the directory and one of the places, and no longer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

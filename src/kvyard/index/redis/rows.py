@@ -9,8 +9,6 @@ matters what became of writes that were under way, nothing has to be persisted, 
 never wrong. ``docs/redis-index.md`` says more.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -13,8 +13,6 @@ What is kept, by key (``docs/redis-index.md`` says why):
 Only integers below 2^53 and byte strings occur, since Lua's numbers are floats.
 """
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 

@@ -5,8 +5,6 @@ connection talks to the very run of the server that it was told of. After a fail
 passed, so that a server that is away costs its callers next to nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any

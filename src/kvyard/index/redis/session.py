@@ -9,8 +9,6 @@ be from any time before. A session takes nothing over from one connection to the
 again.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ their writers say of their streams. Where no writer vouches for rows, because a 
 the server is away, they earn nothing, and the answer says why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias

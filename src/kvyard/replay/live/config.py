@@ -1,7 +1,5 @@
 """How a trace is driven at a live endpoint. Values only."""
 
-from __future__ import annotations
-
 import math
 
 from kvyard.errors import KvyardError

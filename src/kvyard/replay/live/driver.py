@@ -5,8 +5,6 @@ to it, and a slow endpoint doesn't slow the sending. How late requests went out 
 was the endpoint that was slow or the driver.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """An OpenAI endpoint as a client sees it: which model it serves, and completions as streams. It keeps no times of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,7 +53,7 @@ class Endpoint:
             self._headers["Authorization"] = f"Bearer {token}"
         self._session: Any = None
 
-    async def __aenter__(self) -> Endpoint:
+    async def __aenter__(self) -> "Endpoint":
         try:
             import aiohttp
         except ImportError:

@@ -4,8 +4,6 @@ A trace's ids are cumulative: equal ids mean equal prefixes. So the tokens of a 
 have the same tokens exactly as far as they have the same ids. The same seed gives the same tokens, on every machine.
 """
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import xxhash

@@ -1,7 +1,5 @@
 """A live run from a trace to its report: what ``kvyard replay --live URL`` and Python call. No client can see everything."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A streamed answer as it comes over the wire: server-sent events, and what a completion's chunks say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

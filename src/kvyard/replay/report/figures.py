@@ -4,8 +4,6 @@ Colours follow what they stand for, everywhere: cool ones for what was reused, w
 grey for what nobody could have known.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """A report and its requests as files: canonical JSON, and a row per request as JSONL or Parquet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path

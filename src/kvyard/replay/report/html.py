@@ -1,7 +1,5 @@
 """Pieces of a page: cards, tiles, tables, and the frame around them with its style and script. Escapes all it is given."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 from importlib.resources import files

@@ -4,8 +4,6 @@ A percentile is the value at the nearest rank, so it is always one that occurred
 equal values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """The report as a page: one file that needs no network, made from the report alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Charts of a timing profile against measured passes, as one HTML page that needs nothing else."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 

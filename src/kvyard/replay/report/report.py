@@ -4,8 +4,6 @@ Canonical: the same inputs and seed give the same report, byte for byte. Nothing
 table and the page show, so that both can be made from its file alone. How it is made is in ``make``.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from kvyard.events.types import Tier

@@ -1,7 +1,5 @@
 """Names and numbers as people read them, the same in the table, the page and the comparison."""
 
-from __future__ import annotations
-
 from kvyard.replay.report.report import MOVES, Report, Slo
 
 SOURCES = {

@@ -1,7 +1,5 @@
 """The grid: which settings are varied, the points that gives, and a name for each that its results are kept under."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path

@@ -4,8 +4,6 @@ Processes are started afresh (spawn), so a point depends on nothing that ran bef
 dies, doesn't take the others with it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Callable, Mapping, Sequence

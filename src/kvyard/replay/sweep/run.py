@@ -1,7 +1,5 @@
 """A sweep: every point of a grid replayed once, its report kept in a file, and what is there already left alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

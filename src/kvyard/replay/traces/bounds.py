@@ -10,8 +10,6 @@ the front from the latest prompt that shares anything with it, the next from an 
 blocks of a stretch were last used by the same prompt and are used next by the same prompt.
 """
 
-from __future__ import annotations
-
 import heapq
 from array import array
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """Traces made of traces: another speed, a part of one. As lazy as what they are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 

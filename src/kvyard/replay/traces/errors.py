@@ -1,7 +1,5 @@
 """What is wrong with a trace, and where."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

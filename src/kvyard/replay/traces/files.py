@@ -4,8 +4,6 @@ A directory is a trace too, of one record per ``.json`` file, which is how agent
 one record as a whole.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import lzma

@@ -1,7 +1,5 @@
 """Ids for what has none, or the wrong kind: cumulative ids from hashes of blocks, or from tokens."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """What is in a trace: how many requests, how long, how fast, and what a cache could make of it. One pass over it."""
 
-from __future__ import annotations
-
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

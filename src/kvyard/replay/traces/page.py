@@ -1,7 +1,5 @@
 """A trace as a page of charts: one file that needs no network. Only loaded when asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

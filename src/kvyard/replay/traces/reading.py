@@ -1,7 +1,5 @@
 """One pass over a trace file: numbers its rows, rebases its times, judges its lengths, and deals with what is bad."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

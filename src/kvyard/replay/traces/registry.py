@@ -3,8 +3,6 @@
 Installed packages add to them by an entry point in the group ``kvyard.traces``, programs by ``FORMATS.register(name, format)``.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One request of a trace, whatever file it came from. It knows no engine and no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

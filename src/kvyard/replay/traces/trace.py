@@ -1,7 +1,5 @@
 """A trace: requests in order, read again on each pass and never held as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice

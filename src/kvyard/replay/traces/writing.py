@@ -1,7 +1,5 @@
 """Traces to files: Mooncake JSON lines, and the custom dataset of ``vllm bench serve``. What a format can't carry is said."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import lzma

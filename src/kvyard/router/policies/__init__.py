@@ -7,8 +7,6 @@ for itself; load, index and decisions are the router's. What it declares of itse
 An installed package adds its own by an entry point of the group ``kvyard.policies``, a program by ``POLICIES.register``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from kvyard.registry import Registry

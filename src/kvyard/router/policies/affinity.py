@@ -1,7 +1,5 @@
 """``affinity``: a session stays where it was, while that worker is there; ``RouterConfig.fallback`` says where it begins."""
 
-from __future__ import annotations
-
 from kvyard.clock import from_seconds
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput

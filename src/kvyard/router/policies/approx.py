@@ -1,7 +1,5 @@
 """``approx``: the cost of ``kv``, by what was routed alone. For engines that announce nothing."""
 
-from __future__ import annotations
-
 from kvyard.clock import from_seconds
 from kvyard.router.config import RouterConfig
 from kvyard.router.cost import cheapest

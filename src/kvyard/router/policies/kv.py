@@ -1,7 +1,5 @@
 """``kv``: the least cost, by what the index knows and what was routed since."""
 
-from __future__ import annotations
-
 from kvyard.router.cost import cheapest
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy

@@ -1,7 +1,5 @@
 """``least-loaded``: the worker that has least to do, by ``RouterConfig.load``."""
 
-from __future__ import annotations
-
 from kvyard.router.inputs import Choice, RoutingInput, least
 from kvyard.router.policies import Policy, load_of
 

@@ -1,7 +1,5 @@
 """``random``: any worker, by chance."""
 
-from __future__ import annotations
-
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy
 

@@ -1,7 +1,5 @@
 """``round-robin``: one worker after the other, in the order in which they were added."""
 
-from __future__ import annotations
-
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy

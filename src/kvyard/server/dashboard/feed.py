@@ -4,8 +4,6 @@ A viewer that can't keep up misses frames, and gets the newest when it is ready 
 knows no HTTP.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -4,8 +4,6 @@ A browser can't put a token into the address bar's request, so the page itself i
 wants one, keeps it until the tab closes, and sends it as every client does.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

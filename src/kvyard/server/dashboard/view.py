@@ -5,8 +5,6 @@ doesn't know stays at its default, and the page leaves it out. Names may be anyt
 request's text belongs in here, nor anything made from it that could be turned back.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias

@@ -6,8 +6,6 @@ only the blind one finds the prompt, the text was right and the rest wasn't. Bot
 doubtful: that is said separately.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence

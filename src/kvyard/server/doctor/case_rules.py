@@ -3,8 +3,6 @@ the stream is well, the prompt's length, its text, its adapter or salt, an atten
 itself shows is judged by ``kvyard.events.check``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec

@@ -5,8 +5,6 @@ its blocks have the size that is expected, the prompt fills one, its text is wha
 and every attention group agrees. The first broken one usually explains those after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec

@@ -2,8 +2,6 @@
 streams that should tell of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec

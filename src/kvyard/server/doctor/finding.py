@@ -1,7 +1,5 @@
 """What the doctor's rules share: the expectations they compare with, and their findings, whose texts are in ``texts.toml``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Templates come as Hugging Face writes them: a file of Jinja, or a ``tokenizer_co
 people's programs, so they run in Jinja's sandbox.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime

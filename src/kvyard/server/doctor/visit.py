@@ -4,8 +4,6 @@ Every visit asks the same questions, so that engines can be compared. The prompt
 chance, so nothing that an engine has cached can be in the way, and nothing of anybody's traffic is needed.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import statistics
@@ -50,7 +48,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     common: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
     """A text that all engines get."""
 
-    def text(self, start: str, seen: Visit) -> str:
+    def text(self, start: str, seen: "Visit") -> str:
         """A prompt that begins with ``start`` and fills a few blocks, whatever the tokenizer, as far as the engine takes it."""
         words = "once upon a time there was a doctor who asked every engine the same thing twice "
         text = f"{start} " + words * (1 + 6 * max(self.block_size, seen.block_size or 0) // 16)

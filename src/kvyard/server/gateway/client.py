@@ -1,7 +1,5 @@
 """The HTTP client for engines: what is asked of them, and the ways in which they fail."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The gateway's configuration: a TOML or JSON file, and what the command line puts over it. A value: it opens nothing."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit

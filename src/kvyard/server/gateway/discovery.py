@@ -5,8 +5,6 @@ resolve when resolvers restart, and answers may lack an address for a moment: a 
 gone only when several answers in a row lack it. Whether an engine is alive isn't asked here; health checks know sooner.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -5,8 +5,6 @@ never. An answer that isn't streamed is held until it is whole, so an engine tha
 client hangs up, the engine's connection is closed, which is how engines learn of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

@@ -3,8 +3,6 @@
 ``members`` knows who is there, ``traffic`` what becomes of requests; both are told and asked on one event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

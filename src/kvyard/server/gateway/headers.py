@@ -1,7 +1,5 @@
 """Headers on their way through: what belongs to one hop stays there, and so does a token that was meant for us."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeAlias
 

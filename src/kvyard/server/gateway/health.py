@@ -3,8 +3,6 @@
 A look asks /health, and now and then /v1/models, which says where the engine belongs and which adapters it has by now.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

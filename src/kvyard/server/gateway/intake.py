@@ -1,7 +1,5 @@
 """The intake: from a request's body to what a pool can place, and the exchange that carries it out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

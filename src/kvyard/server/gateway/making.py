@@ -1,7 +1,5 @@
 """Making pools: an index and a router for one more model, with the journal and the sharing that they are to have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Members: which engines there are, which pool each belongs to, and which names requests may use."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

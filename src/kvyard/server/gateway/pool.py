@@ -4,8 +4,6 @@ A request that can't be placed waits here, in order, until an engine has room or
 once, so that no later request can slip in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence

@@ -5,8 +5,6 @@ isn't refused here: the engine says what is wrong with it, in its own words. Ids
 prompt can't be read is routed by load, and the engine gets it all the same.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ A router doesn't wait, so the answer is fetched before and comes with the reques
 for lost earns nothing there, and so nothing here. Where it doesn't answer, load alone decides.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from itertools import accumulate

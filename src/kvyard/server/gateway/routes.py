@@ -1,7 +1,5 @@
 """The gateway's routes: the OpenAI API, which goes to engines, and its own, which say and change how that is done."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """The bodies of the gateway's own routes. Those of the OpenAI API are in ``kvyard.openai``."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ What the engines' streams say comes by the names in ``kvyard.index.metrics`` and
 both. Figures that are kept anyway are read by ``view.state_samples`` at each scrape.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import deque

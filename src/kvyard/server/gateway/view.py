@@ -1,7 +1,5 @@
 """The gateway as people see it: its dashboard, and samples for Prometheus. Reads, and changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers: what the index found, in the words of the service's clients. Pure functions."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ covers is dropped, the next is applied, and where one is missing the stream asks
 date without harm; it can't be wrong about what it was told.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence

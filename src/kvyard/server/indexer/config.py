@@ -3,8 +3,6 @@
 A key that isn't known is refused by name. What is left out has the default written here, and nothing else does.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar

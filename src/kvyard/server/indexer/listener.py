@@ -5,8 +5,6 @@ updates others get their turn. What arrives meanwhile waits in ZeroMQ's queue, w
 seen as a gap, and asked for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Figures are read when they are asked for, so those of a worker that was unregistered are gone with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

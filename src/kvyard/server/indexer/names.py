@@ -5,8 +5,6 @@ words, seed 1337, without its past. So the service's request keys are chained fr
 local hashes lead to the same keys. Extra keys (adapter, salt, media) join a block's key and not its local hash.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The routes of the indexer: requests in, answers of the service out."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Names are those of Dynamo's standalone indexer where it has them; ``routing_grou
 names of two of its versions. Everything counts in tokens.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 
@@ -120,7 +118,7 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
         who = f"pool {self.pool}" if self.pool is not None else f"{self.instance_id}@{rank}"
         return f"{self.model_name}/{self.tenant}/{who}/{self.stream}"
 
-    def for_rank(self, rank: int, offset: int) -> Register:
+    def for_rank(self, rank: int, offset: int) -> "Register":
         """The registration of one rank, with its own ports."""
         replay = None if self.replay_endpoint is None else at_rank(self.replay_endpoint, offset)
         return msgspec.structs.replace(
@@ -220,7 +218,7 @@ class PromptRequest(Wanted, kw_only=True, forbid_unknown_fields=True):
 class ScoreRequest(PromptRequest, kw_only=True, forbid_unknown_fields=True):
     """One prompt, or several."""
 
-    batch: list[BatchPrompt] | None = None
+    batch: "list[BatchPrompt] | None" = None
 
 
 class BatchPrompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -4,8 +4,6 @@ One index per (model, tenant). A worker that is registered is listened to until 
 left: rows, counts, group specs and its name go together, and a batch that was on its way is dropped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The same service as the one that stays, without its HTTP: what it answers is what a service that had just started would.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress

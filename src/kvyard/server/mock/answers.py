@@ -4,8 +4,6 @@ An answer is made whole when its request arrives, so that its length is known to
 a stop string cuts it, or where ``max_tokens`` does. Its tokens then come at the engine's pace.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from math import log

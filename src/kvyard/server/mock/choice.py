@@ -3,8 +3,6 @@
 Times are nominal nanoseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -21,7 +19,7 @@ class MockChoice(msgspec.Struct, eq=False):
     job: Job
     answer: MadeAnswer
     rank: int
-    flow: RequestFlow
+    flow: "RequestFlow"
     produced: int = 0
     """Tokens that are out."""
     arrival: int = 0
@@ -32,7 +30,7 @@ class MockChoice(msgspec.Struct, eq=False):
     reason: str = ""
 
     @property
-    def siblings(self) -> list[MockChoice]:
+    def siblings(self) -> "list[MockChoice]":
         """The choices for the same prompt, itself included."""
         first = self.index - self.index % self.flow.n
         return self.flow.choices[first : first + self.flow.n]

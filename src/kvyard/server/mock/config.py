@@ -1,7 +1,5 @@
 """What people write to describe a mock fleet. A value: it opens nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ What comes from outside is stamped on receipt and carried out at its stamp, in o
 stamps up to N. However late the process gets its turn, the same stamps give the same decisions. How late that is, is told.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Values and draws only; who hangs up, stalls or dies is told by ``routes`` and ``fleet``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from random import Random
 from typing import Any

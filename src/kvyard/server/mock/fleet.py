@@ -4,8 +4,6 @@ A worker that is killed is gone as after a ``kill -9``: its port refuses, open c
 What a real crash also takes is the process; for that, end the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

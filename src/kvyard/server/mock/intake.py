@@ -1,7 +1,5 @@
 """The intake: from a request's body to jobs at a worker. Refuses, in vLLM's words where it has some, what vLLM refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any

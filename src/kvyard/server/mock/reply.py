@@ -4,8 +4,6 @@ A reply writes when it is told that there is news, all of it at once: the tokens
 is loaded with Starlette only.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The bodies of the mock's routes beside ``kvyard.openai``: vLLM's own, and the fleet's."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

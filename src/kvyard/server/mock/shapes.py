@@ -3,8 +3,6 @@
 A shape remembers of each choice how much of it was shown. It reads choices and changes nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Metrics are for Prometheus and begin anew with each life, as a real engine's do.
 in no time.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import msgspec

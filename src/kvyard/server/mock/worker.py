@@ -4,8 +4,6 @@ It lives between ``start`` and ``stop``; ``die`` ends it as a crash would, and a
 new stream of events.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from functools import partial

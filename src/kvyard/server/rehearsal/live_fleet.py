@@ -4,8 +4,6 @@ It is what ``kvyard mock`` and ``kvyard gateway`` run, made from the settings of
 a repetition in virtual time needs.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ A log has one list per place: the router, and each rank of each engine. Within a
 between places there is none to compare, since they decide at the same time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -118,7 +116,7 @@ def router_lines(entries: Iterable[Entry]) -> list[LogLine]:
     return lines
 
 
-def whole_log(entries: Iterable[Entry], logs: Mapping[str, Sequence[EngineLog]]) -> Log:
+def whole_log(entries: Iterable[Entry], logs: "Mapping[str, Sequence[EngineLog]]") -> Log:
     """What the router decided, and every rank of every worker; ``logs`` are by worker."""
     found = {f"{name}@{rank}": log.lines for name, ranks in logs.items() for rank, log in enumerate(ranks)}
     return {**found, ROUTER: router_lines(entries)}
@@ -199,7 +197,7 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
     priority: int
 
     @classmethod
-    def of(cls, stamp: int, what: str, job: Job, rank: int) -> EngineAction:
+    def of(cls, stamp: int, what: str, job: Job, rank: int) -> "EngineAction":
         """That of a mock's journal."""
         return cls(stamp, what, job.id, request_of(job), rank, job.max_tokens, job.priority)
 

@@ -5,8 +5,6 @@ decisions that had seen it. A request goes to the engine that *this* router choo
 nothing reads a clock, so whatever comes out follows from stamps and sequences alone.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """A rehearsal from a trace to its report: what ``kvyard replay --live self`` calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -30,7 +28,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
     run: LiveRun
     recording: LiveRecording | None = None
-    proof: Proof | None = None
+    proof: "Proof | None" = None
 
 
 def rehearse(
@@ -40,7 +38,7 @@ def rehearse(
     speed: float = 1.0,
     timeout_s: float = 600.0,
     proven: bool = False,
-    tolerance: Tolerance | None = None,
+    tolerance: "Tolerance | None" = None,
     slo: Slo | Mapping[str, float] | str | None = None,
     label: str = "",
     progress: Told | None = None,
@@ -83,7 +81,7 @@ def rehearse(
     return Rehearsed(run=run, recording=recording, proof=proof)
 
 
-def observed(run: LiveRun) -> dict[str, Observed]:
+def observed(run: LiveRun) -> "dict[str, Observed]":
     """When clients saw tokens of requests that finished, on the clock that the run was driven by."""
     origin = run.driver.origin
     return {

@@ -1,7 +1,5 @@
 """The configuration of a link: what it can carry, checked once, with every refusal naming the key and what would do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

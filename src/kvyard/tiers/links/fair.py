@@ -5,8 +5,6 @@ Bytes are counted in fractions with a whole denominator, each transfer its own, 
 the first nanosecond at which all its bytes have moved, however often one looks in between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from fractions import Fraction
 from heapq import heapify, heappop, heappush

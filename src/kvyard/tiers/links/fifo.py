@@ -5,8 +5,6 @@ holds up those behind it, and a cancelled transfer keeps its place: the lane is 
 The tail is kept as a fraction of a nanosecond, so that a thousand small transfers take as long as one of their size.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from kvyard.blocks.spec import ConfigError

@@ -4,8 +4,6 @@ The class here keeps the time, the transfers under way and the account. How band
 ``fair`` and ``fifo``, which derive from it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from enum import IntEnum
 from operator import attrgetter, index

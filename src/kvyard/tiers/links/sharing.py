@@ -9,8 +9,6 @@ Everything frozen under a full limit adds up to that limit, which is a whole num
 number of transfers, and exact arithmetic stays cheap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Mapping
 from fractions import Fraction
 from typing import Any, Generic, TypeVar

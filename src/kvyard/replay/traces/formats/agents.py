@@ -5,8 +5,6 @@ came before it. A request waits for those sub-agents of its session that had end
 side by side in the recording, and may do so again.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 

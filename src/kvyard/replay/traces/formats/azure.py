@@ -1,7 +1,5 @@
 """Azure's public LLM traces: CSV of wall time, context and generated tokens. Nothing is known of what prompts share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,6 @@ changes nothing where they were. Turns keep their recorded times but wait for th
 continue the same one, the second starts a session of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

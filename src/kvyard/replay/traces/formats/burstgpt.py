@@ -4,8 +4,6 @@ Rows without response tokens are requests that failed; they are left out and cou
 does. Turns of a session keep their recorded times, but wait for the turn before. What prompts share isn't known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvyard.clock import SECOND

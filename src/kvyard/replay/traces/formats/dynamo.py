@@ -5,8 +5,6 @@ follow one another, and sub-agents fork and join as they did in the recording; o
 cumulative and 64 bits wide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import msgspec

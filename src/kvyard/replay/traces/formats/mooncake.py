@@ -7,8 +7,6 @@ which ``kvyard gateway --record`` writes, says how many tokens an id stands for 
 priority from 0 to 100 for the whole request, or a list of ``{"start", "stop", "priority", "duration"}`` in tokens and ms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec
@@ -43,7 +41,7 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     model: str | None = None
     root_session_id: str | None = None
     block_size: int | None = None
-    retention: int | list[_Kept] = []
+    retention: "int | list[_Kept]" = []
 
 
 class _Kept(msgspec.Struct, gc=False, forbid_unknown_fields=True):

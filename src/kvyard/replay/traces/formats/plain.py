@@ -1,7 +1,5 @@
 """The plainest trace: CSV or JSON lines with ``arrival`` (seconds), ``input`` and ``output`` (tokens), and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -1,7 +1,5 @@
 """ShareGPT as LLMServingSim tokenised it: JSON lines with the real tokens of prompt and answer, and nanoseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -1,7 +1,5 @@
 """CSV with a header: rows by column name, and numbers out of text. It knows no columns."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 

@@ -4,8 +4,6 @@ Lines are gathered and written together, with one call. In a ``.gz`` file each s
 after another are a gzip file too. So whenever the process dies, the file is whole up to the last portion.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

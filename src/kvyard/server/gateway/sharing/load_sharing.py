@@ -19,8 +19,6 @@ What is kept, by key:
 All of it goes by itself when no gateway beats. Nothing here needs to survive: members tell everything to each that joins.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ It hears of members and of their requests in the order in which they were told, 
 requests'. A member that joins again, or is gone, loses all that it had under way.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
