@@ -4,6 +4,8 @@
 says what to do; nothing is ignored.
 """
 
+from __future__ import annotations  # a field called bandwidth stands before the function of that name
+
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
