@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -74,14 +75,18 @@ def test_configurations_can_be_read(tmp_path: Path) -> None:
         for file, text in data.items():
             (tmp_path / file).write_text(text)
         assert f"{name}.toml" in data
-    asks, knows = gateway.read(tmp_path / "gateway.toml"), index.read(tmp_path / "index.toml")
+
+    def read(module: ModuleType, file: str) -> Any:
+        return module.convert(index.load(tmp_path / file), file)
+
+    asks, knows = read(gateway, "gateway.toml"), read(index, "index.toml")
     assert asks.block_size == knows.block_size and asks.index_url == "http://index:8090"
     # Both sides call the same engines the same.
     assert {engine.called for engine in asks.engines} == {str(one.instance_id) for one in knows.subscriptions}
     assert {engine.model for engine in asks.engines} == {one.model_name for one in knows.subscriptions} == {"mock"}
     (tmp_path / "gateway.toml").write_text((tmp_path / "gateway.toml").read_text() + "\n[more]\n")
     with pytest.raises(KvyardError):
-        gateway.read(tmp_path / "gateway.toml")
+        read(gateway, "gateway.toml")
 
 
 def test_ports_agree_between_the_files() -> None:
