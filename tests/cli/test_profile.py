@@ -34,7 +34,7 @@ def test_fit_prints_errors_and_writes_a_profile_that_an_engine_takes(capsys, tmp
     profile = load_profile(path=path)
     assert profile.errors["all"].points == 64
     model = make_timing({"kind": "profile", "path": str(path)}, 0)
-    assert model.pass_ns((), 32, 32 * 4096) / 1e6 == pytest.approx(9.0925, rel=0.03)
+    assert model.pass_ns((), 32, 32 * 4096, 4096) / 1e6 == pytest.approx(9.0925, rel=0.03)
 
 
 def test_fit_without_output_writes_nothing(capsys, tmp_path, monkeypatch):

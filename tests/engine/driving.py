@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
+from kvyard.engine.timing import TimingConfig
 from kvyard.engine.together import begin_together
 from kvyard.engine.watcher import Watcher
 from kvyard.hashing import TokenChain, TraceChain, algorithm
@@ -17,6 +19,27 @@ from kvyard.tiers import Timeline
 from kvyard.tiers.links import LaneConfig, LinkConfig
 
 SHA256_CBOR = algorithm("sha256_cbor")
+
+
+class LongestTiming(TimingConfig, frozen=True, kw_only=True, tag="longest"):
+    """By what a pass can be charged for, the longest context included."""
+
+    def model(self, capacity_tokens: int) -> LongestModel:
+        return LongestModel()
+
+
+class LongestModel:
+    """A millisecond a pass, and something for everything in it."""
+
+    needs_longest = True
+
+    def pass_ns(self, prefills, decode_batch, decode_context, longest):
+        assert (longest > 0) == (decode_batch > 0)
+        tokens = sum(new for new, _ in prefills) + decode_batch
+        return 1_000_000 + 1_000 * tokens + 10 * decode_context + 700 * longest
+
+    def decode_ns(self, batch, context, passes, longest):
+        return np.array([self.pass_ns((), batch, context + i * batch, longest + i) for i in range(passes)], np.int64)
 
 
 class Row(msgspec.Struct, frozen=True):

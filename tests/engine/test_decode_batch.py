@@ -14,7 +14,7 @@ SIZE = 16
 
 
 def make() -> tuple[DecodeBatch, BlockManager]:
-    return DecodeBatch(), BlockManager(1000, [GroupSpec(block_size=SIZE)])
+    return DecodeBatch(needs_longest=True), BlockManager(1000, [GroupSpec(block_size=SIZE)])
 
 
 def decoding(batch: DecodeBatch, manager: BlockManager, serial: int, prompt: int, output: int) -> Job:
@@ -40,6 +40,8 @@ def test_it_counts_what_single_steps_would(rows):
         alive = [(job, joined) for job, joined in jobs if job.state is JobState.DECODE and job not in ended]
         assert batch.count == len(alive)
         assert batch.context == sum(job.num_prompt_tokens + batch.tick - joined + 1 for job, joined in alive)
+        lengths = [job.num_prompt_tokens + batch.tick - joined + 1 for job, joined in alive]
+        assert batch.longest() == max(lengths, default=0)
         due = batch.due()
         assert [job.serial for job in due] == sorted(
             job.serial for job, joined in alive if (job.num_prompt_tokens + batch.tick - joined) % SIZE == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
-from tests.engine.driving import Row, replay
+from tests.engine.driving import LongestTiming, Row, replay
 
 from kvyard.blocks import GroupSpec
 from kvyard.engine.config import EngineConfig, SpeculativeConfig
@@ -52,7 +52,7 @@ def configs(draw, models=tuple(MODELS)):
         scheduler_reserve_full_isl=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.05])),
         max_model_len=draw(st.sampled_from([None, 800])),
-        timing=draw(st.sampled_from([PolynomialTiming(), FixedTiming(prefill_ms=18, decode_ms=1)])),
+        timing=draw(st.sampled_from([PolynomialTiming(), FixedTiming(prefill_ms=18, decode_ms=1), LongestTiming()])),
     )
 
 

@@ -63,8 +63,8 @@ def make_core(
         )
     elif timeline is not None:
         raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
-    scheduler = _scheduler(config, manager, offload, watcher, bulk=bulk and plans)
     timing = make_timing(config.timing, config.capacity_tokens)
+    scheduler = _scheduler(config, manager, offload, watcher, bulk=bulk and plans, needs_longest=timing.needs_longest)
     return EngineCore(
         scheduler,
         timing,
@@ -77,9 +77,15 @@ def make_core(
 
 
 def _scheduler(
-    config: EngineConfig, manager: BlockManager, offload: Offload | None, watcher: Watcher, bulk: bool
+    config: EngineConfig,
+    manager: BlockManager,
+    offload: Offload | None,
+    watcher: Watcher,
+    *,
+    bulk: bool,
+    needs_longest: bool,
 ) -> Scheduler:
-    batch = DecodeBatch()
+    batch = DecodeBatch(needs_longest=needs_longest)
     loads = Loads(offload, batch, whole=config.scheduler_reserve_full_isl) if offload is not None else None
     # Whether lower tiers must see each pass of a decode batch by itself.
     exacting = loads is not None and (loads.cleans or loads.stores_output)

@@ -202,12 +202,12 @@ class EngineCore:
         self._first = self.scheduler.batch.tick
 
     def _single(self, of: Pass) -> int:
-        return self.timing.pass_ns([(new, past) for _, new, past in of.chunks], of.decoding, of.context)
+        return self.timing.pass_ns([(new, past) for _, new, past in of.chunks], of.decoding, of.context, of.longest)
 
     def _durations_of(self, of: Pass, now: int) -> Durations:
         if of.chunks or of.drafted:
             return np.array([self._single(of)], dtype=np.int64)
-        durations = self.timing.decode_ns(of.decoding, of.context, of.stable_for)
+        durations = self.timing.decode_ns(of.decoding, of.context, of.stable_for, of.longest)
         if self.offload is not None and of.stable_for > 1:
             deadline = self.offload.earliest_deadline()
             if deadline is not None:

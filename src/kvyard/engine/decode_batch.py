@@ -13,9 +13,10 @@ from kvyard.engine.job import Job, JobState
 class DecodeBatch:
     """Jobs that decode in lockstep. ``tick`` counts passes; a pass in progress has the number ``tick``."""
 
-    __slots__ = ("_ends", "_touches", "context", "count", "ends", "exact", "tick")
+    __slots__ = ("_ends", "_lengths", "_ranks_lengths", "_touches", "context", "count", "ends", "exact", "tick")
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_longest: bool = False) -> None:
+        """``needs_longest``: the longest job is asked for each pass."""
         self.tick = 0
         self.count = 0
         self.exact = 0
@@ -26,6 +27,9 @@ class DecodeBatch:
         """The sum of the passes after which the jobs have their last tokens."""
         self._touches: list[tuple[int, int, Job]] = []
         self._ends: list[tuple[int, int, Job]] = []
+        self._ranks_lengths = needs_longest
+        self._lengths: list[tuple[int, int, Job]] = []
+        """Longest first, by what a job's length is apart from the passes that all have in common."""
 
     def join(self, job: Job) -> None:
         """``job`` has computed all its known tokens but the last, which it just produced; it takes part from ``tick`` on."""
@@ -38,6 +42,8 @@ class DecodeBatch:
         job.end = self.tick + job.max_tokens - job.output
         self.ends += job.end
         heappush(self._ends, (job.end, job.serial, job))
+        if self._ranks_lengths:
+            heappush(self._lengths, (job.joined - job.base, job.serial, job))
         self.watch(job, self.tick)
 
     def watch(self, job: Job, earliest: int) -> None:
@@ -107,6 +113,16 @@ class DecodeBatch:
                 return when
             heappop(ends)
         return None
+
+    def longest(self) -> int:
+        """The length of the longest job in the pass ``tick``, the token being computed included; 0 if that isn't kept."""
+        lengths = self._lengths
+        while lengths:
+            behind, _, job = lengths[0]
+            if job.end >= 0 and job.joined - job.base == behind and job.state is JobState.DECODE:
+                return self.tick - behind + 1
+            heappop(lengths)
+        return 0
 
     def advance(self, passes: int) -> None:
         """``passes`` passes are over."""

@@ -235,6 +235,8 @@ class Lifecycle:
         assert len(decoding) == batch.count, f"{batch.count} decode by count, {len(decoding)} do"
         context = sum(job.base + batch.tick - job.joined + 1 for job in decoding)
         assert context == batch.context, f"the context is {context}, not {batch.context}"
+        longest = max((job.base + batch.tick - job.joined + 1 for job in decoding), default=0)
+        assert batch.longest() in (0, longest), f"the longest is {longest}, not {batch.longest()}"
         assert list(self.running) == sorted(self.running), "the running are out of order"
         for holder in self.manager.requests.values():
             assert holder in places, f"{holder} holds blocks and is nowhere"

@@ -17,6 +17,8 @@ class Pass(NamedTuple):
     """How many jobs decode in it."""
     context: int
     """The decoding jobs' summed lengths, the tokens being computed included."""
+    longest: int = 0
+    """The longest of those lengths, where the timing model needs it."""
     drafted: Sequence[tuple[Job, int]] = ()
     """Those of them that verify drafts, and how many tokens each computes."""
     stable_for: int = 1

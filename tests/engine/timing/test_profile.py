@@ -62,30 +62,30 @@ def test_one_formula_for_one_pass_and_for_many(prefills, batch, ctx):
 def test_plans_equal_single_passes(batch, context, passes, ratios):
     config = ProfileTiming(name="h200-llama3-8b", speedup_ratio=ratios[0], decode_speedup_ratio=ratios[1])
     model = make_timing(config, 0)
-    plan = model.decode_ns(batch, context, passes)
+    plan = model.decode_ns(batch, context, passes, 0)
     assert plan.dtype == "int64"
-    assert plan.tolist() == [model.pass_ns((), batch, context + i * batch) for i in range(passes)]
+    assert plan.tolist() == [model.pass_ns((), batch, context + i * batch, 0) for i in range(passes)]
 
 
 @given(prefills=prompts, batch=st.integers(0, 600), ctx=tokens, more=st.integers(1, 1000))
 def test_more_work_never_takes_less_time(prefills, batch, ctx, more):
-    now = MODEL.pass_ns(prefills, batch, batch * ctx)
-    assert MODEL.pass_ns([*prefills, (more, 0)], batch, batch * ctx) >= now
-    assert MODEL.pass_ns(prefills, batch + more, batch * ctx) >= now
-    assert MODEL.pass_ns(prefills, batch, batch * (ctx + more)) >= now
+    now = MODEL.pass_ns(prefills, batch, batch * ctx, 0)
+    assert MODEL.pass_ns([*prefills, (more, 0)], batch, batch * ctx, 0) >= now
+    assert MODEL.pass_ns(prefills, batch + more, batch * ctx, 0) >= now
+    assert MODEL.pass_ns(prefills, batch, batch * (ctx + more), 0) >= now
     assert (
-        MODEL.pass_ns([(new, past + more) if past else (new, past) for new, past in prefills], batch, batch * ctx)
+        MODEL.pass_ns([(new, past + more) if past else (new, past) for new, past in prefills], batch, batch * ctx, 0)
         >= now
     )
 
 
 def test_a_mixed_pass_reads_the_weights_once():
-    prompt, step = MODEL.pass_ns([(2048, 0)], 0, 0), MODEL.pass_ns((), 32, 32 * 4096)
-    together = MODEL.pass_ns([(2048, 0)], 32, 32 * 4096)
+    prompt, step = MODEL.pass_ns([(2048, 0)], 0, 0, 0), MODEL.pass_ns((), 32, 32 * 4096, 0)
+    together = MODEL.pass_ns([(2048, 0)], 32, 32 * 4096, 0)
     weights = round(H200.coefficients.weights * 1e6)
     assert max(prompt, step) < together < prompt + step - 0.8 * weights
-    assert MODEL.pass_ns((), 0, 0) == 0
-    assert MODEL.pass_ns([(0, 100)], 0, 0) == 0
+    assert MODEL.pass_ns((), 0, 0, 0) == 0
+    assert MODEL.pass_ns([(0, 100)], 0, 0, 0) == 0
 
 
 def test_launching_is_a_floor_for_passes_with_prompts():
@@ -97,11 +97,11 @@ def test_launching_is_a_floor_for_passes_with_prompts():
 
 def test_speedups_divide_what_each_part_takes():
     fast = make_timing(ProfileTiming(name="h200-llama3-8b", speedup_ratio=2.0, decode_speedup_ratio=4.0), 0)
-    prompt, step = MODEL.pass_ns([(2048, 0)], 0, 0), MODEL.pass_ns((), 32, 32 * 4096)
-    both = MODEL.pass_ns([(2048, 0)], 32, 32 * 4096)
-    assert fast.pass_ns([(2048, 0)], 0, 0) == round(prompt / 2)
-    assert fast.pass_ns((), 32, 32 * 4096) == round(step / 8)
-    assert fast.pass_ns([(2048, 0)], 32, 32 * 4096) == round(prompt / 2) + round((both - prompt) / 8)
+    prompt, step = MODEL.pass_ns([(2048, 0)], 0, 0, 0), MODEL.pass_ns((), 32, 32 * 4096, 0)
+    both = MODEL.pass_ns([(2048, 0)], 32, 32 * 4096, 0)
+    assert fast.pass_ns([(2048, 0)], 0, 0, 0) == round(prompt / 2)
+    assert fast.pass_ns((), 32, 32 * 4096, 0) == round(step / 8)
+    assert fast.pass_ns([(2048, 0)], 32, 32 * 4096, 0) == round(prompt / 2) + round((both - prompt) / 8)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_speedups_divide_what_each_part_takes():
 def test_shipped_profiles_agree_with_their_measurements(name, data, limits):
     measured = rows(data)
     model = make_timing(ProfileTiming(name=name), 0)
-    errors = errors_by_kind(measured, [model.pass_ns(*row.shape) / 1e6 / row.ms - 1 for row in measured])
+    errors = errors_by_kind(measured, [model.pass_ns(*row.shape, 0) / 1e6 / row.ms - 1 for row in measured])
     profile = load_profile(name=name)
     for kind, (points, limit) in limits.items():
         assert errors[kind].points == points
@@ -277,7 +277,7 @@ def test_profiles_are_read_and_refused(tmp_path):
     path = tmp_path / "mine.json"
     path.write_bytes(msgspec.json.encode(H200))
     assert load_profile(path=path) == H200
-    assert make_timing({"kind": "profile", "path": str(path)}, 0).pass_ns((), 1, 9) == MODEL.pass_ns((), 1, 9)
+    assert make_timing({"kind": "profile", "path": str(path)}, 0).pass_ns((), 1, 9, 0) == MODEL.pass_ns((), 1, 9, 0)
     with pytest.raises(KvyardError, match=r"no profile 'tpu' ships .* h200-llama3-8b"):
         load_profile(name="tpu")
     with pytest.raises(KvyardError, match="can't be read: No such file"):

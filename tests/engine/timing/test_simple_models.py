@@ -29,37 +29,37 @@ POLYNOMIAL = make_timing(PolynomialTiming(), CAPACITY)
 
 
 def test_one_request():
-    first = POLYNOMIAL.pass_ns([(100, 0)], 0, 0)
+    first = POLYNOMIAL.pass_ns([(100, 0)], 0, 0, 0)
     assert first == 18_023_974
-    assert first + POLYNOMIAL.pass_ns((), 1, 101) + POLYNOMIAL.pass_ns((), 1, 102) == 29_514_430
+    assert first + POLYNOMIAL.pass_ns((), 1, 101, 0) + POLYNOMIAL.pass_ns((), 1, 102, 0) == 29_514_430
 
 
 def test_two_requests_are_charged_by_whole_means():
-    assert POLYNOMIAL.pass_ns([(100, 0), (201, 0)], 0, 0) == 21_094_342
-    assert POLYNOMIAL.pass_ns([(300, 0)], 0, 0) == 21_094_342
+    assert POLYNOMIAL.pass_ns([(100, 0), (201, 0)], 0, 0, 0) == 21_094_342
+    assert POLYNOMIAL.pass_ns([(300, 0)], 0, 0, 0) == 21_094_342
 
 
 def test_a_long_prompt_in_chunks():
     chunks = [(8192, 0), (8192, 8192), (3616, 16384)]
-    assert sum(POLYNOMIAL.pass_ns([chunk], 0, 0) for chunk in chunks) == 415_183_328
+    assert sum(POLYNOMIAL.pass_ns([chunk], 0, 0, 0) for chunk in chunks) == 415_183_328
 
 
 def test_a_repeated_prompt_pays_for_its_last_block():
-    assert POLYNOMIAL.pass_ns([(64, 960)], 0, 0) == 17_474_885
+    assert POLYNOMIAL.pass_ns([(64, 960)], 0, 0, 0) == 17_474_885
 
 
 def test_a_mixed_pass_adds_two_rounded_parts():
     # Recorded from the wheel: 376 tokens join a request at context 234. The rounded sum would be 28,021,964.
-    assert POLYNOMIAL.pass_ns([(376, 0)], 1, 234) == 28_021_965
-    assert POLYNOMIAL.pass_ns([(376, 0)], 0, 0) == 22_269_913
-    assert POLYNOMIAL.pass_ns((), 1, 234) == 5_752_052
+    assert POLYNOMIAL.pass_ns([(376, 0)], 1, 234, 0) == 28_021_965
+    assert POLYNOMIAL.pass_ns([(376, 0)], 0, 0, 0) == 22_269_913
+    assert POLYNOMIAL.pass_ns((), 1, 234, 0) == 5_752_052
 
 
 def test_the_speedups_divide_rounded_parts():
     # Recorded from the wheel with speedup_ratio 0.37 and decode_speedup_ratio 2.3, context 234: dividing first gives ...168.
     model = make_timing(PolynomialTiming(speedup_ratio=0.37, decode_speedup_ratio=2.3), CAPACITY)
-    assert model.pass_ns((), 1, 234) == round(5_752_052 / (0.37 * 2.3))
-    assert model.pass_ns([(376, 0)], 0, 0) == round(22_269_913 / 0.37)
+    assert model.pass_ns((), 1, 234, 0) == round(5_752_052 / (0.37 * 2.3))
+    assert model.pass_ns([(376, 0)], 0, 0, 0) == round(22_269_913 / 0.37)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_speedups_divide_rounded_parts():
 )
 def test_means_are_cut_before_they_are_subtracted(prefills, charged, ns):
     # Recorded from the wheel, with prompts whose first blocks were cached.
-    assert POLYNOMIAL.pass_ns(prefills, 0, 0) == ns == POLYNOMIAL.pass_ns([(charged, 0)], 0, 0)
+    assert POLYNOMIAL.pass_ns(prefills, 0, 0, 0) == ns == POLYNOMIAL.pass_ns([(charged, 0)], 0, 0, 0)
 
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "dynamo.json").read_text())
@@ -87,34 +87,34 @@ def test_recorded_passes_of_the_wheel():
         if key not in models:
             config = PolynomialTiming(speedup_ratio=speedup, decode_speedup_ratio=decode)
             models[key] = make_timing(config, capacity)
-        assert models[key].pass_ns([tuple(one) for one in prefills], batch, context) == ns
+        assert models[key].pass_ns([tuple(one) for one in prefills], batch, context, 0) == ns
     assert len(models) == 4
 
 
 def test_nothing_new_costs_nothing():
-    assert POLYNOMIAL.pass_ns((), 0, 0) == 0
-    assert POLYNOMIAL.pass_ns([(0, 500)], 0, 0) == 0
-    assert POLYNOMIAL.pass_ns([(0, 500), (100, 0)], 0, 0) == POLYNOMIAL.pass_ns([(100, 0)], 0, 0)
+    assert POLYNOMIAL.pass_ns((), 0, 0, 0) == 0
+    assert POLYNOMIAL.pass_ns([(0, 500)], 0, 0, 0) == 0
+    assert POLYNOMIAL.pass_ns([(0, 500), (100, 0)], 0, 0, 0) == POLYNOMIAL.pass_ns([(100, 0)], 0, 0, 0)
 
 
 def test_decoding_slows_down_as_the_cache_fills_and_no_further():
-    full = POLYNOMIAL.pass_ns((), 8, CAPACITY)
+    full = POLYNOMIAL.pass_ns((), 8, CAPACITY, 0)
     assert full == round((-25.74 + 54.01 + 5.74) * 1e6)
-    assert POLYNOMIAL.pass_ns((), 8, 3 * CAPACITY) == full
-    assert POLYNOMIAL.pass_ns((), 8, CAPACITY // 2) < full
+    assert POLYNOMIAL.pass_ns((), 8, 3 * CAPACITY, 0) == full
+    assert POLYNOMIAL.pass_ns((), 8, CAPACITY // 2, 0) < full
 
 
 def test_fixed():
     model = make_timing({"kind": "fixed", "prefill_ms": 20, "decode_ms": 5.5}, 1)
-    assert model.pass_ns([(100, 0), (7, 7)], 0, 0) == 20_000_000
-    assert model.pass_ns([(100, 0)], 3, 900) == 25_500_000
-    assert model.pass_ns([(0, 100)], 3, 900) == 5_500_000
-    assert model.pass_ns((), 0, 0) == 0
-    assert model.decode_ns(3, 900, 4).tolist() == [5_500_000] * 4
+    assert model.pass_ns([(100, 0), (7, 7)], 0, 0, 0) == 20_000_000
+    assert model.pass_ns([(100, 0)], 3, 900, 0) == 25_500_000
+    assert model.pass_ns([(0, 100)], 3, 900, 0) == 5_500_000
+    assert model.pass_ns((), 0, 0, 0) == 0
+    assert model.decode_ns(3, 900, 4, 0).tolist() == [5_500_000] * 4
     fast = make_timing(
         {"kind": "fixed", "prefill_ms": 20, "decode_ms": 5.5, "speedup_ratio": 2, "decode_speedup_ratio": 5}, 1
     )
-    assert fast.pass_ns([(100, 0)], 3, 900) == 10_000_000 + 550_000
+    assert fast.pass_ns([(100, 0)], 3, 900, 0) == 10_000_000 + 550_000
 
 
 @settings(max_examples=150)
@@ -130,9 +130,9 @@ def test_plans_equal_single_passes(kind, batch, context, passes, ratios):
     if kind == "fixed":
         config |= {"prefill_ms": 3.3, "decode_ms": 1.1}
     model = make_timing(config, CAPACITY)
-    plan = model.decode_ns(batch, context, passes)
+    plan = model.decode_ns(batch, context, passes, 0)
     assert plan.dtype == "int64"
-    assert plan.tolist() == [model.pass_ns((), batch, context + i * batch) for i in range(passes)]
+    assert plan.tolist() == [model.pass_ns((), batch, context + i * batch, 0) for i in range(passes)]
 
 
 def test_configs_are_read_by_their_kind():

@@ -194,13 +194,14 @@ class MixedPasses(PassMaker):
             self._admit(budget, chunks, now)
         if not chunks and not drafted and not batch.count:
             return None
-        context = batch.context
+        context, length = batch.context, batch.longest()
         for job, tokens in drafted:
             context += job.num_computed_tokens + tokens
+            length = max(length, job.num_computed_tokens + tokens)
         stable_for = 1
         if not (chunks or drafted or preempted or prefilling or speculative is not None):
             stable_for = self.horizon.passes(longest, took_blocks)
-        return Pass(chunks, batch.count + len(drafted), context, drafted, stable_for)
+        return Pass(chunks, batch.count + len(drafted), context, length, drafted, stable_for)
 
     def _continue(self, job: Job, budget: int, chunks: list[Chunk], now: int) -> int:
         """Go on with a prompt; returns how many tokens it takes of the budget."""

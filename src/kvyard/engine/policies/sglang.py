@@ -121,7 +121,7 @@ class ApartPasses(PassMaker):
         stable_for = 1
         if jobs.preemptions == before:
             stable_for = self._shut_passes(self.horizon.passes(longest, took_blocks))
-        return Pass((), batch.count, batch.context, stable_for=stable_for)
+        return Pass((), batch.count, batch.context, batch.longest(), stable_for=stable_for)
 
     def _extend(self, now: int) -> list[Chunk]:
         """Let prompts in, in order, until one has to wait."""

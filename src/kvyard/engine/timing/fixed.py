@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,18 +32,19 @@ class FixedTiming(TimingConfig, frozen=True, kw_only=True, tag="fixed"):
 class FixedModel:
     """The durations of ``FixedTiming``."""
 
+    needs_longest: ClassVar[bool] = False
     __slots__ = ("_decode", "_prefill")
 
     def __init__(self, config: FixedTiming) -> None:
         self._prefill = scaled(from_ms(config.prefill_ms), config.speedup_ratio)
         self._decode = scaled(from_ms(config.decode_ms), config.speedup_ratio * config.decode_speedup_ratio)
 
-    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int) -> int:
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
         ns = self._decode if decode_batch else 0
         for new, _ in prefills:
             if new:
                 return ns + self._prefill
         return ns
 
-    def decode_ns(self, batch: int, context: int, passes: int) -> Durations:
+    def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         return np.full(passes, self._decode if batch else 0, dtype=np.int64)

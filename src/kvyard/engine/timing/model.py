@@ -5,7 +5,7 @@ for alone or as one of many in a plan. It knows nothing of requests, blocks or t
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +21,21 @@ NS_PER_MS = 1e6
 class TimingModel(Protocol):
     """Durations of passes. Both verbs agree to the nanosecond."""
 
-    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int) -> int:
+    needs_longest: ClassVar[bool]
+    """Whether ``longest`` matters here. Where it doesn't, it isn't worked out and is 0."""
+
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
         """How long one pass takes.
 
         ``prefills`` are the (new, past) tokens of each request that computes prompt tokens. ``decode_batch`` requests
-        compute one token each, and ``decode_context`` is the sum of their contexts, the token being computed included.
+        compute one token each, and ``decode_context`` is the sum of their contexts, the token being computed included;
+        ``longest`` is the longest of them.
         """
 
-    def decode_ns(self, batch: int, context: int, passes: int) -> Durations:
+    def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         """How long each of ``passes`` passes takes that only decode ``batch`` requests, beginning at ``context``.
 
-        The context grows by ``batch`` each pass: element i equals ``pass_ns((), batch, context + i * batch)``.
+        Each context grows by one each pass: element i equals ``pass_ns((), batch, context + i * batch, longest + i)``.
         """
 
 

@@ -6,6 +6,7 @@ both parts are rounded to nanoseconds, then divided by the speed-up and rounded 
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ DECODE = (-25.74, 54.01, 5.74)
 class PolynomialModel:
     """Needs the capacity of the engine's cache in tokens: decoding slows down as it fills."""
 
+    needs_longest: ClassVar[bool] = False
     __slots__ = ("_capacity", "_decode_ratio", "_prefill_ratio")
 
     def __init__(self, capacity_tokens: int, prefill_ratio: float, decode_ratio: float) -> None:
@@ -29,7 +31,7 @@ class PolynomialModel:
         self._prefill_ratio = prefill_ratio
         self._decode_ratio = decode_ratio
 
-    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int) -> int:
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
         ns = 0
         if prefills:
             n = charged_tokens(prefills)
@@ -40,7 +42,7 @@ class PolynomialModel:
             ns += self._step(decode_context)
         return ns
 
-    def decode_ns(self, batch: int, context: int, passes: int) -> Durations:
+    def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
         a, b, c = DECODE

@@ -14,7 +14,7 @@ measurement stay sensible. ``pass_ms`` and ``estimate`` are this one formula, fo
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -233,6 +233,7 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
 class ProfileModel:
     """Durations by a profile. ``decode_speedup_ratio`` divides what decoding adds to a pass."""
 
+    needs_longest: ClassVar[bool] = False
     __slots__ = ("_decode_ratio", "_of", "_ratio")
 
     def __init__(self, profile: Profile, config: ProfileTiming) -> None:
@@ -240,14 +241,14 @@ class ProfileModel:
         self._ratio = config.speedup_ratio
         self._decode_ratio = config.speedup_ratio * config.decode_speedup_ratio
 
-    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int) -> int:
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
         whole = round(pass_ms(self._of, prefills, decode_batch, decode_context) * NS_PER_MS)
         if self._ratio == self._decode_ratio:
             return scaled(whole, self._ratio)
         prompts = round(pass_ms(self._of, prefills, 0, 0) * NS_PER_MS) if prefills else 0
         return scaled(prompts, self._ratio) + scaled(whole - prompts, self._decode_ratio)
 
-    def decode_ns(self, batch: int, context: int, passes: int) -> Durations:
+    def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
         # A batch that doesn't change costs the same each pass, but for its context. Same operations as in ``pass_ms``.
