@@ -1,13 +1,16 @@
-"""``kvyard conform``: does our block manager do what vLLM's did, operation by operation?"""
+"""``kvyard conform``: do our block manager and our engine do what vLLM's did, operation by operation and step by step?"""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvyard.blocks.conform import Difference, LogError, Verdict
-from kvyard.blocks.conform import conform as compare
+from kvyard.blocks.conform import conform as compare_blocks
+from kvyard.engine.conform import conform as compare_steps
+from kvyard.engine.conform import is_scheduler_log
 
 SHOWN = 400
 """Characters shown of each result: enough to see a queue differ, short enough for a terminal."""
@@ -15,18 +18,19 @@ SHOWN = 400
 
 def conform(
     files: Annotated[
-        list[Path], typer.Argument(help="Operation logs recorded from a real vLLM, plain or .xz.", show_default=False)
+        list[Path], typer.Argument(help="Logs recorded from a real vLLM, plain or .xz.", show_default=False)
     ],
 ) -> None:
-    """Replay operation logs of a real vLLM block manager and compare every result.
+    """Replay logs of a real vLLM and compare every result.
 
-    Compared are hits, block ids, failures, hashes, reference counts, the order of free blocks, and events. Exit code 0: all
+    Of its block manager: hits, block ids, failures, hashes, reference counts, the order of free blocks, and events. Of its
+    scheduler: who computes what in each step, hits, preemptions, ends, instants, and the order of free blocks. Exit code 0: all
     are identical. 1: some differ; the first difference of each is shown. 2: none differs, but some can't be replayed.
     """
     verdicts = []
     for path in files:
         try:
-            verdict = compare(path)
+            verdict = (compare_steps if is_scheduler_log(path) else compare_blocks)(path)
         except LogError as bad:
             typer.echo(f"Error: {bad}", err=True)
             continue
@@ -35,10 +39,13 @@ def conform(
         if verdict.difference is not None:
             _show(verdict.difference)
     identical = sum(verdict.difference is None for verdict in verdicts)
-    operations = sum(verdict.operations for verdict in verdicts)
+    totals = Counter({"operations": 0})
+    for verdict in verdicts:
+        totals[verdict.unit] += verdict.operations
+    counted = ", ".join(f"{count} {unit}" for unit, count in totals.items() if count) or "0 operations"
     unread = len(files) - len(verdicts)
     left_out = f", {unread} can't be replayed" if unread else ""
-    typer.echo(f"{identical} of {len(files)} logs identical{left_out}, {operations} operations")
+    typer.echo(f"{identical} of {len(files)} logs identical{left_out}, {counted}")
     if identical < len(verdicts):
         raise typer.Exit(1)
     if unread:
@@ -47,8 +54,8 @@ def conform(
 
 def _line(verdict: Verdict) -> str:
     if verdict.difference is None:
-        return f"{verdict.name}: {verdict.operations} operations, identical"
-    return f"{verdict.name}: differs at operation {verdict.operations}, in {verdict.difference.field}"
+        return f"{verdict.name}: {verdict.operations} {verdict.unit}, identical"
+    return f"{verdict.name}: differs at {verdict.unit[:-1]} {verdict.operations}, in {verdict.difference.field}"
 
 
 def _show(difference: Difference) -> None:

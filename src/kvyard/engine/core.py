@@ -191,6 +191,7 @@ class EngineCore:
                 self._announce(now)
                 return False
             self._decided.append(made)
+            self.watcher.decided(made, now)
         return True
 
     def _run(self, now: int, ends: list[int]) -> None:

@@ -7,6 +7,7 @@ are told as stretches: many passes of one unchanged batch at once, since that is
 from collections.abc import Sequence
 
 from kvyard.engine.job import Job
+from kvyard.engine.passes import Pass
 from kvyard.engine.timing.model import Durations
 from kvyard.events.types import EventBatch
 
@@ -21,6 +22,9 @@ class Watcher:
         """``job`` begins to run in the pass that starts at ``now``, with ``cached`` tokens found on the device and
         ``external`` ones loaded before. Also told of every return after a preemption.
         """
+
+    def decided(self, made: Pass, now: int) -> None:
+        """``made`` was decided on at ``now``, and its jobs have their blocks. Of a plan, told once."""
 
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
         """A pass from ``start`` to ``end`` computed prompt ``chunks`` (job, new, past) and one step of ``decoding`` jobs."""

@@ -272,6 +272,7 @@ class Verdict(msgspec.Struct, frozen=True):
     name: str
     operations: int
     difference: Difference | None
+    unit: str = "operations"
 
 
 def conform(path: Path) -> Verdict:

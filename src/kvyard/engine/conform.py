@@ -1,0 +1,353 @@
+"""Conformance of scheduling: logs of a real vLLM scheduler, replayed through our engine and compared step by step.
+
+A log has a configuration with vLLM's names, the requests, what the scheduler decided in each step, and how each request ended.
+It is run twice. One pass at a time, everything is compared: who computes how many tokens and in which order, hits,
+preemptions, ends, instants, and the order of the free blocks. With plans, what can be seen of them is: passes,
+admissions, preemptions and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from kvyard.blocks import GroupSpec
+from kvyard.blocks.conform import Difference, LogError, Verdict
+from kvyard.engine.build import make_core
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.job import Job, JobState
+from kvyard.engine.passes import Pass
+from kvyard.engine.timing import Durations, TimingConfig
+from kvyard.engine.watcher import Watcher
+from kvyard.errors import KvyardError
+from kvyard.hashing import TokenChain, algorithm
+
+FORMAT = "scheduler-log/1"
+SHOWN_BEFORE = 3
+"""Steps shown that led to a difference."""
+COMPARED = ("start", "scheduled", "tokens", "order", "ns", "running", "waiting", "free", "line")
+LISTS = ("preempted", "gone", "aborted", "finished")
+MAPS = ("new", "resumed")
+REASONS = {JobState.FINISHED: "length", JobState.CANCELLED: "aborted", JobState.REJECTED: "rejected"}
+SAME_NAMES = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "scheduler_reserve_full_isl",
+    "watermark",
+)
+
+Record = dict[str, Any]
+
+
+class LogTiming(TimingConfig, frozen=True, kw_only=True, tag="scheduler-log"):
+    """The formula of a log's header, in whole nanoseconds."""
+
+    base: int
+    per_token: int
+    per_request: int
+    per_context: int
+
+    def model(self, capacity_tokens: int) -> LogModel:
+        return LogModel(self)
+
+
+class LogModel:
+    """The durations of ``LogTiming``."""
+
+    needs_longest: ClassVar[bool] = False
+
+    def __init__(self, config: LogTiming) -> None:
+        self._config = config
+
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
+        of = self._config
+        tokens = decode_batch + sum(new for new, _ in prefills)
+        context = decode_context + sum(new + past for new, past in prefills)
+        requests = decode_batch + len(prefills)
+        return of.base + of.per_token * tokens + of.per_request * requests + of.per_context * context
+
+    def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
+        growth = self._config.per_context * batch
+        return self.pass_ns((), batch, context, longest) + growth * np.arange(passes, dtype=np.int64)
+
+
+class SchedulerLog:
+    """One recorded run."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ``LogError`` for a file that can't be read or isn't such a log."""
+        self.name = path.name.removesuffix(".xz").removesuffix(".jsonl")
+        lines = read_lines(path)
+        try:
+            self.header: Record = lines[0]
+            if self.header["format"] != FORMAT:
+                raise LogError(f"{path}: is of format {self.header['format']!r}, not {FORMAT!r}")
+            self.config = engine_config(self.header["config"], self.header["timing"])
+            self.requests = [line for line in lines if "request" in line]
+            self.steps = [line for line in lines if "step" in line]
+            self.ends = {line["end"]: line for line in lines if "end" in line}
+        except (KeyError, IndexError, TypeError, msgspec.ValidationError) as bad:
+            raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
+        self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
+
+
+def read_lines(path: Path) -> list[Record]:
+    """A file of JSON lines, plain or .xz. Raises ``LogError`` if it is none."""
+    try:
+        data = path.read_bytes()
+        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as bad:
+        raise LogError(f"{path}: can't be read: {bad}") from bad
+
+
+def is_scheduler_log(path: Path) -> bool:
+    """Whether the first line of a file, plain or .xz, says so; also false for one that can't be read."""
+    try:
+        with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
+            first = json.loads(next(iter(lines), "null"))
+    except (OSError, EOFError, lzma.LZMAError, ValueError):
+        return False
+    return isinstance(first, dict) and "format" in first
+
+
+def engine_config(config: Record, timing: Record) -> EngineConfig:
+    """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
+    if config["num_speculative_tokens"]:
+        raise LogError("draft tokens differ by chance and can't be compared")
+    if config["async_scheduling"]:
+        raise LogError("asynchronous scheduling is not supported yet")
+    groups = tuple(
+        GroupSpec(
+            kind=group["type"],
+            block_size=group.get("block_size", config["block_size"]),
+            **{name: value for name, value in group.items() if name not in ("type", "block_size")},
+        )
+        for group in config["groups"]
+    )
+    made = EngineConfig(
+        groups=groups,
+        num_gpu_blocks=config["num_blocks"] - 1,
+        scheduling_policy=config["policy"],
+        retention_interval=config["prefix_cache_retention_interval"],
+        timing=LogTiming(**timing),
+        **{name: config[name] for name in SAME_NAMES},
+    )
+    try:
+        made.check()
+    except KvyardError as refused:
+        raise LogError(f"this configuration can't be replayed: {refused}") from refused
+    return made
+
+
+class Run(Watcher):
+    """A log's requests through our engine."""
+
+    wants_tokens = True
+
+    def __init__(self, log: SchedulerLog, *, plans: bool) -> None:
+        self.steps: list[Record] = []
+        """What was decided, in the shape of the log's steps. Of a plan, its first pass."""
+        self.passes: list[tuple[int, int, int]] = []
+        """When each pass started, how long it took, and its tokens."""
+        self.first_tokens: dict[str, int] = {}
+        self.ended_at: dict[str, int] = {}
+        self._core = make_core(log.config, watcher=self, plans=plans)
+        self._has_line = log.has_line
+        self._log = log
+        self._finishing = False
+        self._over = 0
+        """Steps that are over."""
+        self._given_up: list[Job] = []
+        """In the pass under way."""
+        self._next: Record = {}
+        """What is to be written down with the next step."""
+        sha = algorithm("sha256_cbor")
+        size = self._core.scheduler.manager.geometry.hash_block_size
+        self.jobs: dict[str, Job] = {}
+        for request in log.requests:
+            self.jobs[request["request"]] = Job(
+                request["request"],
+                TokenChain([token for low, count in request["prompt"] for token in range(low, low + count)], size, sha),
+                request["output"][1],
+                arrival=request["arrival"],
+                priority=request["priority"],
+                sample=_sampler(request["output"][0]),
+            )
+
+    def go(self) -> None:
+        """From the first arrival to the last end. Raises ``LogError`` if it comes to a stand before."""
+        core = self._core
+        outside = [(request["arrival"], 0, at) for at, request in enumerate(self._log.requests)]
+        outside += [(r["abort"], 1, at) for at, r in enumerate(self._log.requests) if r["abort"] is not None]
+        outside.sort(reverse=True)
+        jobs = list(self.jobs.values())
+        idle = 0
+        while outside or core.next_decision() is not None:
+            decision = core.next_decision()
+            now = min(when for when in (decision, outside[-1][0] if outside else None) if when is not None)
+            self._advance(now)
+            while outside and outside[-1][0] == now:
+                _, aborts, at = outside.pop()
+                if not aborts:
+                    core.submit(jobs[at], now)
+                elif not jobs[at].state.ended:
+                    self._given_up.append(jobs[at])
+                    core.cancel(jobs[at], now)
+            if not core.busy:
+                self._note_given_up("gone", self._next)
+            core.begin(now)
+            idle = 0 if core.next_decision() != now else idle + 1
+            if idle > 3:
+                raise LogError(f"our engine comes to a stand at {now}")
+
+    def _advance(self, now: int) -> None:
+        core = self._core
+        before = core.passes
+        self._finishing = True
+        core.advance(now)
+        self._finishing = False
+        if core.passes > before and self._over < len(self.steps):
+            self._note_given_up("aborted", self.steps[self._over])
+            self._over += 1
+
+    def _note_given_up(self, where: str, record: Record) -> None:
+        names = [job.id for job in self._given_up if job.state is JobState.CANCELLED]
+        if names:
+            record[where] = record.get(where, []) + names
+        self._given_up.clear()
+
+    # -- told by the engine -----------------------------------------------------------------------------------------
+
+    def decided(self, made: Pass, now: int) -> None:
+        scheduler = self._core.scheduler
+        pool = scheduler.manager.pool
+        chunks = [(job.serial, job.id, new) for job, new, _ in made.chunks]
+        decoding = [(job.serial, job.id, 1) for job in scheduler.lockstep()] if made.decoding else []
+        self.steps.append(
+            {
+                "scheduled": now,
+                "tokens": {name: count for _, name, count in sorted(chunks + decoding)},
+                "running": len(scheduler.running),
+                "waiting": len(scheduler.waiting),
+                "free": pool.free,
+                "line": zlib.crc32(",".join(map(str, pool.line())).encode()) if self._has_line else None,
+                **self._next,
+            }
+        )
+        self._next = {}
+
+    def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
+        self._next.setdefault("resumed" if job.preemptions else "new", {})[job.id] = cached
+
+    def preempted(self, job: Job, now: int) -> None:
+        self._next.setdefault("preempted", []).append(job.id)
+
+    def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
+        self.passes.append((start, end - start, decoding + sum(new for _, new, _ in chunks)))
+
+    def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
+        for spent in durations.tolist():
+            self.passes.append((start, spent, decoding))
+            start += spent
+
+    def produced(self, job: Job, count: int, end: int) -> None:
+        self.first_tokens.setdefault(job.id, end)
+
+    def ended(self, job: Job, now: int, reason: str) -> None:
+        self.ended_at[job.id] = now
+        if job.state is JobState.FINISHED and self._finishing:
+            self.steps[self._over].setdefault("finished", []).append(job.id)
+
+
+def _sampler(first: int) -> Callable[[int, int], Sequence[int]]:
+    return lambda low, high: range(first + low, first + high)
+
+
+# -- comparing -------------------------------------------------------------------------------------------------------
+
+
+def conform(path: Path) -> Verdict:
+    """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
+    log = SchedulerLog(path)
+    stepped, planned = Run(log, plans=False), Run(log, plans=True)
+    stepped.go()
+    difference = _steps(log, stepped) or _ends(log, stepped)
+    if difference is None:
+        planned.go()
+        difference = _planned(log, stepped, planned) or _ends(log, planned)
+    return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
+
+
+def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours: object) -> Difference:
+    op = log.steps[step] if step < len(log.steps) else {"step": step}
+    return Difference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
+
+
+def _steps(log: SchedulerLog, run: Run) -> Difference | None:
+    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps)):
+        start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
+        views = []
+        for step, fallback in ((recorded, recorded["start"]), (ours | {"start": start, "ns": ns}, 0)):
+            view = {"scheduled": fallback, **{name: {} for name in MAPS}, **{name: [] for name in LISTS}, **step}
+            views.append(view | {"order": list(step["tokens"])})
+        theirs, mine = views
+        for field in (*COMPARED, *MAPS, *LISTS):
+            if theirs[field] != mine[field]:
+                return _difference(log, at, field, theirs[field], mine[field])
+    if len(log.steps) != len(run.steps):
+        return _difference(log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps))
+    return None
+
+
+def _planned(log: SchedulerLog, stepped: Run, planned: Run) -> Difference | None:
+    """What a run with plans shows against one without, which was found to be the log's."""
+    for at, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes)):
+        if single != of_plan:
+            return _difference(log, at, "planned pass", single, of_plan)
+    if len(stepped.passes) != len(planned.passes):
+        return _difference(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
+    by_instant = {step["scheduled"]: (at, step) for at, step in enumerate(stepped.steps)}
+    seen = 0
+    for ours in planned.steps:
+        at, recorded = by_instant.get(ours["scheduled"], (len(log.steps), {}))
+        for field in (*MAPS, "preempted", "tokens", "running", "waiting", "free", "line"):
+            if recorded.get(field) != ours.get(field):
+                return _difference(log, at, f"{field} of a plan", recorded.get(field), ours.get(field))
+        seen += len(ours.get("new", ())) + len(ours.get("resumed", ())) + len(ours.get("preempted", ()))
+    expected = sum(len(step.get(field, ())) for step in stepped.steps for field in (*MAPS, "preempted"))
+    if seen != expected:
+        return _difference(log, len(log.steps), "admissions and preemptions in plans", expected, seen)
+    return None
+
+
+def _ends(log: SchedulerLog, run: Run) -> Difference | None:
+    for name, end in log.ends.items():
+        job = run.jobs[name]
+        ours = {
+            "end": name,
+            "reason": REASONS.get(job.state, "unfinished"),
+            "at": run.ended_at.get(name),
+            "first_token": run.first_tokens.get(name),
+            "output": job.output,
+            "cached": job.cached_tokens if job.cached_tokens >= 0 else None,
+            "preemptions": job.preemptions,
+        }
+        if end["reason"] == "aborted":
+            # One that waits leaves our queue at once, and vLLM's with the pass; in between it is in nobody's way.
+            ours["at"] = end["at"]
+        for field, value in ours.items():
+            if end[field] != value:
+                return _difference(log, len(log.steps), f"{field} of {name}", end, ours)
+    return None
