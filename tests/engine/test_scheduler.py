@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.engine.driving import Log, Row, replay
 
+from kvyard.blocks import GroupSpec
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
@@ -34,8 +35,57 @@ def test_running_before_waiting_and_the_budget_is_shared():
 
 def test_a_long_prompt_does_not_take_more_than_the_threshold():
     config = replace(SMALL, long_prefill_token_threshold=32)
-    log = replay(config, [Row(0, 80, 1, unique(1)), Row(0, 20, 1, unique(2))])
+    log = replay(config, [Row(0, 80, 1, unique(1)), Row(0, 20, 3, unique(2))])
     assert chunks(log) == [[("r0", 32, 0), ("r1", 20, 0)], [("r0", 32, 32)], [("r0", 16, 64)]]
+
+
+def test_the_threshold_does_not_hold_for_a_request_that_is_alone():
+    """Nobody else runs or waits from the second pass on."""
+    config = replace(SMALL, long_prefill_token_threshold=32)
+    log = replay(config, [Row(0, 80, 1, unique(1)), Row(0, 20, 1, unique(2))])
+    assert chunks(log) == [[("r0", 32, 0), ("r1", 20, 0)], [("r0", 48, 32)]]
+
+
+def test_an_adaptive_threshold_is_an_even_share_of_the_budget():
+    config = replace(SMALL, long_prefill_token_threshold=32, max_num_batched_tokens=120, max_num_seqs=8)
+    rows = [Row(0, 100, 9, unique(1)), Row(0, 50, 9, unique(2))]
+    assert chunks(replay(config, rows))[0] == [("r0", 32, 0), ("r1", 32, 0)]
+    config = replace(config, long_prefill_token_threshold_adaptive=True)
+    assert chunks(replay(config, rows))[0] == [("r0", 60, 0), ("r1", 50, 0)]
+
+
+def test_a_pass_hands_out_fewer_tokens_than_it_could_take_in():
+    config = replace(SMALL, max_num_scheduled_tokens=48, max_num_seqs=8)
+    assert chunks(replay(config, [Row(0, 100, 1, unique(1))])) == [[("r0", 48, 0)], [("r0", 48, 48)], [("r0", 4, 96)]]
+
+
+@pytest.mark.parametrize("plans", [True, False])
+def test_a_decoding_request_behind_a_prompt_can_be_left_without_a_token(plans):
+    """Tokens are handed out in order of admission. r0's chunks end where its states are kept, so every other one is shorter:
+    the requests that came in beside such a one have nothing beside the next.
+    """
+    groups = (GroupSpec(kind="full", block_size=64), GroupSpec(kind="mamba", block_size=64))
+    config = EngineConfig(groups=groups, max_num_batched_tokens=40, max_num_seqs=8, timing=SMALL.timing)
+    rows = [Row(0, 200, 2, unique(1)), *(Row(1, 1, 4, unique(2 + at)) for at in range(3))]
+    log = replay(config, rows, plans=plans)
+    assert chunks(log) == [
+        [("r0", 40, 0)],
+        [("r0", 24, 40), ("r1", 1, 0), ("r2", 1, 0), ("r3", 1, 0)],
+        [("r0", 40, 64)],
+        [("r0", 24, 104)],
+        [("r0", 40, 128)],
+        [("r0", 24, 168)],
+        [("r0", 8, 192)],
+    ]
+    assert [decoding for *_, decoding in log.passes] == [0, 0, 0, 3, 0, 3, 3, 1]
+    assert all(output == row.output for row, (*_, output, _) in zip(rows[1:], log.of("ended")))
+
+
+def test_those_that_end_in_one_pass_end_in_order_of_admission():
+    """r0's one answer token comes with its last chunk, in the pass of r1's last step."""
+    config = replace(SMALL, long_prefill_token_threshold=32)
+    log = replay(config, [Row(0, 96, 1, unique(1)), Row(0, 20, 3, unique(2))])
+    assert log.of("ended") == [("r0", 32 * MS, "FINISHED", 1, ""), ("r1", 32 * MS, "FINISHED", 3, "")]
 
 
 def test_without_chunks_a_prompt_waits_for_a_budget_of_its_own():
@@ -184,3 +234,37 @@ def test_real_tokens_are_hit_by_others():
     core.submit(Job("b", TokenChain([*history, 5], 16, names), 1, sample=lambda low, high: [0] * (high - low)), now)
     core.begin(now)
     assert log.of("admitted")[1][2] == 64
+
+
+def test_a_request_given_up_in_its_last_pass_has_no_token_of_it():
+    """It is gone before the pass's output is looked at, and its blocks go back before those of others that end with it."""
+    log = replay(SMALL, [Row(0, 20, 5, unique(1)), Row(0, 20, 5, unique(2), cancel=13 * MS + 1)])
+    assert log.of("ended") == [("r1", 14 * MS, "CANCELLED", 4, "cancelled"), ("r0", 14 * MS, "FINISHED", 5, "")]
+
+
+def test_a_request_given_up_while_its_prompt_is_computed_has_no_token():
+    log = replay(SMALL, [Row(0, 20, 5, unique(1), cancel=3)])
+    assert log.of("ended") == [("r0", 10 * MS, "CANCELLED", 0, "cancelled")]
+
+
+def test_among_equal_priorities_the_first_admitted_is_pushed_out():
+    rows = [Row(0, 300, 200, unique(1), priority=1), Row(0, 300, 200, unique(2), priority=1)]
+    log = replay(replace(SMALL, num_gpu_blocks=48, scheduling_policy="priority"), rows)
+    assert log.of("preempted")[0][0] == "r0"
+
+
+def test_equals_wait_in_the_order_of_their_ids():
+    """Of eleven at one instant r10 comes before r2, as with vLLM."""
+    config = replace(SMALL, scheduling_policy="priority", max_num_seqs=1)
+    log = replay(config, [Row(0, 20, 1, unique(at)) for at in range(11)])
+    assert [name for name, *_ in log.of("admitted")] == ["r0", "r1", "r10", *(f"r{at}" for at in range(2, 10))]
+
+
+def test_by_priority_one_that_gives_way_to_itself_ends_the_walk():
+    """r0, the least important, needs a block first and there is none: r1, behind it, has no token in that pass."""
+    rows = [Row(0, 16 * 3, 60, unique(1), priority=1), Row(0, 16 * 4, 60, unique(2))]
+    log = replay(replace(SMALL, num_gpu_blocks=9, scheduling_policy="priority"), rows)
+    ((name, when, *_),) = log.of("preempted")
+    assert name == "r0"
+    starts = [start for start, *_ in log.passes]
+    assert when in starts  # nobody had a token in the first pass, so one was formed anew at the same instant

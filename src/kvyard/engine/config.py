@@ -59,6 +59,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: Annotated[int, Setting("Requests per pass.", flag=True)] = 256
     max_num_batched_tokens: Annotated[int, Setting("Tokens per pass.", flag=True)] = 8192
     long_prefill_token_threshold: Annotated[int, Setting("Tokens of a prompt per pass; 0 is off.")] = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    """Raise the threshold to an even share of ``max_num_batched_tokens`` where that is more."""
+    max_num_scheduled_tokens: int | None = None
+    """Tokens that a pass hands out, where it is less than ``max_num_batched_tokens``."""
     enable_prefix_caching: Annotated[bool, Setting("Whether prefixes are cached.")] = True
     enable_chunked_prefill: Annotated[bool, Setting("Whether prompts are cut into chunks.")] = True
     scheduling_policy: Annotated[Literal["fcfs", "priority"], Setting("Who goes first: {choices}.", flag=True)] = "fcfs"
@@ -112,6 +116,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"bytes_per_block must be at least 1, got {self.bytes_per_block}")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError("long_prefill_token_threshold must not be negative; 0 turns it off")
+        scheduled = self.max_num_scheduled_tokens
+        if scheduled is not None and not self.max_num_seqs <= scheduled <= self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_scheduled_tokens ({scheduled}) must be from max_num_seqs ({self.max_num_seqs}) to "
+                f"max_num_batched_tokens ({self.max_num_batched_tokens})"
+            )
         if self.speculative is not None:
             self.speculative.check()
         if self.tiers is not None:

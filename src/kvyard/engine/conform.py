@@ -41,6 +41,7 @@ SAME_NAMES = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
     "enable_prefix_caching",
     "enable_chunked_prefill",
     "scheduler_reserve_full_isl",
@@ -164,13 +165,15 @@ class Run(Watcher):
         self.first_tokens: dict[str, int] = {}
         self.ended_at: dict[str, int] = {}
         self._core = make_core(log.config, watcher=self, plans=plans)
+        self._plans = plans
         self._has_line = log.has_line
         self._log = log
-        self._finishing = False
         self._over = 0
         """Steps that are over."""
         self._given_up: list[Job] = []
         """In the pass under way."""
+        self._arrived: set[str] = set()
+        """In the pass under way: vLLM doesn't know of them before it ends."""
         self._next: Record = {}
         """What is to be written down with the next step."""
         sha = algorithm("sha256_cbor")
@@ -201,12 +204,14 @@ class Run(Watcher):
             while outside and outside[-1][0] == now:
                 _, aborts, at = outside.pop()
                 if not aborts:
+                    self._arrived.add(jobs[at].id)
                     core.submit(jobs[at], now)
                 elif not jobs[at].state.ended:
                     self._given_up.append(jobs[at])
                     core.cancel(jobs[at], now)
             if not core.busy:
-                self._note_given_up("gone", self._next)
+                self._note_given_up("gone", self._next, self._given_up)
+                self._given_up, self._arrived = [], set()
             core.begin(now)
             idle = 0 if core.next_decision() != now else idle + 1
             if idle > 3:
@@ -215,18 +220,18 @@ class Run(Watcher):
     def _advance(self, now: int) -> None:
         core = self._core
         before = core.passes
-        self._finishing = True
         core.advance(now)
-        self._finishing = False
-        if core.passes > before and self._over < len(self.steps):
-            self._note_given_up("aborted", self.steps[self._over])
+        if core.passes > before and not self._plans:
+            known = [job for job in self._given_up if job.id not in self._arrived]
+            self._note_given_up("aborted", self.steps[self._over], known)
+            self._given_up = [job for job in self._given_up if job.id in self._arrived]
+            self._arrived = set()
             self._over += 1
 
-    def _note_given_up(self, where: str, record: Record) -> None:
-        names = [job.id for job in self._given_up if job.state is JobState.CANCELLED]
+    def _note_given_up(self, where: str, record: Record, jobs: Sequence[Job]) -> None:
+        names = [job.id for job in jobs if job.state is JobState.CANCELLED]
         if names:
             record[where] = record.get(where, []) + names
-        self._given_up.clear()
 
     # -- told by the engine -----------------------------------------------------------------------------------------
 
@@ -267,7 +272,7 @@ class Run(Watcher):
 
     def ended(self, job: Job, now: int, reason: str) -> None:
         self.ended_at[job.id] = now
-        if job.state is JobState.FINISHED and self._finishing:
+        if job.state is JobState.FINISHED and not self._plans:
             self.steps[self._over].setdefault("finished", []).append(job.id)
 
 

@@ -254,6 +254,9 @@ class EngineCore:
 
     def _commit(self, count: int) -> None:
         """Carry out the plan's passes up to, not including, number ``count``."""
+        dropping = len(self._cancelled) > 0 and count == len(self._ends)
+        if dropping and count - self._done > 1:
+            self._commit(count - 1)  # they were there until then
         together, batch, ends, done = self.scheduler.blocks.together, self._batch, self._ends, self._done
         assert batch is not None
         at = done
@@ -265,6 +268,8 @@ class EngineCore:
             if told + 1 < len(ends):
                 self._announce(ends[told])
             at = until
+        if dropping:
+            self._drop_cancelled(batch, count)
         if batch.decoding:
             lockstep = self.scheduler.batch
             lockstep.advance(self._first + count - lockstep.tick)
@@ -273,6 +278,17 @@ class EngineCore:
         self._done = count
         if count == len(ends):
             self._close(count)
+
+    def _drop_cancelled(self, batch: Pass, count: int) -> None:
+        """Those given up in the plan's last pass go before its output is looked at: they get no token of it."""
+        end = self._ends[count - 1]
+        if batch.decoding:
+            lockstep = self.scheduler.batch
+            lockstep.advance(self._first + count - 1 - lockstep.tick)
+        self._clock.sleep_until(end)
+        for job in self._cancelled:
+            self.scheduler.jobs.drop(job, end)
+        self._cancelled.clear()
 
     def _take_blocks(self, at: int, count: int) -> int:
         """Take the blocks of the plan's pass ``at``, or of all passes before ``count``; returns the next that needs any."""
@@ -298,9 +314,6 @@ class EngineCore:
         self._batch = None
         self._clock.sleep_until(end)
         self.scheduler.complete(batch, end)
-        for job in self._cancelled:
-            self.scheduler.jobs.drop(job, end)
-        self._cancelled.clear()
         self._announce(end)
 
     def _tell(self, done: int, count: int) -> None:
@@ -312,6 +325,8 @@ class EngineCore:
             if waiting and not batch.decoding:
                 self.watcher.paused(start, self._ends[0], waiting)
             self.watcher.passed(start, self._ends[0], batch.chunks, batch.decoding)  # such a plan has one pass
+            if batch.left_out:
+                self.watcher.paused(start, self._ends[0], batch.left_out)
         else:
             jobs: Sequence[Job] = ()
             if self.watcher.wants_tokens:

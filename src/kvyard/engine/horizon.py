@@ -60,7 +60,7 @@ class Horizon:
                 # A pass that sees to blocks may free or register some, and that may let a job in: it must be formed.
                 passes = min(passes, max(1, touch - batch.tick))
         if passes > 1 and loads is not None and loads.stores_output:
-            passes = min(passes, loads.quiet_passes(in_lockstep(self._running, loads)))
+            passes = min(passes, loads.quiet_passes(in_lockstep(self._running)))
         if passes > 1:
             room = pool.free // (batch.count * len(self._manager.groups))
             if passes // self._unit + 1 > room:
@@ -81,8 +81,6 @@ class Horizon:
         return True
 
 
-def in_lockstep(running: Mapping[int, Job], loads: Loads | None) -> list[Job]:
+def in_lockstep(running: Mapping[int, Job]) -> list[Job]:
     """The jobs that take part in every decode pass, in order of admission."""
-    if loads is None or not loads.stalled:
-        return [job for job in running.values() if job.state is JobState.DECODE]
-    return [job for job in running.values() if job.state is JobState.DECODE and job.serial not in loads.stalled]
+    return [job for job in running.values() if job.end >= 0 and job.state is JobState.DECODE]

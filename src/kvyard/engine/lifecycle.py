@@ -58,7 +58,7 @@ class Lifecycle:
 
     def lockstep(self) -> list[Job]:
         """The jobs that take part in every decode pass, in order of admission."""
-        return in_lockstep(self.running, self.loads) if self.speculative is None else []
+        return in_lockstep(self.running) if self.speculative is None else []
 
     # -- in ---------------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,10 @@ class Lifecycle:
         """The pass ``done`` is over at ``end``, its lockstep part included (``DecodeBatch.advance`` was called)."""
         loads, speculative, watcher = self.loads, self.speculative, self.watcher
         joining: list[Job] = []
+        finished: list[Job] = []
         for job, new, past in done.chunks:
+            if job.state.ended:
+                continue  # it was given up in this pass
             job.num_computed_tokens = past + new
             if loads is not None:
                 loads.offload.offload(job, end)
@@ -174,24 +177,29 @@ class Lifecycle:
                 joining.append(job)
         if speculative is not None:
             for job, tokens in done.drafted:
+                if job.state.ended:
+                    continue
                 produced = speculative.verify(job, tokens)
                 if loads is not None:
                     loads.offload.offload(job, end)
                 watcher.produced(job, produced, end)
                 if job.output >= job.max_tokens:
                     del speculative.jobs[job.serial]
-                    self._finish(job, end)
+                    finished.append(job)
         if loads is not None and loads.stores_output:
             loads.store_output(self.lockstep(), end)
-        for job in self.batch.finished():
-            self._finish(job, end)
+        finished += self.batch.finished()
         for job in joining:
             if job.output >= job.max_tokens:
-                self._finish(job, end)
+                finished.append(job)
             elif speculative is not None:
                 speculative.join(job)
             else:
                 self.blocks.join(job)
+        if len(finished) > 1:
+            finished.sort(key=_serial)
+        for job in finished:
+            self._finish(job, end)
 
     def _finish(self, job: Job, end: int) -> None:
         del self.running[job.serial]
@@ -206,8 +214,10 @@ class Lifecycle:
         if self.prefilling.pop(job.serial, None) is None:
             if self.speculative is not None:
                 del self.speculative.jobs[job.serial]
-            elif self.loads is None or self.loads.stalled.pop(job.serial, None) is None:
+            elif job.end >= 0:
                 self.batch.leave(job)
+            elif self.loads is not None:
+                self.loads.stalled.pop(job.serial, None)
         self.blocks.close(job)
 
     def _release(self, job: Job, now: int) -> None:
@@ -240,3 +250,7 @@ class Lifecycle:
         assert list(self.running) == sorted(self.running), "the running are out of order"
         for holder in self.manager.requests.values():
             assert holder in places, f"{holder} holds blocks and is nowhere"
+
+
+def _serial(job: Job) -> int:
+    return job.serial

@@ -23,3 +23,5 @@ class Pass(NamedTuple):
     """Those of them that verify drafts, and how many tokens each computes."""
     stable_for: int = 1
     """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""
+    left_out: int = 0
+    """How many jobs that decode have no token in it."""

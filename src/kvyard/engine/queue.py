@@ -1,6 +1,6 @@
 """Waiting queues: who is next. ``fcfs`` keeps the order of arrival, ``priority`` goes by (priority, arrival), lower first.
 
-Both let a job go back to the front, which is where preempted and freshly loaded ones belong.
+By arrival, preempted and freshly loaded jobs go back to the front.
 """
 
 from bisect import insort
@@ -21,7 +21,7 @@ class Queue(Protocol):
         """A job has arrived."""
 
     def push_front(self, job: Job) -> None:
-        """A job comes back and goes before its equals."""
+        """A job comes back. It goes before all others, unless they have an order of their own."""
 
     def peek(self) -> Job:
         """The next one. Raises ``IndexError`` when none waits."""
@@ -60,22 +60,18 @@ class ArrivalQueue:
 
 
 class PriorityQueue:
-    """Lower priority value first, earlier arrival first among equals; one that comes back keeps its arrival."""
+    """Lower priority value first, earlier arrival first among equals, then by id; one that comes back has the place it had."""
 
     strict = False
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[int, int, int, Job]] = []
-        self._serial = 0
-        self._front = 0
+        self._jobs: list[tuple[int, int, str, Job]] = []
 
     def push(self, job: Job) -> None:
-        self._serial += 1
-        insort(self._jobs, (job.priority, job.arrival, self._serial, job), key=lambda entry: entry[:3])
+        insort(self._jobs, (job.priority, job.arrival, job.id, job), key=lambda entry: entry[:3])
 
     def push_front(self, job: Job) -> None:
-        self._front -= 1
-        insort(self._jobs, (job.priority, job.arrival, self._front, job), key=lambda entry: entry[:3])
+        self.push(job)
 
     def peek(self) -> Job:
         return self._jobs[0][3]

@@ -17,10 +17,9 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.loads import NO_ROOM
 from kvyard.engine.passes import Chunk, Pass
+from kvyard.engine.policies.chunks import UNLIMITED, ChunkRule
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.hashing import Key
-
-UNLIMITED = 1 << 30
 
 # -- who is preempted ------------------------------------------------------------------------------------------------
 
@@ -36,8 +35,8 @@ def oldest(running: dict[int, Job]) -> Job:
 
 
 def least_important(running: dict[int, Job]) -> Job:
-    """The job of the highest priority value; among equals the one that came last."""
-    return max(running.values(), key=lambda job: (job.priority, job.arrival, job.serial))
+    """The job of the highest priority value, and the last arrival of those; among equals the one admitted first."""
+    return max(running.values(), key=lambda job: (job.priority, job.arrival))
 
 
 # -- who gets in -----------------------------------------------------------------------------------------------------
@@ -133,19 +132,23 @@ class MixedPasses(PassMaker):
         config: EngineConfig,
         admission: AdmissionRule,
         victim: Callable[[dict[int, Job]], Job],
+        *,
+        decoding_first: bool = False,
     ) -> None:
+        """``decoding_first``: jobs that decode have their tokens before any prompt goes on, and the threshold for long
+        prompts always holds. vLLM goes by admission alone, and lets a job that is alone compute all it can.
+        """
         super().__init__(jobs)
         manager = jobs.manager
         self._admission = admission
         self._victim = victim
-        self._budget = config.max_num_batched_tokens
+        self._chunk = ChunkRule(config, manager.geometry, always=decoding_first)
+        self._decoding_first = decoding_first
+        self._budget = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         self._max_seqs = config.max_num_seqs
         self._chunked = config.enable_chunked_prefill
-        self._threshold = config.long_prefill_token_threshold or UNLIMITED
         self._usable = manager.pool.num_blocks - 1
         specs = config.specs
-        aligned = [spec.block_size for spec in specs if spec.is_state and spec.mode == "align"]
-        self._chunk_unit = max(aligned, default=1) if config.enable_prefix_caching else 1
         self._has_states = any(spec.is_state for spec in specs)
         self._full_sizes = [spec.block_size for spec in specs if spec.is_full]
         full = self._full_sizes
@@ -154,44 +157,47 @@ class MixedPasses(PassMaker):
         self._blocked: BlockedHead | None = None
         if admission.waits_for_free_blocks and jobs.blocks.ahead and jobs.loads is None:
             self._blocked = BlockedHead()
+        # Of the pass being formed.
+        self._left = 0
+        """Tokens that can still be handed out."""
+        self._chunks: list[Chunk] = []
+        self._drafted: list[tuple[Job, int]] = []
+        self._reserved = False
+        """Whether the tokens of all jobs in lockstep are taken off the budget already."""
+        self._without: list[Job] = []
+        """Jobs that decode and have no token in it."""
 
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
-        batch, prefilling, speculative = jobs.batch, jobs.prefilling, jobs.speculative
+        batch, prefilling, speculative, running = jobs.batch, jobs.prefilling, jobs.speculative, jobs.running
         if self._has_states:
             jobs.manager.begin_step()
         if self._blocked is not None:
             self._blocked.begin_pass()
+        if self._without:
+            self._take_back()
+        self._chunk.begin_pass(len(running) + len(jobs.waiting))
         before = jobs.preemptions
-        chunks: list[Chunk] = []
-        in_order = not prefilling or (len(prefilling) == 1 and next(reversed(jobs.running)) in prefilling)
+        self._chunks, self._drafted = [], []
+        in_order = not prefilling or self._prompts_last()
         due = jobs.blocks.begin_pass(in_order=in_order, alone=not (jobs.waiting or prefilling))
         took_blocks = bool(due)
-        budget = self._budget - batch.count
-        if prefilling or speculative is not None:
-            due += prefilling.values()
-            if speculative is not None:
-                due += speculative.jobs.values()
-                budget -= sum(map(speculative.tokens, speculative.jobs.values()))
-            due.sort(key=_serial)
-        drafted: list[tuple[Job, int]] = []
-        for job in due:
-            state = job.state
-            if state is JobState.PREFILL:
-                budget -= self._continue(job, budget, chunks, now)
-            elif state is JobState.DECODE:
-                if speculative is None:
-                    self._provide(job, 1, 0, now)
-                else:
-                    tokens = speculative.tokens(job)
-                    if self._provide(job, tokens, tokens - 1, now):
-                        drafted.append((job, tokens))
+        self._left = self._budget
+        self._reserved = in_order or self._decoding_first
+        if self._reserved:
+            self._left -= batch.count
+            if prefilling or speculative is not None:
+                due += prefilling.values()
+                if speculative is not None:
+                    due += speculative.jobs.values()
+                due.sort(key=_serial)
+            self._walk(due, due, now)
+        else:
+            self._walk(list(running.values()), due, now)
+        chunks, drafted = self._chunks, self._drafted
         preempted = jobs.preemptions != before
-        if preempted:
-            chunks = [chunk for chunk in chunks if chunk[0].state is JobState.PREFILL]
-            drafted = [one for one in drafted if one[0].state is JobState.DECODE]
-        elif jobs.waiting and budget > 0:
-            self._admit(budget, chunks, now)
+        if not preempted and jobs.waiting and self._left > 0:
+            self._admit(self._left, chunks, now)
         if not chunks and not drafted and not batch.count:
             return None
         context, length = batch.context, batch.longest()
@@ -199,32 +205,85 @@ class MixedPasses(PassMaker):
             context += job.num_computed_tokens + tokens
             length = max(length, job.num_computed_tokens + tokens)
         stable_for = 1
-        if not (chunks or drafted or preempted or prefilling or speculative is not None):
+        if not (chunks or drafted or preempted or prefilling or self._without or speculative is not None):
             stable_for = self.horizon.passes(longest, took_blocks)
-        return Pass(chunks, batch.count + len(drafted), context, length, drafted, stable_for)
+        return Pass(chunks, batch.count + len(drafted), context, length, drafted, stable_for, len(self._without))
 
-    def _continue(self, job: Job, budget: int, chunks: list[Chunk], now: int) -> int:
-        """Go on with a prompt; returns how many tokens it takes of the budget."""
-        past = job.num_computed_tokens
-        new = self._cut(job.num_tokens, past, budget)
-        if new <= 0 or not self._provide(job, new, 0, now):
-            return 0
-        chunks.append((job, new, past))
-        return new
+    def _prompts_last(self) -> bool:
+        """Whether every job that decodes was admitted before those that compute prompts."""
+        prefilling = self.jobs.prefilling
+        left = len(prefilling)
+        for serial in reversed(self.jobs.running):
+            if serial not in prefilling:
+                return False
+            left -= 1
+            if not left:
+                break
+        return True
 
-    def _cut(self, known: int, past: int, budget: int) -> int:
-        """How many tokens the next chunk has. Aligned states are only kept at the ends of blocks, so chunks end there."""
-        new = known - past
-        if new > budget:
-            new = budget
-        if new > self._threshold:
-            new = self._threshold
-        unit = self._chunk_unit
-        if unit > 1 and past + new < known:
-            whole = (past + new) // unit * unit - past
-            if whole > 0:
-                new = whole
-        return new
+    # -- the running ------------------------------------------------------------------------------------------------
+
+    def _walk(self, visited: list[Job], due: list[Job], now: int) -> None:
+        """Hand out tokens and blocks to the ``visited`` jobs, in order of admission. ``due`` are those of them in lockstep that
+        need blocks.
+        """
+        jobs = self.jobs
+        speculative = jobs.speculative
+        needy = {job.serial for job in due} if due is not visited else set()
+        for job in visited:
+            state = job.state
+            provided = True
+            if state is JobState.PREFILL:
+                past = job.num_computed_tokens
+                new = self._chunk.cut(job, past, self._left)
+                if new > 0:
+                    provided = self._provide(job, new, 0, now)
+                    if provided:
+                        self._chunks.append((job, new, past))
+                        self._left -= new
+            elif state is not JobState.DECODE:
+                continue  # it was preempted for one before it
+            elif speculative is not None:
+                tokens = min(speculative.tokens(job), self._left)
+                if tokens > 0:
+                    provided = self._provide(job, tokens, tokens - 1, now)
+                    if provided:
+                        self._drafted.append((job, tokens))
+                        self._left -= tokens
+            elif self._reserved:
+                provided = self._provide(job, 1, 0, now)
+            elif job.end < 0:
+                continue  # it waits for a block to be copied
+            elif not self._left:
+                self._leave_out(job)
+            elif job.serial not in needy:
+                self._left -= 1
+            else:
+                provided = self._provide(job, 1, 0, now)
+                self._left -= provided
+            if not provided and job.state is JobState.WAITING and self._victim is not oldest:
+                self._end_walk(job.serial)
+                break
+
+    def _end_walk(self, serial: int) -> None:
+        """A job was its own victim: those behind it have nothing in this pass."""
+        if self.jobs.speculative is None:
+            for job in self.jobs.lockstep():
+                if job.serial > serial:
+                    self._leave_out(job)
+
+    def _leave_out(self, job: Job) -> None:
+        """``job`` doesn't decode in this pass."""
+        self.jobs.blocks.settle((job,))
+        self.jobs.batch.leave(job)
+        self._without.append(job)
+
+    def _take_back(self) -> None:
+        """Those without a token in the pass before decode again."""
+        for job in self._without:
+            if job.state is JobState.DECODE:
+                self.jobs.blocks.join(job)
+        self._without = []
 
     def _provide(self, job: Job, new: int, lookahead: int, now: int) -> bool:
         """Get blocks for a running job, preempting others for it; false if it was itself the one to go."""
@@ -242,9 +301,27 @@ class MixedPasses(PassMaker):
             elif jobs.manager.allocate(job, new, lookahead=lookahead) is not None:
                 return True
             victim = self._victim(jobs.running)
+            self._give_back_tokens(victim, job.serial)
             jobs.preempt(victim, now)
             if victim is job:
                 return False
+
+    def _give_back_tokens(self, victim: Job, serial: int) -> None:
+        """What ``victim`` has of this pass can be handed out once more; the job ``serial`` is being seen to."""
+        if victim.state is JobState.PREFILL:
+            for at, (job, new, _) in enumerate(self._chunks):
+                if job is victim:
+                    del self._chunks[at]
+                    self._left += new
+                    break
+        elif self.jobs.speculative is not None:
+            for at, (job, tokens) in enumerate(self._drafted):
+                if job is victim:
+                    del self._drafted[at]
+                    self._left += tokens
+                    break
+        elif victim.end >= 0 and (self._reserved or victim.serial < serial):
+            self._left += 1
 
     # -- admission --------------------------------------------------------------------------------------------------
 
@@ -274,7 +351,7 @@ class MixedPasses(PassMaker):
                     if hit.version != manager.pool.version:  # making room in lower tiers may have moved things here
                         hit = manager.lookup(job)
                         past = hit.tokens
-            new = self._cut(job.num_tokens, past, budget)
+            new = self._chunk.cut(job, past, budget)
             if new < job.num_tokens - past and not self._chunked:
                 if job.num_tokens - past <= self._budget:
                     break
@@ -285,7 +362,7 @@ class MixedPasses(PassMaker):
                     f"its {job.num_tokens - past} tokens don't fit into a pass of {self._budget}, and chunks are off",
                 )
                 continue
-            if loads is not None and loads.cleans and loads.must_wait(job, new, now, hit):
+            if new <= 0 or (loads is not None and loads.cleans and loads.must_wait(job, new, now, hit)):
                 break
             if not self._admission.enter(job, new, hit):
                 if not running and not manager.requests and manager.pool.free == self._usable:

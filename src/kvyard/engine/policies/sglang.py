@@ -26,6 +26,8 @@ from kvyard.engine.queue import ArrivalQueue, Queue
 UNUSED = {
     "max_num_batched_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
     "long_prefill_token_threshold": "it has sglang.chunked_prefill_size",
+    "long_prefill_token_threshold_adaptive": "it has sglang.chunked_prefill_size",
+    "max_num_scheduled_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
     "enable_chunked_prefill": "its prompts are always cut at sglang.chunked_prefill_size",
     "scheduling_policy": "it has sglang.schedule_policy",
     "preemption_mode": "it retracts the request with the least output",
@@ -294,7 +296,8 @@ class ApartPasses(PassMaker):
     def computed(self, done: Pass) -> None:
         """What was computed of prompts can be found from now on."""
         for job, new, past in done.chunks:
-            self.jobs.manager.cache(job, past + new)
+            if not job.state.ended:
+                self.jobs.manager.cache(job, past + new)
 
 
 def queue(config: EngineConfig) -> Queue:

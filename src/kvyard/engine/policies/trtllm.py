@@ -71,8 +71,8 @@ def no_victim(running: dict[int, Job]) -> NoReturn:
 
 
 def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
-    """Passes are formed as vLLM does it; only admission differs."""
-    return MixedPasses(jobs, config, FitsToTheEnd(jobs), no_victim)
+    """Passes are formed as vLLM does it, but jobs that decode come first; what differs is admission."""
+    return MixedPasses(jobs, config, FitsToTheEnd(jobs), no_victim, decoding_first=True)
 
 
 def check(config: EngineConfig) -> None:

@@ -1,0 +1,82 @@
+"""How long the next chunk of a prompt is: by the budget of a pass, by the threshold for long prompts, and by aligned states."""
+
+from __future__ import annotations
+
+from kvyard.blocks.geometry import Geometry
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.job import Job
+
+UNLIMITED = 1 << 30
+
+
+class ChunkRule:
+    """vLLM's way to cut prompts."""
+
+    def __init__(self, config: EngineConfig, geometry: Geometry, *, always: bool) -> None:
+        """``always``: the threshold holds for a job that is alone, too."""
+        self._threshold = config.long_prefill_token_threshold
+        self._adaptive = config.long_prefill_token_threshold_adaptive
+        self._always = always
+        self._input_budget = config.max_num_batched_tokens
+        self._limit = UNLIMITED
+        """The threshold of the pass being formed."""
+        aligned = [spec.block_size for spec in config.specs if spec.is_state and spec.mode == "align"]
+        self._unit = max(aligned, default=0) if config.enable_prefix_caching else 0
+        self._fine_unit = geometry.hash_block_size if geometry.fine_hits else 0
+        self._drops_block = config.speculative is not None and config.speculative.eagle
+        longest = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        self._fits_unit = self._unit <= min(longest, self._threshold or UNLIMITED)
+        """Whether a pass can compute a whole unit."""
+
+    def begin_pass(self, jobs: int) -> None:
+        """The next pass is being formed, with so many ``jobs`` that run or wait. One that is alone is in no other's way."""
+        limit = self._threshold
+        if not limit or (jobs <= 1 and not self._always):
+            limit = UNLIMITED
+        elif self._adaptive:
+            limit = max(limit, self._input_budget // jobs)
+        self._limit = limit
+
+    def cut(self, job: Job, past: int, budget: int) -> int:
+        """How many tokens the next chunk of ``job`` has, of which ``past`` are computed; 0 if none can be cut off now."""
+        new = job.num_tokens - past
+        if new > self._limit:
+            new = self._limit
+        if new > budget:
+            new = budget
+        return self._align(job, past, new) if self._unit else new
+
+    def _align(self, job: Job, start: int, new: int) -> int:
+        """Aligned states are kept where a chunk ends at the end of a block: the chunk stops there, and at what others can
+        continue from.
+        """
+        known, unit = job.num_tokens, self._unit
+        prefill_end = max(job.num_prompt_tokens, known - 1)
+        if start >= prefill_end:
+            return new
+        end = start + new
+        if end < prefill_end:
+            whole = end // unit * unit
+            if whole > start or self._fits_unit:
+                end = whole
+        last = self._last_kept(known, unit)
+        stops = [last]
+        if start % unit:
+            stops.append((start // unit + 1) * unit)
+        if self._fine_unit:
+            tail = self._last_kept(job.num_prompt_tokens, self._fine_unit)
+            if last < tail < job.num_prompt_tokens:
+                stops.append(tail)
+        junction = job.shared_prefix_boundary
+        if start < junction < end:
+            stops.append(start + (junction - start) // unit * unit)
+        for stop in stops:
+            if start < stop < end:
+                end = stop
+        return max(0, end - start)
+
+    def _last_kept(self, tokens: int, unit: int) -> int:
+        """The last end of a block that a request of the same ``tokens`` could continue from."""
+        if self._drops_block:
+            return max(0, tokens // unit * unit - unit)
+        return (tokens - 1) // unit * unit
