@@ -14,11 +14,7 @@ from kvyard.engine.conform import Record, conform, is_scheduler_log, read_lines
 
 HERE = Path(__file__).resolve().parent
 OWN = sorted((HERE / "golden_scheduler").glob("*.xz"))
-SHARED = sorted(
-    path
-    for path in (HERE.parents[2] / "shared" / "golden_scheduler").glob("*.xz")
-    if not path.name.startswith("stretch-overlap")
-)
+SHARED = sorted((HERE.parents[2] / "shared" / "golden_scheduler").glob("*.xz"))
 LIGHT = HERE / "golden_scheduler" / "light@1.jsonl.xz"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.engine.driving import LongestTiming, Row, replay
 
 from kvyard.blocks import GroupSpec
@@ -70,10 +71,13 @@ def test_plans_are_single_steps(config, work):
     same(config, *work)
 
 
+@given(configs(), workloads())
+def test_passes_decided_ahead(config, work):
+    same(replace(config, async_scheduling=True), *work)
+
+
 @given(configs(models=("full", "window")), workloads(), st.integers(1, 3))
 def test_with_drafts(config, work, length):
-    from msgspec.structs import replace
-
     config = replace(
         config,
         speculative=SpeculativeConfig(num_speculative_tokens=length, acceptance_rates=(0.7, 0.5, 0.3)),

@@ -29,15 +29,17 @@ def make_core(
     plans: bool = True,
     bulk: bool = False,
     timeline: Timeline | None = None,
+    ranks: int = 1,
 ) -> EngineCore:
     """An engine rank of ``config``.
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
     ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
-    time. Raises ``ConfigError`` for a config that can't be honoured.
+    time. It is one of so many ``ranks`` of its engine. Raises ``ConfigError`` for a config that can't be honoured.
     """
     config.check()
     specs = config.specs
+    ahead = config.decides_ahead(ranks)
     if events:
         batcher = Batcher([spec.meta for spec in specs], stream=name, with_tokens=with_tokens)
     speculative = config.speculative
@@ -47,7 +49,7 @@ def make_core(
         specs,
         caching=config.enable_prefix_caching,
         max_model_len=config.max_model_len or 1 << 30,
-        max_in_flight_tokens=config.max_num_batched_tokens,
+        max_in_flight_tokens=config.max_num_batched_tokens * (2 if ahead else 1),
         watermark=config.watermark,
         retention_interval=config.retention_interval,
         use_eagle=speculative is not None and speculative.eagle,
@@ -64,7 +66,9 @@ def make_core(
     elif timeline is not None:
         raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
     timing = make_timing(config.timing, config.capacity_tokens)
-    scheduler = _scheduler(config, manager, offload, watcher, bulk=bulk and plans, needs_longest=timing.needs_longest)
+    scheduler = _scheduler(
+        config, manager, offload, watcher, bulk=bulk and plans and not ahead, needs_longest=timing.needs_longest
+    )
     return EngineCore(
         scheduler,
         timing,
@@ -72,6 +76,7 @@ def make_core(
         offload=offload,
         clock=clock,
         plans=plans,
+        depth=2 if ahead else 1,
         name=name,
     )
 

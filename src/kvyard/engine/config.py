@@ -19,6 +19,9 @@ from kvyard.registry import Registry
 from kvyard.settings import Setting, size
 from kvyard.tiers.config import OffloadConfig
 
+REAL_TIMINGS = ("profile", "roofline", "tables")
+"""Kinds of timing that stand for a real engine on a GPU."""
+
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Draft tokens: how many per step, and how likely each is accepted given that those before it were."""
@@ -77,6 +80,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tiers: OffloadConfig | None = None
     sglang: Annotated[SglangSettings | None, Setting("A table of what only that backend has.")] = None
     trtllm: Annotated[TrtllmSettings | None, Setting("A table of what only that backend has.")] = None
+    async_scheduling: Annotated[bool | None, Setting("Whether a pass is decided on while the one before it runs.")] = (
+        None
+    )
+    """``None`` for what vLLM does on a GPU where timing is a real engine's: on, except with what it isn't modelled with."""
     seed: int = 0
 
     @property
@@ -85,6 +92,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.groups:
             return self.groups
         return (GroupSpec(kind="full", block_size=self.block_size or BACKENDS.get(self.backend).block_size),)
+
+    def decides_ahead(self, ranks: int = 1) -> bool:
+        """Whether passes of an engine with so many ``ranks`` are decided on while the ones before them run."""
+        if self.async_scheduling is not None:
+            return self.async_scheduling
+        real = type(self.timing).__struct_config__.tag in REAL_TIMINGS
+        return real and self.backend == "vllm" and self.tiers is None and self.speculative is None and ranks == 1
 
     @property
     def capacity_tokens(self) -> int:
@@ -132,6 +146,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in BACKENDS.names():
             if name != self.backend and getattr(self, name, None) is not None:
                 raise ConfigError(f"{name} settings are for backend {name}, not for {self.backend}")
+        if self.async_scheduling:
+            for name, reason in (("tiers", "lower tiers"), ("speculative", "draft tokens")):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"async_scheduling is not modelled with {reason}: turn one of them off")
+            if self.backend != "vllm":
+                raise ConfigError(f"async_scheduling is modelled for backend vllm, not for {self.backend}")
         BACKENDS.get(self.backend).check(self)
         self.timing.check()
 

@@ -40,6 +40,7 @@ SAME_NAMES = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "async_scheduling",
     "long_prefill_token_threshold",
     "long_prefill_token_threshold_adaptive",
     "enable_prefix_caching",
@@ -127,8 +128,6 @@ def engine_config(config: Record, timing: Record) -> EngineConfig:
     """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
     if config["num_speculative_tokens"]:
         raise LogError("draft tokens differ by chance and can't be compared")
-    if config["async_scheduling"]:
-        raise LogError("asynchronous scheduling is not supported yet")
     groups = tuple(
         GroupSpec(
             kind=group["type"],
@@ -168,6 +167,8 @@ class Run(Watcher):
         self._plans = plans
         self._has_line = log.has_line
         self._log = log
+        self._boundary = -1
+        """When the pass under way started."""
         self._over = 0
         """Steps that are over."""
         self._given_up: list[Job] = []
@@ -207,11 +208,14 @@ class Run(Watcher):
                     self._arrived.add(jobs[at].id)
                     core.submit(jobs[at], now)
                 elif not jobs[at].state.ended:
-                    self._given_up.append(jobs[at])
                     core.cancel(jobs[at], now)
+                    if core.busy and now > self._boundary:
+                        self._given_up.append(jobs[at])
+                    else:
+                        self._next.setdefault("gone", []).append(jobs[at].id)
             if not core.busy:
-                self._note_given_up("gone", self._next, self._given_up)
-                self._given_up, self._arrived = [], set()
+                self._boundary = now
+                self._arrived.clear()
             core.begin(now)
             idle = 0 if core.next_decision() != now else idle + 1
             if idle > 3:
@@ -222,16 +226,16 @@ class Run(Watcher):
         before = core.passes
         core.advance(now)
         if core.passes > before and not self._plans:
-            known = [job for job in self._given_up if job.id not in self._arrived]
-            self._note_given_up("aborted", self.steps[self._over], known)
-            self._given_up = [job for job in self._given_up if job.id in self._arrived]
-            self._arrived = set()
+            for job in self._given_up:
+                if job.state is JobState.CANCELLED:
+                    where, record = (
+                        ("gone", self._next) if job.id in self._arrived else ("aborted", self.steps[self._over])
+                    )
+                    record.setdefault(where, []).append(job.id)
+            self._given_up.clear()
+            self._arrived.clear()
+            self._boundary = now
             self._over += 1
-
-    def _note_given_up(self, where: str, record: Record, jobs: Sequence[Job]) -> None:
-        names = [job.id for job in jobs if job.state is JobState.CANCELLED]
-        if names:
-            record[where] = record.get(where, []) + names
 
     # -- told by the engine -----------------------------------------------------------------------------------------
 
@@ -323,10 +327,12 @@ def _planned(log: SchedulerLog, stepped: Run, planned: Run) -> Difference | None
             return _difference(log, at, "planned pass", single, of_plan)
     if len(stepped.passes) != len(planned.passes):
         return _difference(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
-    by_instant = {step["scheduled"]: (at, step) for at, step in enumerate(stepped.steps)}
+    single_steps = enumerate(stepped.steps)
     seen = 0
     for ours in planned.steps:
-        at, recorded = by_instant.get(ours["scheduled"], (len(log.steps), {}))
+        at, recorded = next(
+            ((at, step) for at, step in single_steps if step["scheduled"] == ours["scheduled"]), (len(log.steps), {})
+        )
         for field in (*MAPS, "preempted", "tokens", "running", "waiting", "free", "line"):
             if recorded.get(field) != ours.get(field):
                 return _difference(log, at, f"{field} of a plan", recorded.get(field), ours.get(field))

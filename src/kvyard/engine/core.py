@@ -41,9 +41,9 @@ class EventBatcher(Sink, Protocol):
 class EngineCore:
     """One rank: a scheduler, a timing model, and the plan they made.
 
-    A pass is *decided* by the scheduler and *started* by the clock. Decided passes wait in a queue until they start; it is one
-    long, and a pass is decided at the instant at which it starts. Asynchronous scheduling, which decides on a pass while the
-    one before it runs, is a longer queue.
+    A pass is *decided* by the scheduler and *started* by the clock. Decided passes wait in a queue until they start. Mostly a
+    pass is decided at the instant at which it starts. With asynchronous scheduling (``depth`` 2) it is decided when the one
+    before it starts: what comes in while that runs, and what comes of it, the decision doesn't know.
     """
 
     def __init__(
@@ -63,8 +63,12 @@ class EngineCore:
 
         Raises ``KvyardError`` for a depth that isn't supported.
         """
-        if depth != 1:
-            raise KvyardError(f"a depth of {depth}, deciding on passes before they start, is not supported yet")
+        if depth not in (1, 2):
+            raise KvyardError(
+                f"a depth of {depth} is not supported: passes are decided on when they start, or one ahead"
+            )
+        self.ahead = depth == 2
+        """Whether a pass is decided on when the one before it starts."""
         self.name = name
         self.scheduler = scheduler
         self.timing = timing
@@ -75,7 +79,7 @@ class EngineCore:
         """How long passes took that are over, in all."""
         self.passes = 0
         """Passes that have ended."""
-        self._longest = LONGEST_PLAN if plans else 1
+        self._longest = LONGEST_PLAN if plans and depth == 1 else 1
         self._decided: list[Pass] = []
         """Passes that have not started, the next one first."""
         self._batch: Pass | None = None
@@ -113,7 +117,9 @@ class EngineCore:
         """A request is given up at ``now``. If it is in a pass, it leaves when that ends."""
         if job.state.ended:
             return
-        if self._ends and job.state in (JobState.PREFILL, JobState.DECODE):
+        if self.ahead and self._start == now:
+            pass  # the pass under way starts after what comes in now
+        elif self._ends and job.state in (JobState.PREFILL, JobState.DECODE):
             self.cut(now)
             if self._ends:
                 self._cancelled.append(job)
@@ -149,13 +155,18 @@ class EngineCore:
         """Carry out every pass that has ended by ``now``."""
         ends = self._ends
         if ends and ends[self._done] <= now:
-            self._commit(bisect_right(ends, now))
+            if self.ahead:
+                self._land(ends[0])
+            else:
+                self._commit(bisect_right(ends, now))
 
     def begin(self, now: int) -> bool:
         """Start a pass at ``now`` unless one is under way; returns whether one is, then.
 
         Transfers that have ended take effect first.
         """
+        if self.ahead:
+            return self._begin_ahead(now)
         if self._ends:
             return True
         if not self._decide(now):
@@ -180,6 +191,37 @@ class EngineCore:
         self._durations = durations
         self._run(now, (durations.cumsum() + now).tolist())
 
+    # -- passes decided ahead ---------------------------------------------------------------------------------------
+
+    def _begin_ahead(self, now: int) -> bool:
+        """Decide on the pass after the one that starts at ``now``, and on that one too if none was."""
+        if not self._ends:
+            if not self._decide(now):
+                return False
+            self._run(now, [now + self._single(self._decided[0])])
+        if self._start == now:  # where there was nothing to decide on, what comes in later waits for the pass to end
+            self._decide(now)
+        return True
+
+    def _land(self, end: int) -> None:
+        """The pass under way is over at ``end``, and the one that was decided on starts."""
+        batch = self._batch
+        assert batch is not None
+        jobs = self.scheduler.jobs
+        self._clock.sleep_until(end)
+        for job in self._cancelled:
+            jobs.drop(job, end)
+        self._cancelled.clear()
+        self._tell(0, 1)
+        self.passes += 1
+        self.busy_ns += end - self._start
+        self._ends = []
+        self._batch = None
+        jobs.come_down(end)
+        self._announce(end)
+        if self._decided:
+            self._run(end, [end + self._single(self._decided[0])])
+
     # -- plans ------------------------------------------------------------------------------------------------------
 
     def _decide(self, now: int) -> bool:
@@ -188,10 +230,13 @@ class EngineCore:
             self._clock.sleep_until(now)
             made = self.scheduler.form(now, self._longest)
             if made is None:
-                self._announce(now)
+                if not self._ends:
+                    self._announce(now)
                 return False
             self._decided.append(made)
             self.watcher.decided(made, now)
+            if self.ahead:
+                self.scheduler.jobs.take_off(made)
         return True
 
     def _run(self, now: int, ends: list[int]) -> None:
@@ -301,7 +346,7 @@ class EngineCore:
         """Give the pass under way its blocks now, which it has had since it started: those of a plan get theirs late, when
         they are carried out. Call it before looking at what is held after ``advance``.
         """
-        if self._ends and self._batch is not None and self._batch.decoding:
+        if self._ends and self._batch is not None and self._batch.decoding and not self.ahead:
             self._take_blocks(self._done, self._done + 1)
 
     def _close(self, count: int) -> None:
@@ -322,7 +367,7 @@ class EngineCore:
         start = self._ends[done - 1] if done else self._start
         if batch.chunks or batch.drafted:
             waiting = self.scheduler.batch.count
-            if waiting and not batch.decoding:
+            if waiting and not batch.decoding and not self.ahead:
                 self.watcher.paused(start, self._ends[0], waiting)
             self.watcher.passed(start, self._ends[0], batch.chunks, batch.decoding)  # such a plan has one pass
             if batch.left_out:
@@ -330,8 +375,17 @@ class EngineCore:
         else:
             jobs: Sequence[Job] = ()
             if self.watcher.wants_tokens:
-                jobs = self.scheduler.lockstep()
-            self.watcher.decoded(start, self._durations[done:count], batch.decoding, jobs)
+                jobs = self.decoders()
+            durations = self._durations[done:count]
+            if self.ahead:
+                durations = np.array([self._ends[0] - start], dtype=np.int64)
+            self.watcher.decoded(start, durations, batch.decoding, jobs)
+
+    def decoders(self) -> list[Job]:
+        """The jobs that have a token of a decode pass, while a watcher is told of it. It must want tokens."""
+        if not self.ahead:
+            return self.scheduler.lockstep()
+        return [job for job in self.scheduler.jobs.flights[0].decoding if not job.state.ended]
 
     def _announce(self, now: int) -> None:
         if self.batcher is not None:

@@ -13,7 +13,18 @@ from kvyard.engine.job import Job, JobState
 class DecodeBatch:
     """Jobs that decode in lockstep. ``tick`` counts passes; a pass in progress has the number ``tick``."""
 
-    __slots__ = ("_ends", "_lengths", "_ranks_lengths", "_touches", "context", "count", "ends", "exact", "tick")
+    __slots__ = (
+        "_ends",
+        "_lengths",
+        "_ranks_lengths",
+        "_touches",
+        "context",
+        "count",
+        "ends",
+        "exact",
+        "flying",
+        "tick",
+    )
 
     def __init__(self, *, needs_longest: bool = False) -> None:
         """``needs_longest``: the longest job is asked for each pass."""
@@ -21,6 +32,8 @@ class DecodeBatch:
         self.count = 0
         self.exact = 0
         """How many of them complete blocks that others may ask for, so that each must be registered in its own pass."""
+        self.flying = 0
+        """Passes that are counted and whose tokens are not known yet: with asynchronous scheduling."""
         self.context = 0
         """The sum of the jobs' lengths in the pass ``tick``, the token being computed included."""
         self.ends = 0
@@ -32,14 +45,16 @@ class DecodeBatch:
         """Longest first, by what a job's length is apart from the passes that all have in common."""
 
     def join(self, job: Job) -> None:
-        """``job`` has computed all its known tokens but the last, which it just produced; it takes part from ``tick`` on."""
+        """``job`` has computed all its known tokens but the last, which it just produced, or will have when the pass in flight
+        is over (``awaits``); it takes part from ``tick`` on.
+        """
         job.state = JobState.DECODE
         job.joined = self.tick
         job.base = job.num_computed_tokens
         self.count += 1
         self.exact += not job.defers
         self.context += job.num_computed_tokens + 1
-        job.end = self.tick + job.max_tokens - job.output
+        job.end = self.tick + job.max_tokens - job.output - job.awaits
         self.ends += job.end
         heappush(self._ends, (job.end, job.serial, job))
         if self._ranks_lengths:
@@ -55,9 +70,16 @@ class DecodeBatch:
         job.touch = touch = int(tick) if tick > earliest else earliest
         heappush(self._touches, (touch, job.serial, job))
 
+    def in_flight(self, job: Job) -> int:
+        """How many of the tokens of ``job`` are not known yet."""
+        return min(self.flying, self.tick - job.joined + job.awaits)
+
     def leave(self, job: Job) -> None:
         """``job`` stops decoding, its counts written down as of ``tick``. Heap entries of it are void from now on."""
-        job.catch_up(self.tick)
+        if self.flying:
+            job.catch_up_known(self.tick, self.in_flight(job))
+        else:
+            job.catch_up(self.tick)
         self.count -= 1
         self.exact -= not job.defers
         self.context -= job.num_computed_tokens + 1
@@ -74,7 +96,12 @@ class DecodeBatch:
             when, _, job = heappop(touches)
             if job.touch == when and job.state is JobState.DECODE:
                 job.touch = -1  # one that left and came back may have a second entry for this pass
-                job.catch_up(tick)
+                if self.flying:
+                    job.catch_up_known(tick, self.in_flight(job))
+                    if tick > job.joined:
+                        job.num_in_flight_tokens = 1
+                else:
+                    job.catch_up(tick)
                 jobs.append(job)
         return jobs
 

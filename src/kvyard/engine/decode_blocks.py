@@ -68,7 +68,7 @@ class DecodeBlocks:
         """``job`` is about to give its blocks back: first register those of them that were put off."""
         self.settle((job,))
         if job.defers and job.state is JobState.DECODE and job.num_computed_tokens > job.registered_until:
-            self._manager.cache(job, job.num_computed_tokens)
+            self._manager.cache(job, min(job.num_computed_tokens, job.num_tokens - 1))
 
     # -- the pass being formed --------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class Job(Request):
     __slots__ = (
         "ahead",
         "arrival",
+        "awaits",
         "base",
         "cached_tokens",
         "defers",
@@ -104,6 +105,8 @@ class Job(Request):
         # Kept by the decode batch.
         self.base = 0
         self.joined = 0
+        self.awaits = 0
+        """1 if it joined with its last token in flight, which is known later: with asynchronous scheduling."""
         self.touch = self.end = -1
         if isinstance(chain, TraceChain):
             self.emit: Callable[[int], None] = self._grow
@@ -134,6 +137,13 @@ class Job(Request):
         if behind:
             self.num_computed_tokens += behind
             self.emit(behind)
+
+    def catch_up_known(self, tick: int, in_flight: int) -> None:
+        """The same, where the tokens of so many passes ``in_flight`` are not known yet."""
+        self.num_computed_tokens = self.base + tick - self.joined
+        known = self.num_computed_tokens + 1 - in_flight
+        if known > self.num_tokens:
+            self.emit(known - self.num_tokens)
 
     def __repr__(self) -> str:
         return f"Job({self.id!r}, {self.state.name}, {self.num_computed_tokens}/{self.num_tokens}, out={self.output})"

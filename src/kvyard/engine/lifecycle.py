@@ -11,7 +11,7 @@ from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.horizon import in_lockstep
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.loads import NO_HELP, Loads
-from kvyard.engine.passes import Pass
+from kvyard.engine.passes import Flight, Pass
 from kvyard.engine.queue import Queue
 from kvyard.engine.speculative import SpeculativeBatch
 from kvyard.engine.watcher import Watcher
@@ -45,6 +45,8 @@ class Lifecycle:
         """Those of them that decode with drafts, if that is how this engine decodes."""
         self.watcher = watcher
         """The one that is told, by all parts of the engine."""
+        self.flights: list[Flight] = []
+        """Passes whose tokens are not known yet, the next to end first: with asynchronous scheduling."""
         self.preemptions = 0
         self.rejections = 0
         self.endings = 0
@@ -107,7 +109,10 @@ class Lifecycle:
         """Take everything from ``job``; it goes back to the queue and will compute again what isn't cached any more."""
         self.preemptions += 1
         job.preemptions += 1
+        if job.end >= 0 and self.batch.in_flight(job):
+            self.flights[-1].owed.append(job)
         self._stop(job)
+        job.awaits = 0
         if self.loads is not None:
             self.loads.forget(job, now)
         self.manager.preempt(job)
@@ -200,6 +205,72 @@ class Lifecycle:
             finished.sort(key=_serial)
         for job in finished:
             self._finish(job, end)
+
+    # -- passes decided ahead ---------------------------------------------------------------------------------------
+
+    def take_off(self, made: Pass) -> None:
+        """``made`` was decided on, and so will the next pass be before it is over: count its tokens as computed, though what
+        they produce isn't known yet.
+        """
+        batch, decoding = self.batch, self.lockstep() if self.watcher.wants_tokens else []
+        batch.flying += 1
+        if made.decoding:
+            batch.advance(1)
+        ending = batch.finished()
+        first: list[Job] = []
+        for job, new, past in made.chunks:
+            job.num_computed_tokens = past + new
+            job.num_in_flight_tokens += new
+            if past + new == job.num_tokens:
+                del self.prefilling[job.serial]
+                first.append(job)
+                if job.output + 1 >= job.max_tokens:
+                    job.state = JobState.DECODE
+                    ending.append(job)
+                else:
+                    job.awaits = 1
+                    self.blocks.join(job)
+        ending.sort(key=_serial)
+        self.flights.append(Flight(made, first, ending, decoding))
+
+    def come_down(self, end: int) -> None:
+        """The first of the passes in flight is over at ``end``: its tokens are known now. Those given up are gone."""
+        flight = self.flights.pop(0)
+        self.batch.flying -= 1
+        for job, new, _ in flight.made.chunks:
+            job.num_in_flight_tokens = max(0, job.num_in_flight_tokens - new)
+        for job in flight.first:
+            if not job.state.ended:
+                self.watcher.produced(job, 1, end)
+        for job in flight.owed:
+            if not job.state.ended:
+                job.emit(1)
+        for job in self.flights[0].ending if self.flights else ():
+            if job.num_tokens < job.num_computed_tokens and not job.state.ended:
+                job.emit(job.num_computed_tokens - job.num_tokens)
+        for job in flight.ending:
+            if not job.state.ended:
+                job.emit(job.max_tokens - job.output)
+                if job.state is JobState.WAITING:  # it was preempted in the meantime
+                    self.waiting.remove(job)
+                    self.running[job.serial] = job
+                elif self.manager.caching:
+                    self.manager.cache(job, job.num_computed_tokens)
+                self._finish(job, end)
+
+    def sit_out(self, job: Job) -> None:
+        """``job`` has no token in the pass being formed; ``join`` lets it decode again."""
+        self.blocks.settle((job,))
+        if self.batch.in_flight(job):
+            self.flights[-1].owed.append(job)
+        self.batch.leave(job)
+
+    def join(self, job: Job) -> None:
+        """``job``, which sat out, decodes in the pass being formed."""
+        job.awaits = job.num_in_flight_tokens = 0
+        self.blocks.join(job)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
 
     def _finish(self, job: Job, end: int) -> None:
         del self.running[job.serial]

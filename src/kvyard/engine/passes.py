@@ -25,3 +25,20 @@ class Pass(NamedTuple):
     """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""
     left_out: int = 0
     """How many jobs that decode have no token in it."""
+
+
+class Flight:
+    """A pass that is decided on, whose tokens are not known yet: with asynchronous scheduling."""
+
+    __slots__ = ("decoding", "ending", "first", "made", "owed")
+
+    def __init__(self, made: Pass, first: list[Job], ending: list[Job], decoding: Sequence[Job]) -> None:
+        self.made = made
+        self.first = first
+        """Jobs whose known tokens end with it: they have a token of it."""
+        self.ending = ending
+        """Jobs that have their last token of it, in order of admission."""
+        self.decoding = decoding
+        """Jobs that decode in it, if anyone wants to know."""
+        self.owed: list[Job] = []
+        """Jobs that stopped decoding since it was decided on: they have a token of it too."""

@@ -19,6 +19,8 @@ class Ranks:
         """Raises ``KvyardError`` for an engine without ranks."""
         if not cores:
             raise KvyardError("an engine needs at least one rank")
+        if len(cores) > 1 and any(core.ahead for core in cores):
+            raise KvyardError("async_scheduling is modelled for engines of one rank: turn it off for several")
         self.cores = list(cores)
 
     @property
@@ -51,6 +53,8 @@ class Ranks:
 
     def begin(self, now: int) -> bool:
         """Start a pass on every rank that has something to run, unless one is under way; returns whether one is, then."""
+        if len(self.cores) == 1:
+            return self.cores[0].begin(now)
         if self.busy:
             return True
         proposed = [(core, durations) for core in self.cores if (durations := core.propose(now)) is not None]

@@ -50,7 +50,7 @@ class Scheduler:
         jobs.land(now)
         before = jobs.preemptions
         made = policy.form(now, longest)
-        while made is None and (jobs.preemptions != before or jobs.untangle(now)):
+        while made is None and not jobs.flights and (jobs.preemptions != before or jobs.untangle(now)):
             # The last ones running preempted themselves, and in such a pass no job is let in; or those that wait were in each
             # other's way. So try once more.
             before = jobs.preemptions

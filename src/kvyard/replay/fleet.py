@@ -294,6 +294,7 @@ class Fleet:
                 plans=self.config.plans,
                 bulk=self.config.event_lag == 0,
                 timeline=self._shared.timeline(kind.engine),
+                ranks=kind.dp_size,
             )
             worker.add(core, recorder)
         self.workers.append(worker)

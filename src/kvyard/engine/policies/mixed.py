@@ -274,15 +274,14 @@ class MixedPasses(PassMaker):
 
     def _leave_out(self, job: Job) -> None:
         """``job`` doesn't decode in this pass."""
-        self.jobs.blocks.settle((job,))
-        self.jobs.batch.leave(job)
+        self.jobs.sit_out(job)
         self._without.append(job)
 
     def _take_back(self) -> None:
         """Those without a token in the pass before decode again."""
         for job in self._without:
             if job.state is JobState.DECODE:
-                self.jobs.blocks.join(job)
+                self.jobs.join(job)
         self._without = []
 
     def _provide(self, job: Job, new: int, lookahead: int, now: int) -> bool:

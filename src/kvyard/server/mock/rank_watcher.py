@@ -21,6 +21,7 @@ class RankWatcher(Watcher):
     """One rank's watcher. Flows that have news are gathered in ``news``, and told all at once."""
 
     core: EngineCore
+    wants_tokens = True
 
     def __init__(
         self, rank: int, measures: RankMeasures, tally: WorkerTally, announce: Callable[[EventBatch, int], None] | None
@@ -66,18 +67,18 @@ class RankWatcher(Watcher):
 
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
         if decoding:
-            self._step(end)
+            self._step(self.core.decoders(), end)
 
     def decoded(self, start: int, durations: Durations, decoding: int, jobs: Sequence[Job]) -> None:
         end = start
         for duration in durations.tolist():
             end += duration
-            self._step(end)
+            self._step(jobs, end)
 
-    def _step(self, end: int) -> None:
-        """Every job in lockstep has one token more."""
+    def _step(self, jobs: Sequence[Job], end: int) -> None:
+        """Every one of ``jobs`` has one token more."""
         choices = self.choices
-        for job in self.core.scheduler.lockstep():
+        for job in jobs:
             choice = choices.get(job.id)
             if choice is not None:
                 self._more(choice, 1, end)

@@ -86,7 +86,9 @@ class MockWorker:
                     with_tokens=True,
                     snapshot=partial(_everything, self.cores, rank),
                 )
-            self.cores.append(make_core(config.engine, name=f"{self.name}@{rank}", batcher=batcher, plans=False))
+            self.cores.append(
+                make_core(config.engine, name=f"{self.name}@{rank}", batcher=batcher, plans=False, ranks=config.dp_size)
+            )
         manager = self.cores[0].scheduler.manager
         self.block_size = manager.geometry.hash_block_size
         self.engine = Ranks(self.cores)
