@@ -62,10 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: Annotated[int, Setting("Requests per pass.", flag=True)] = 256
     max_num_batched_tokens: Annotated[int, Setting("Tokens per pass.", flag=True)] = 8192
     long_prefill_token_threshold: Annotated[int, Setting("Tokens of a prompt per pass; 0 is off.")] = 0
-    long_prefill_token_threshold_adaptive: bool = False
-    """Raise the threshold to an even share of ``max_num_batched_tokens`` where that is more."""
-    max_num_scheduled_tokens: int | None = None
-    """Tokens that a pass hands out, where it is less than ``max_num_batched_tokens``."""
+    long_prefill_token_threshold_adaptive: Annotated[bool, Setting("Raise that to an even share of a pass.")] = False
+    max_num_scheduled_tokens: Annotated[int | None, Setting("Tokens that a pass hands out, if fewer.")] = None
     enable_prefix_caching: Annotated[bool, Setting("Whether prefixes are cached.")] = True
     enable_chunked_prefill: Annotated[bool, Setting("Whether prompts are cut into chunks.")] = True
     scheduling_policy: Annotated[Literal["fcfs", "priority"], Setting("Who goes first: {choices}.", flag=True)] = "fcfs"

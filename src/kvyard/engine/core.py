@@ -17,7 +17,7 @@ import numpy as np
 
 from kvyard.clock import VirtualClock
 from kvyard.engine.job import Job, JobState
-from kvyard.engine.passes import Pass
+from kvyard.engine.passes import Flight, Pass
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.timing import Durations, TimingModel
 from kvyard.engine.watcher import Watcher
@@ -79,7 +79,7 @@ class EngineCore:
         """How long passes took that are over, in all."""
         self.passes = 0
         """Passes that have ended."""
-        self._longest = LONGEST_PLAN if plans and depth == 1 else 1
+        self._longest = LONGEST_PLAN if plans else 1
         self._decided: list[Pass] = []
         """Passes that have not started, the next one first."""
         self._batch: Pass | None = None
@@ -89,6 +89,8 @@ class EngineCore:
         self._ends: list[int] = []
         self._done = 0
         """Passes of the plan that are carried out."""
+        self._formed = 0
+        """With passes decided ahead: how many of a plan's passes are, from the one under way on."""
         self._first = 0
         """The number of the plan's first pass."""
         self._cancelled: list[Job] = []
@@ -136,7 +138,8 @@ class EngineCore:
     def next_decision(self) -> int | None:
         """When the engine next has something to decide, if nothing comes from outside; ``None`` if it has nothing to do."""
         if self._ends:
-            return self._ends[-1]
+            # With passes decided ahead, the one after a plan's last is decided on when that starts.
+            return self._ends[-2] if self.ahead and len(self._ends) > 1 else self._ends[-1]
         if self.offload is not None:
             return self.offload.earliest_deadline()  # though it be only for others to see
         return None
@@ -154,11 +157,16 @@ class EngineCore:
     def advance(self, now: int) -> None:
         """Carry out every pass that has ended by ``now``."""
         ends = self._ends
-        if ends and ends[self._done] <= now:
-            if self.ahead:
-                self._land(ends[0])
-            else:
+        if not ends:
+            return
+        if not self.ahead:
+            if ends[self._done] <= now:
                 self._commit(bisect_right(ends, now))
+            return
+        if len(ends) > 1:
+            self._land_planned(now)
+        if len(ends) == 1 and ends[0] <= now:
+            self._land(ends[0])
 
     def begin(self, now: int) -> bool:
         """Start a pass at ``now`` unless one is under way; returns whether one is, then.
@@ -199,9 +207,88 @@ class EngineCore:
             if not self._decide(now):
                 return False
             self._run(now, [now + self._single(self._decided[0])])
-        if self._start == now:  # where there was nothing to decide on, what comes in later waits for the pass to end
-            self._decide(now)
+        if len(self._ends) > 1:
+            if self._formed == 1:
+                self._form_planned()
+        elif self._start == now and self._decide(now):
+            # Where there was nothing to decide on, what comes in later waits for the pass to end.
+            self._plan_ahead()
         return True
+
+    def _plan_ahead(self) -> None:
+        """If the pass under way and the one decided on are the same decode steps, and those after them will be, they become a
+        plan. In it, the pass after the one under way is formed (``_formed`` is 2), but for the instant at which one starts.
+        """
+        running, made = self._batch, self._decided[0]
+        assert running is not None
+        batch, flight = self.scheduler.batch, self.scheduler.jobs.flights[0]
+        if made.stable_for < 2 or running.decoding != made.decoding or running.chunks or running.left_out:
+            return
+        last = batch.next_end()
+        if last is None or flight.ending or flight.owed or self._cancelled:
+            return
+        passes = min(made.stable_for, last - batch.tick)  # those with a job's last token are formed by themselves
+        if passes < 2:
+            return
+        end = self._ends[0]
+        durations = self.timing.decode_ns(made.decoding, made.context, passes, made.longest)
+        self._durations = np.concatenate((np.array([end - self._start], dtype=np.int64), durations))
+        self._ends += (durations.cumsum() + end).tolist()
+        self._batch = made
+        self._decided.clear()
+        self._formed = 2
+
+    def _form_planned(self) -> None:
+        """Decide on the plan's next pass: jobs get the blocks they need, and nothing else is to be done."""
+        jobs = self.scheduler.jobs
+        batch = jobs.batch
+        touch = batch.next_touch()
+        if touch is not None and touch <= batch.tick:
+            self._clock.sleep_until(self._start)
+            for job in batch.due():
+                if not jobs.blocks.take(job):
+                    raise AssertionError(f"{job} was promised a block and there is none")
+        batch.advance(1)
+        jobs.fly(Flight(jobs.flights[0].made, [], [], jobs.flights[0].decoding))
+        self._formed += 1
+
+    def _land_planned(self, now: int) -> None:
+        """Passes of the plan that have ended by ``now`` are over, but for the last one, and the next are decided on."""
+        ends, start, landed = self._ends, self._start, 0
+        flights = self.scheduler.jobs.flights
+        jobs = self.decoders() if self.watcher.wants_tokens else []
+        while landed < len(ends) - 1 and ends[landed] <= now:
+            if self._formed == 1:
+                self._form_planned()
+            self._start = ends[landed]
+            landed += 1
+            flights.pop(0)
+            self.scheduler.batch.flying -= 1
+            self._formed -= 1
+            self._announce(self._start)
+        if landed:
+            batch = self._batch
+            assert batch is not None
+            self.watcher.decoded(start, self._durations[:landed], batch.decoding, jobs)
+            self._batch = batch._replace(
+                context=batch.context + landed * batch.decoding, longest=batch.longest and batch.longest + landed
+            )
+            self.passes += landed
+            self.busy_ns += self._start - start
+            self._durations = self._durations[landed:]
+            del ends[:landed]
+        if self._formed == 1 and len(ends) > 1 and self._start < now:
+            self._form_planned()
+
+    def _cut_ahead(self, now: int) -> None:
+        """Nothing after the passes that are decided on by ``now`` is certain any more."""
+        if len(self._ends) > 1:
+            self._land_planned(now)
+        if len(self._ends) > 1:
+            assert self._batch is not None
+            if self._formed > 1:
+                self._decided.append(self._batch)
+            del self._ends[1:]
 
     def _land(self, end: int) -> None:
         """The pass under way is over at ``end``, and the one that was decided on starts."""
@@ -264,6 +351,9 @@ class EngineCore:
     def cut(self, now: int) -> None:
         """Nothing after the pass that is under way at ``now`` is certain any more."""
         if not self._ends:
+            return
+        if self.ahead:
+            self._cut_ahead(now)
             return
         keep = bisect_right(self._ends, now)
         if keep == 0 or self._ends[keep - 1] != now:

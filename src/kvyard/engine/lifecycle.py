@@ -233,6 +233,11 @@ class Lifecycle:
         ending.sort(key=_serial)
         self.flights.append(Flight(made, first, ending, decoding))
 
+    def fly(self, flight: Flight) -> None:
+        """A pass was decided on that is like the one before it."""
+        self.batch.flying += 1
+        self.flights.append(flight)
+
     def come_down(self, end: int) -> None:
         """The first of the passes in flight is over at ``end``: its tokens are known now. Those given up are gone."""
         flight = self.flights.pop(0)
