@@ -112,8 +112,11 @@ def offline(config: EngineConfig, ranks: int, actions: list[tuple[int, str, Job,
         engine.begin(due)
 
 
-@pytest.mark.parametrize("engine", [TIGHT, TIERED], ids=["device", "tiers"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("engine", "ranks"),
+    [(TIGHT, 1), (TIGHT, 2), (TIERED, 1), (TIERED, 2), (TIGHT | {"async_scheduling": True}, 1)],
+    ids=["device", "device-ranks", "tiers", "tiers-ranks", "ahead"],
+)
 def test_live_is_offline(engine: dict[str, Any], ranks: int) -> None:
     actions: list[tuple[int, str, Job, int]] = []
     logs = [Log() for _ in range(ranks)]

@@ -14,7 +14,7 @@ class ChunkRule:
 
     def __init__(self, config: EngineConfig, geometry: Geometry, *, always: bool) -> None:
         """``always``: the threshold holds for a job that is alone, too."""
-        self._threshold = config.long_prefill_token_threshold
+        self.threshold = config.long_prefill_token_threshold
         self._adaptive = config.long_prefill_token_threshold_adaptive
         self._always = always
         self._input_budget = config.max_num_batched_tokens
@@ -25,13 +25,15 @@ class ChunkRule:
         self._fine_unit = geometry.hash_block_size if geometry.fine_hits else 0
         self._drops_block = config.speculative is not None and config.speculative.eagle
         longest = config.max_num_scheduled_tokens or config.max_num_batched_tokens
-        self._fits_unit = self._unit <= min(longest, self._threshold or UNLIMITED)
+        self._fits_unit = self._unit <= min(longest, self.threshold or UNLIMITED)
         """Whether a pass can compute a whole unit."""
 
     def begin_pass(self, jobs: int) -> None:
-        """The next pass is being formed, with so many ``jobs`` that run or wait. One that is alone is in no other's way."""
-        limit = self._threshold
-        if not limit or (jobs <= 1 and not self._always):
+        """The next pass is being formed, with so many ``jobs`` that run or wait. One that is alone is in no other's way. To be
+        told where there is a ``threshold``.
+        """
+        limit = self.threshold
+        if jobs <= 1 and not self._always:
             limit = UNLIMITED
         elif self._adaptive:
             limit = max(limit, self._input_budget // jobs)

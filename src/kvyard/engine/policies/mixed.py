@@ -176,7 +176,8 @@ class MixedPasses(PassMaker):
             self._blocked.begin_pass()
         if self._without:
             self._take_back()
-        self._chunk.begin_pass(len(running) + len(jobs.waiting))
+        if self._chunk.threshold:
+            self._chunk.begin_pass(len(running) + len(jobs.waiting))
         before = jobs.preemptions
         self._chunks, self._drafted = [], []
         in_order = not prefilling or self._prompts_last()
@@ -191,7 +192,8 @@ class MixedPasses(PassMaker):
                 if speculative is not None:
                     due += speculative.jobs.values()
                 due.sort(key=_serial)
-            self._walk(due, due, now)
+            if due:
+                self._walk(due, due, now)
         else:
             self._walk(list(running.values()), due, now)
         chunks, drafted = self._chunks, self._drafted
