@@ -89,7 +89,7 @@ def test_refusals(capsys, tmp_path):
     for argv, words in (
         (("fit", str(tmp_path / "none.jsonl")), "none.jsonl: can't be read: No such file"),
         (("fit", str(bad)), "bad.jsonl: line 2: past must be a whole number"),
-        (("fit", str(few)), "at least 4 measurements of kind prefill, got 0"),
+        (("fit", str(few)), "at least 4 passes with prompts and 4 with decode steps, got 0 and 5"),
         (("fit", str(DATA), "-o", str(tmp_path / "no" / "such.json")), "such.json: No such file"),
         (("show", "tpu"), "no profile 'tpu' ships with kvyard; choose one of h200-llama3-8b"),
         (("show", str(bad)), "not a profile"),

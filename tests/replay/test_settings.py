@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from kvyard.engine.config import EngineConfig
-from kvyard.engine.timing import FixedTiming, PolynomialTiming, ProfileTiming
+from kvyard.engine.timing import FixedTiming, PolynomialTiming, ProfileTiming, make_timing
+from kvyard.engine.timing.roofline_timing import RooflineTiming
+from kvyard.engine.timing.tables import TablesTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT, ReplayConfig
 from kvyard.replay.settings import OF_AN_ENGINE, OF_TIERS, SETTINGS, make_config
@@ -80,11 +84,59 @@ def test_a_block_takes_what_its_tokens_take() -> None:
 
 
 def test_a_model_brings_groups_bytes_and_blocks() -> None:
-    plain = engine(model="llama-3.1-8b", gpu_memory="80GiB")
+    plain = engine(model="llama-3.1-8b", gpu="h100")
     assert plain.bytes_per_block == 16 * 131_072 and 20_000 < plain.num_gpu_blocks < 40_000
-    hybrid = engine(model="gpt-oss-20b", num_gpu_blocks=777, host_bytes="1GiB")
+    hybrid = engine(model="gpt-oss-20b", gpu="b200", num_gpu_blocks=777, host_bytes="1GiB")
     assert [spec.kind for spec in hybrid.specs] == ["sliding_window", "full"] and hybrid.num_gpu_blocks == 777
-    assert engine(model="llama-3.1-8b", gpu_memory="80GiB", block_size=64).specs[0].block_size == 64
+    assert engine(model="llama-3.1-8b", gpu="h100", gpu_memory="40GiB", block_size=64).specs[0].block_size == 64
+
+
+class TestTimingOfAModelOnACard:
+    """The best timing there is, chosen by what is known of model and card."""
+
+    CARD: ClassVar = {"model": "llama-3.1-8b", "gpu": "h100"}
+
+    def test_with_nothing_measured_a_roofline(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda deployment: False)
+        timing = engine(**self.CARD, tensor_parallel_size=2, kv_cache_dtype="fp8").timing
+        assert isinstance(timing, RooflineTiming)
+        assert (timing.deployment.tensor_parallel_size, timing.deployment.kv_cache_dtype) == (2, "fp8")
+        assert timing.describe() == "roofline of llama-3.1-8b on h100 TP2, no measurement"
+        assert timing.error() == 0.10
+
+    def test_with_tables_at_hand_those(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda deployment: True)
+        assert isinstance(engine(**self.CARD).timing, TablesTiming)
+
+    def test_two_measured_numbers_tighten_a_roofline(self) -> None:
+        timing = engine(**self.CARD, calibrate="ttft=120@2048,itl=14@32").timing
+        assert isinstance(timing, RooflineTiming) and timing.calibration is not None
+        assert timing.calibration.ttft_ms == 120 and timing.calibration.batch == 32
+
+    def test_what_is_asked_for_is_had(self) -> None:
+        assert engine(**self.CARD, timing="fixed:50,8").timing.describe().startswith("fixed")
+        assert isinstance(engine(**self.CARD, timing="polynomial").timing, PolynomialTiming)
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"model": "llama-3.1-8b", "gpu_memory": "80GiB"}, "but not on which card: add gpu, one of a100, h100"),
+            ({"gpu": "h100"}, "gpu is for a model"),
+            ({**CARD, "gpu": "h1000"}, "no card 'h1000' is known; choose one of a100"),
+            ({**CARD, "model": "llama-3.1-70b"}, "use a larger card, more tensor parallelism or smaller weights"),
+            ({**CARD, "tensor_parallel_size": 3}, "can't be split over 3 ranks"),
+            (
+                {**CARD, "timing": "fixed:1,2", "calibrate": "itl=14@32"},
+                "calibrate tightens timing roofline, not fixed",
+            ),
+            ({"timing": "roofline"}, "say gpu and model"),
+            ({"timing": "tables"}, "say gpu and model"),
+            ({**CARD, "timing": "tables:/nowhere"}, "no dense.csv, per_sequence.csv, attention.csv"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_in_one_sentence(self, given: dict[str, Any], words: str) -> None:
+        with pytest.raises(KvyardError, match=re.escape(words)):
+            make_timing(engine(**given).timing, 1)
 
 
 def test_tiers_below() -> None:
@@ -155,7 +207,7 @@ def test_what_is_left_out_is_refused_by_name(name: str) -> None:
         ({"host_blocks": 5, "enable_prefix_caching": "no"}, "enable_prefix_caching must be on"),
         ({"gpu_memory": "80GiB"}, "is for a model"),
         ({"model": "llama-3.1-8b"}, "how many blocks"),
-        ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "num_gpu_blocks": 5}, "not both"),
+        ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "num_gpu_blocks": 5}, "give one of the two"),
         ({"model": "llama-9", "gpu_memory": "80GiB"}, "no preset"),
         ({"model": "llama-3.1-8b", "gpu_memory": "8GiB"}, "larger card"),
         ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "bytes_per_token": 5}, "follows from the model"),

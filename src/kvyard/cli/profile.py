@@ -47,6 +47,7 @@ def fit(
             for kind, of in seen.items()
         },
         coefficients=found.coefficients,
+        curve=found.curve,
     )
     typer.echo(f"{profile.name}: {profile.source}{f', {profile.device}' if profile.device else ''}")
     rows: list[tuple[str, ...]] = [("", "points", "mean error", "median", "largest", "mean, unseen")]
@@ -104,7 +105,7 @@ def _find(profile: str) -> Profile:
 
 
 def _estimates(profile: Profile) -> None:
-    of = profile.coefficients
+    of = profile.form
     typer.echo("\nprefill, ms: new tokens across, past tokens down")
     rows = [("", *map(str, NEW))]
     rows += [(str(past), *(f"{pass_ms(of, [(new, past)], 0, 0):.2f}" for new in NEW)) for past in PAST]
@@ -116,7 +117,7 @@ def _estimates(profile: Profile) -> None:
 
 
 def _compare(profile: Profile, data: Measurements) -> None:
-    errors = [pass_ms(profile.coefficients, *row.shape) / row.ms - 1.0 for row in data.rows]
+    errors = [pass_ms(profile.form, *row.shape) / row.ms - 1.0 for row in data.rows]
     typer.echo(f"\nagainst {data.source}")
     rows: list[tuple[str, ...]] = [("", "points", "mean error", "median", "largest")]
     for kind, of in errors_by_kind(data.rows, errors).items():

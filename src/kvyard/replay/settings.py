@@ -13,10 +13,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from kvyard.blocks.eviction import ORDERS
+from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import find_config, plan
 from kvyard.engine.models.planning import PlanOptions
-from kvyard.engine.timing import parse_timing, timing_choices
+from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
+from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.tables import tables_at_hand
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
 from kvyard.replay.config import LEFT_OUT, ReplayConfig, WorkerConfig
@@ -37,19 +40,36 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str | None, Setting("A preset of kvyard model --list, or a config.json, instead of numbers ...", flag=True)
     ] = None
+    gpu: Annotated[
+        str | None,
+        Setting("... and the card it runs on, which gives memory and times: {choices}.", flag=True, choices=CARDS.keys),
+    ] = None
     gpu_memory: Annotated[
-        int | None, Setting("... and the memory of a card, such as 80GiB.", flag=True, parse=size)
+        int | None, Setting("The card's memory, where it isn't the usual, such as 80GiB.", flag=True, parse=size)
     ] = None
     gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.")] = 0.92
     tensor_parallel_size: Annotated[int, Setting("Cards that share the model.", flag=True)] = 1
+    pipeline_parallel_size: Annotated[int, Setting("Stages that the model's layers are cut into.")] = 1
+    enable_expert_parallel: Annotated[bool, Setting("Spread whole experts over the cards.")] = False
+    weight_dtype: Annotated[
+        Literal["bf16", "fp8", "fp4"] | None, Setting("{choices}: what weights are stored in, if not as in the model.")
+    ] = None
     kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...")] = "auto"
     bytes_per_token: Annotated[
         int | None,
         Setting("Without a model: what a token takes in the cache, 128KiB by default.", flag=True, parse=size),
     ] = None
     timing: Annotated[
-        str, Setting("What a pass takes: {choices} (see kvyard profile).", flag=True, choices=timing_choices)
-    ] = "polynomial"
+        str | None,
+        Setting(
+            "What a pass takes: {choices}. By default the best there is for the model and the card.",
+            flag=True,
+            choices=timing_choices,
+        ),
+    ] = None
+    calibrate: Annotated[
+        str | None, Setting("Two measured times for roofline, as in ttft=120@2048,itl=14@32 (ms@tokens, ms@batch).")
+    ] = None
     timing_speedup: Annotated[float, Setting("Divides what passes take.")] = 1.0
 
 
@@ -117,7 +137,16 @@ SETTINGS = Settings(
 """Everything that can be set, by name."""
 
 DEFAULTS: dict[str, Any] = {"workers": 8}
-ONLY_WITH_MODEL = ("gpu_memory", "gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype")
+ONLY_WITH_MODEL = (
+    "gpu",
+    "gpu_memory",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
+    "weight_dtype",
+    "kv_cache_dtype",
+)
 ONLY_WITHOUT_MODEL = ("groups", "bytes_per_token", "bytes_per_block")
 
 
@@ -171,11 +200,36 @@ def engine_config(given: Mapping[str, Any], seed: int = 0) -> EngineConfig:
         **options,
         tiers=tiers,
         speculative=SpeculativeConfig(**speculative) if speculative else None,
-        timing=parse_timing(given.get("timing", "polynomial"), given.get("timing_speedup", 1.0)),
+        timing=_timing(given),
         seed=seed,
     )
     config.check()
     return config
+
+
+def _timing(given: Mapping[str, Any]) -> TimingConfig:
+    """The timing that was asked for, or the best there is for what is known of model and card."""
+    deployment = None
+    if "model" in given and "gpu" in given:
+        deployment = Deployment(**{name: given[name] for name in Deployment.__struct_fields__ if name in given})
+    speedup, calibrate, asked = given.get("timing_speedup", 1.0), given.get("calibrate"), given.get("timing")
+    if asked is None:
+        if deployment is not None:
+            asked = "tables" if calibrate is None and tables_at_hand(deployment) else "roofline"
+        elif "model" in given:
+            raise KvyardError(
+                f"model {given['model']} says what is computed, but not on which card: add gpu, one of {', '.join(CARDS)}, "
+                "or timing=profile:NAME; timing=polynomial has times that know neither"
+            )
+        else:
+            asked = "polynomial"
+    if calibrate is not None:
+        if asked != "roofline":
+            raise KvyardError(f"calibrate tightens timing roofline, not {asked}: leave one of the two out")
+        asked = f"roofline:{calibrate}"
+    timing = parse_timing(asked, speedup, deployment)
+    timing.check()
+    return timing
 
 
 def _from_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,13 +257,16 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ONLY_WITHOUT_MODEL:
         if name in given:
             raise KvyardError(f"{name} follows from the model: leave one of the two out")
-    if ("gpu_memory" in given) == ("num_gpu_blocks" in given):
+    if "gpu_memory" in given and "num_gpu_blocks" in given:
+        raise KvyardError("gpu_memory and num_gpu_blocks both say how many blocks a worker has: give one of the two")
+    if not given.keys() & {"gpu", "gpu_memory", "num_gpu_blocks"}:
         raise KvyardError(
-            "how many blocks has a worker? Beside model say gpu_memory, such as 80GiB, or num_gpu_blocks, and not both"
+            "how many blocks has a worker? Beside model say gpu, such as h100, or gpu_memory, or num_gpu_blocks"
         )
     # Where the blocks are given, the card is as large as it has to be.
     card = {name: given[name] for name in PlanOptions.__struct_fields__ if name in given}
-    made = plan(find_config(given["model"]), given.get("gpu_memory", 2**60), **card)
+    memory = 2**60 if "num_gpu_blocks" in given else given.get("gpu_memory") or find_card(given["gpu"]).memory
+    made = plan(find_config(given["model"]), memory, **card)
     options = made.engine_options()
     options |= {"groups": made.groups, "block_size": None}
     if "num_gpu_blocks" in given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +41,11 @@ def test_a_word_is_a_name_and_the_values_of_its_fields():
 
 
 def test_the_choices_are_those_of_the_registry():
-    assert timing_choices() == "polynomial, fixed:PREFILL_MS,DECODE_MS, or profile:NAME"
-    with pytest.raises(KvyardError, match=f"^timing is 'guess': choose {timing_choices()}$"):
+    assert timing_choices() == (
+        "polynomial, fixed:PREFILL_MS,DECODE_MS, profile:NAME, roofline (with model and gpu), "
+        "or tables or tables:FOLDER (with model and gpu)"
+    )
+    with pytest.raises(KvyardError, match=f"^timing is 'guess': choose {re.escape(timing_choices())}$"):
         parse_timing("guess")
 
 

@@ -147,8 +147,8 @@ def test_configs_are_read_by_their_kind():
     ("config", "words"),
     [
         ({"kind": "cubic"}, "unknown timing kind 'cubic': choose one of fixed, polynomial, profile"),
-        ({}, "kind must be one of fixed, polynomial, profile, got None"),
-        ({"kind": ["fixed"]}, "kind must be one of fixed, polynomial, profile, got ['fixed']"),
+        ({}, "kind must be one of fixed, polynomial, profile, roofline, tables, got None"),
+        ({"kind": ["fixed"]}, "kind must be one of fixed, polynomial, profile, roofline, tables, got ['fixed']"),
         ({"kind": "fixed", "prefill_ms": 1}, "missing required field `decode_ms`"),
         ({"kind": "fixed", "prefill_ms": -1, "decode_ms": 1}, "prefill_ms must be a number of milliseconds"),
         ({"kind": "fixed", "prefill_ms": 1, "decode_ms": float("nan")}, "decode_ms must be"),

@@ -107,6 +107,8 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def find_config(name: str) -> dict[str, Any]:
-    """The config of a preset or of a file, whichever ``name`` is. Raises ``KvyardError``."""
+    """The config of a preset, of a file, or of a folder with a config.json, whichever ``name`` is. Raises ``KvyardError``."""
+    if Path(name).is_dir():
+        name = str(Path(name) / "config.json")
     is_file = Path(name).exists() or "/" in name or name.endswith(".json")
     return read_config(name) if name not in presets() and is_file else preset(name)

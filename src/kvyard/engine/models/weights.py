@@ -29,6 +29,18 @@ NOT_GATED = ("nemotron_h", "gpt2", "opt", "falcon", "gpt_neox", "gpt_bigcode", "
 """Families whose MLPs have two matrices rather than three."""
 
 
+class MlpShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The MLP of one layer: a dense one, experts, or both."""
+
+    matrices: int
+    dense: int = 0
+    """The inner width of what every token goes through, shared experts included."""
+    experts: int = 0
+    expert_width: int = 0
+    chosen: int = 0
+    """Experts per token."""
+
+
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters by how they are stored."""
 
@@ -56,8 +68,7 @@ def count_weights(fields: Fields) -> Weights:
     """Parameters of the language model. Raises ``KvyardError`` naming the fields that are missing."""
     if fields.get("is_encoder_decoder"):
         raise KvyardError(f"{fields.architecture}: encoder-decoder models are not supported")
-    pattern, types = fields.get("hybrid_override_pattern"), fields.get("layers_block_type") or fields.get("layer_types")
-    listed = pattern is not None or types is not None
+    listed = fields.get("hybrid_override_pattern") is not None or _types(fields) is not None
     fields.require(*(() if listed else ("num_hidden_layers",)), "hidden_size", "num_attention_heads", "vocab_size")
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
     tied = bool(fields.get("tie_word_embeddings") or fields.model_type.startswith("gemma"))
@@ -66,31 +77,29 @@ def count_weights(fields: Fields) -> Weights:
     kinds = mixers(fields)
     shared = fields.integer("num_kv_shared_layers", 0)
     for index, kind in enumerate(kinds):
-        alone = isinstance(pattern, str) or (fields.model_type == "nemotron_h" and isinstance(types, list))
+        alone = _alone(fields)
         reads = index >= len(kinds) - shared
         linear += _mixer(fields, "full" if reads and not alone else kind)
         plain += hidden * (1 if alone else 2)
-        if not alone or kind == "none":
-            if isinstance(pattern, str):
-                mixture = pattern[index] == "E"
-            else:
-                mixture = types[index] == "moe" if alone else _is_mixture(fields, index)
-            dense, routed = _mlp(fields, mixture)
-            linear += dense
-            experts += routed
+        mlp = mlp_shape(fields, index, kind)
+        if mlp is not None:
+            linear += hidden * mlp.experts + mlp.matrices * hidden * mlp.dense
+            if fields.model_type == "gpt_oss":
+                linear += mlp.experts * (2 * mlp.expert_width + hidden)
+            experts += mlp.experts * mlp.matrices * hidden * mlp.expert_width
     return Weights(plain=plain, linear=linear, experts=experts)
 
 
 def weight_bytes(fields: Fields, of: Weights) -> int:
     """Bytes of ``of`` as the checkpoint stores it, by its ``quantization_config``."""
     plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
-    linear, experts = _stored_bits(
+    linear, experts = stored_bits(
         fields.outer.get("quantization_config") or fields.get("quantization_config"), 8 * plain
     )
     return of.plain * plain + round((of.linear * linear + of.experts * experts) / 8)
 
 
-def _stored_bits(quantisation: Mapping[str, Any] | None, plain: int) -> tuple[float, float]:
+def stored_bits(quantisation: Mapping[str, Any] | None, plain: int) -> tuple[float, float]:
     """Bits of one weight of a layer's matrices and of the experts', scales included."""
     if not isinstance(quantisation, Mapping):
         return plain, plain
@@ -173,18 +182,41 @@ def _is_mixture(fields: Fields, index: int) -> bool:
     return (index + 1) % max(1, step) == 0
 
 
-def _mlp(fields: Fields, mixture: bool) -> tuple[int, int]:
-    """Parameters of a layer's dense matrices and of its experts."""
+def mlp_shape(fields: Fields, index: int, kind: str) -> MlpShape | None:
+    """The MLP of layer ``index``, whose mixer is ``kind``; ``None`` where the layer has none."""
     hidden = fields.integer("hidden_size")
+    pattern, types = fields.get("hybrid_override_pattern"), _types(fields)
+    alone = _alone(fields)
+    if alone and kind != "none":
+        return None
+    if isinstance(pattern, str):
+        mixture = pattern[index] == "E"
+    else:
+        mixture = types[index] == "moe" if alone else _is_mixture(fields, index)
     matrices = 2 if fields.model_type in NOT_GATED else 3
     if not mixture:
         inner = fields.get("intermediate_size_mlp") or fields.integer("intermediate_size", 4 * hidden)
-        return matrices * hidden * int(inner), 0
-    count = fields.integer("num_experts")
+        return MlpShape(matrices=matrices, dense=int(inner))
     inner = fields.integer("moe_intermediate_size", fields.integer("intermediate_size"))
-    bias = count * (2 * inner + hidden) if fields.model_type == "gpt_oss" else 0
     shared = fields.integer("shared_expert_intermediate_size", fields.integer("moe_shared_expert_intermediate_size", 0))
     shared = shared or fields.integer("n_shared_experts", 0) * inner
     if fields.model_type.startswith("llama4"):
         shared = inner
-    return hidden * count + bias + matrices * hidden * shared, count * matrices * hidden * inner
+    return MlpShape(
+        matrices=matrices,
+        dense=shared,
+        experts=fields.integer("num_experts"),
+        expert_width=inner,
+        chosen=fields.integer("num_experts_per_tok", 1),
+    )
+
+
+def _types(fields: Fields) -> Any:
+    return fields.get("layers_block_type") or fields.get("layer_types")
+
+
+def _alone(fields: Fields) -> bool:
+    """Whether a layer is a mixer or an MLP, and never both."""
+    if isinstance(fields.get("hybrid_override_pattern"), str):
+        return True
+    return fields.model_type == "nemotron_h" and isinstance(_types(fields), list)

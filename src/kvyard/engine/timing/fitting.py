@@ -10,8 +10,10 @@ Measurements are JSON lines:
     {"kind": "prefill", "new": 512, "past": 2048, "ms": 17.34}
     {"kind": "decode", "batch": 32, "ctx": 4096, "ms": 9.09}
     {"kind": "mixed", "prefills": [[512, 0], [64, 2048]], "batch": 32, "ctx": 4096, "ms": 20.9}
+    {"kind": "mixed", "prefills": [], "batch": 32, "context": 131072, "longest": 9000, "ms": 9.6}
 
-``ctx`` is each sequence's context, the token being computed included. Lines of other kinds (``device``, ``copy``) are left
+``ctx`` is each sequence's context, the token being computed included; where they differ, ``context`` is their sum and
+``longest`` the longest. Lines of other kinds (``device``, ``copy``) are left
 alone; a ``device`` line names the card.
 """
 
@@ -23,22 +25,35 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvyard.engine.timing.profile import NAMES, Coefficients, Features, Floats, estimate
+from kvyard.engine.timing.profile import NAMES, Coefficients, Features, Floats, Form, estimate, form_of
 from kvyard.errors import KvyardError
 
 KINDS = ("prefill", "decode", "mixed")
 SHOWN = 5
 """Bad rows named in one refusal."""
-LEAST = {"prefill": 4, "decode": 4}
-"""Measurements of each kind below which a fit would be guessing."""
+LEAST = 4
+"""Passes with prompts, and passes with decode steps, below which a fit would be guessing."""
 FOLDS = 64
+MANY = 512
+"""Beyond so many measurements ``FEW_FOLDS`` tell as much."""
+FEW_FOLDS = 8
 SCALE = 0.05
 """Relative errors well above this count as stalls."""
 HOLD = 1e-3
 """How firmly a coefficient is held to its first guess, compared with one measurement."""
+CURVE_HOLD = 0.3
+"""The same for the factors of the curve."""
+WORTH = 0.9
+"""A curve is kept where errors on unseen passes fall below this share of those without."""
+GOOD = 0.01
+"""Below this mean error no curve is tried."""
+KNOTS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 ROUNDS = 200
 ENOUGH = 1e-6
 """Gain of a round below which descending stops."""
+BLEND = NAMES.index("blend")
+SHARPEST = 31.0
+"""A blend so far above 1 takes the larger of the two, and its powers are still numbers."""
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -47,18 +62,20 @@ class Measurement(msgspec.Struct, frozen=True):
     kind: str
     prefills: tuple[tuple[int, int], ...]
     batch: int
-    ctx: int
+    context: int
+    """Summed over the batch."""
+    longest: int
     ms: float
 
     @property
-    def shape(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
-        """As a timing model takes it: prefills, decode batch, summed context."""
-        return self.prefills, self.batch, self.batch * self.ctx
+    def shape(self) -> tuple[tuple[tuple[int, int], ...], int, int, int]:
+        """As a timing model takes it: prefills, decode batch, summed context, longest context."""
+        return self.prefills, self.batch, self.context, self.longest
 
     def __str__(self) -> str:
         parts = [f"{new} new after {past}" for new, past in self.prefills]
         if self.batch:
-            parts.append(f"{self.batch} decoding at {self.ctx}")
+            parts.append(f"{self.batch} decoding at {self.context // self.batch}")
         return ", ".join(parts)
 
 
@@ -108,9 +125,9 @@ def _row(value: dict[str, Any]) -> Measurement:
     if isinstance(ms, bool) or not isinstance(ms, (int, float)) or not (math.isfinite(ms) and ms > 0):
         raise KvyardError(f"ms must be a number above 0, got {ms!r}")
     if kind == "prefill":
-        return Measurement(kind, ((_count(value, "new", 1), _count(value, "past", 0)),), 0, 0, float(ms))
+        return Measurement(kind, ((_count(value, "new", 1), _count(value, "past", 0)),), 0, 0, 0, float(ms))
     if kind == "decode":
-        return Measurement(kind, (), _count(value, "batch", 1), _count(value, "ctx", 1), float(ms))
+        return Measurement(kind, (), *_decoding(value, _count(value, "batch", 1)), float(ms))
     pairs = value.get("prefills")
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise KvyardError(f"prefills must be a list of [new, past] pairs, got {pairs!r}")
@@ -118,7 +135,22 @@ def _row(value: dict[str, Any]) -> Measurement:
     batch = _count(value, "batch", 0)
     if not prefills and not batch:
         raise KvyardError("a mixed pass computes something: prefills or a batch above 0")
-    return Measurement(kind, prefills, batch, _count(value, "ctx", 1 if batch else 0), float(ms))
+    if not prefills:
+        kind = "decode"
+    elif not batch:
+        kind = "prefill" if len(prefills) == 1 else kind
+    return Measurement(kind, prefills, *_decoding(value, batch), float(ms))
+
+
+def _decoding(value: dict[str, Any], batch: int) -> tuple[int, int, int]:
+    """Batch, summed context, longest context."""
+    if not batch:
+        return 0, 0, 0
+    if "context" in value:
+        context = _count(value, "context", batch)
+        return batch, context, _count(value, "longest", 0) if "longest" in value else 0
+    each = _count(value, "ctx", 1)
+    return batch, batch * each, each
 
 
 def _count(value: dict[str, Any], name: str, least: int) -> int:
@@ -132,8 +164,14 @@ class Fit(msgspec.Struct, frozen=True):
     """Coefficients, and for each measurement the relative error: of the fit, and of one made without that measurement."""
 
     coefficients: Coefficients
+    curve: dict[int, float]
     errors: tuple[float, ...]
     unseen_errors: tuple[float, ...]
+
+    @property
+    def form(self) -> Form:
+        """The formula and its curve."""
+        return form_of(self.coefficients, self.curve)
 
 
 class KindError(msgspec.Struct, frozen=True):
@@ -146,28 +184,71 @@ class KindError(msgspec.Struct, frozen=True):
 
 
 def fit(rows: Sequence[Measurement]) -> Fit:
-    """Fit the formula to ``rows``. Raises ``KvyardError`` when there are too few of a kind.
+    """Fit the form to ``rows``, with a curve where that is worth it. Raises ``KvyardError`` when there are too few.
 
-    The unseen errors are by leaving out one measurement at a time, or, beyond 64 of them, every 64th.
+    The unseen errors are by leaving out one measurement at a time, or, of many, every 64th or 8th together.
     """
-    for kind, least in LEAST.items():
-        found = sum(row.kind == kind for row in rows)
-        if found < least:
-            raise KvyardError(f"a profile needs at least {least} measurements of kind {kind}, got {found}")
+    prompts, steps = sum(bool(row.prefills) for row in rows), sum(row.batch > 0 for row in rows)
+    if prompts < LEAST or steps < LEAST:
+        raise KvyardError(
+            f"a profile needs at least {LEAST} passes with prompts and {LEAST} with decode steps, got {prompts} and {steps}"
+        )
     features = Features.of([row.shape for row in rows])
     ms = np.array([row.ms for row in rows])
     guess = _first_guess(rows)
-    best = _descend(guess, guess, features, ms)
-    unseen = np.zeros(len(rows))
-    folds = np.arange(len(rows)) % min(len(rows), FOLDS)
+    plain = _fit(features, ms, guess, ())
+    if np.abs(plain.unseen_errors).mean() < GOOD:
+        return plain
+    lowest, highest = float(features.tokens.min()), float(features.tokens.max())
+    knots = tuple(at for at in KNOTS if lowest / 2 <= at <= 2 * highest)
+    if len(knots) > 2:
+        curved = _fit(features, ms, guess, knots)
+        if np.abs(curved.unseen_errors).mean() < WORTH * np.abs(plain.unseen_errors).mean():
+            return curved
+    return plain
+
+
+def _fit(features: Features, ms: Floats, guess: Floats, knots: tuple[int, ...]) -> Fit:
+    start = np.concatenate([guess, np.zeros(len(knots))])
+    spread = _spread(features, knots)
+    best = _descend(start, start, features, spread, ms)
+    unseen = np.zeros(len(ms))
+    folds = np.arange(len(ms)) % min(len(ms), FOLDS if len(ms) <= MANY else FEW_FOLDS)
     for fold in range(int(folds.max()) + 1):
         out = folds == fold
-        without = _descend(best, guess, features.only(~out), ms[~out])
-        unseen[out] = estimate(np.exp(without), features.only(out)) / ms[out] - 1.0
+        without = _descend(best, start, features.only(~out), spread[~out], ms[~out])
+        unseen[out] = _estimate(without, features.only(out), spread[out]) / ms[out] - 1.0
     # Six digits are far more than measurements hold, and make a profile that people can read.
-    values = [float(f"{value:.6g}") for value in np.exp(best)]
-    errors = estimate(values, features) / ms - 1.0
-    return Fit(Coefficients(**dict(zip(NAMES, values))), tuple(errors.tolist()), tuple(unseen.tolist()))
+    values = [float(f"{value:.6g}") for value in _values(best)]
+    if not features.behind.any():
+        values[NAMES.index("skew")] = 0.0
+    factors = [float(f"{value:.6g}") for value in np.exp(best[len(NAMES) :])]
+    errors = estimate(values, features, np.exp(spread @ np.log(factors)) if knots else 1.0) / ms - 1.0
+    return Fit(
+        Coefficients(**dict(zip(NAMES, values))),
+        dict(zip(knots, factors)),
+        tuple(errors.tolist()),
+        tuple(unseen.tolist()),
+    )
+
+
+def _spread(features: Features, knots: tuple[int, ...]) -> Floats:
+    """For each pass, the shares of the knots that its tokens lie between."""
+    if not knots:
+        return np.zeros((len(features.tokens), 0))
+    at = np.log2(features.tokens)
+    return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
+
+
+def _values(at: Floats) -> Floats:
+    """Coefficients of a point of the search: logarithms, but for the blend, which stays above 1."""
+    values: Floats = np.exp(at[: len(NAMES)])
+    values[BLEND] = 1.0 + min(values[BLEND], SHARPEST)
+    return values
+
+
+def _estimate(at: Floats, features: Features, spread: Floats) -> Floats:
+    return estimate(_values(at), features, np.exp(spread @ at[len(NAMES) :]) if spread.shape[1] else 1.0)
 
 
 def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict[str, KindError]:
@@ -182,17 +263,17 @@ def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict
 
 
 def _first_guess(rows: Sequence[Measurement]) -> Floats:
-    """Logarithms of rough values, by what each kind of pass shows at its extremes."""
-    prompts = [row for row in rows if row.kind == "prefill"]
-    steps = [row for row in rows if row.kind == "decode"]
+    """A point of the search with rough values, by what each kind of pass shows at its extremes."""
+    prompts = [row for row in rows if row.prefills]
+    steps = [row for row in rows if row.batch]
     weights = min(row.ms for row in steps)
-    token = min(row.ms / row.prefills[0][0] for row in prompts)
-    largest = max(steps, key=lambda row: row.batch * row.ctx)
-    context = max(largest.ms - weights, 0.1 * largest.ms) / (largest.batch * largest.ctx)
+    token = min(row.ms / (sum(new for new, _ in row.prefills) + row.batch) for row in prompts)
+    largest = max(steps, key=lambda row: row.context)
+    context = max(largest.ms - weights, 0.1 * largest.ms) / largest.context
     guess = {
         "weights": weights,
         "token": token,
-        "blend": 2.0,
+        "blend": 1.0,  # above 1
         "sequence": 0.05 * token,
         "attention": token / 30_000,
         "past_attention": token / 30_000,
@@ -201,18 +282,23 @@ def _first_guess(rows: Sequence[Measurement]) -> Floats:
         "launch": 0.8 * min(row.ms for row in prompts),
         "past_launch": 0.1 * weights,
         "context": context,
+        "mixed_launch": 0.1 * weights,
+        "mixed_decode": 1.0,
+        "skew": 0.02,
+        "host": 0.02 * weights,
     }
     return np.log([guess[name] for name in NAMES])
 
 
-def _descend(start: Floats, guess: Floats, features: Features, ms: Floats) -> Floats:
-    """Levenberg and Marquardt's method, reweighted each round for the loss. Returns logarithms."""
+def _descend(start: Floats, guess: Floats, features: Features, spread: Floats, ms: Floats) -> Floats:
+    """Levenberg and Marquardt's method, reweighted each round for the loss."""
+    hold = np.where(np.arange(len(start)) < len(NAMES), HOLD, CURVE_HOLD)
 
     def errors(at: Floats) -> Floats:
-        return np.asarray(np.log(estimate(np.exp(at), features) / ms))
+        return np.asarray(np.log(_estimate(at, features, spread) / ms))
 
     def loss(off: Floats, at: Floats) -> float:
-        return float(np.log1p((off / SCALE) ** 2).sum() + HOLD * ((at - guess) ** 2).sum())
+        return float(np.log1p((off / SCALE) ** 2).sum() + (hold * (at - guess) ** 2).sum())
 
     at, damping, step = start.copy(), 1e-2, 1e-5
     off = errors(at)
@@ -220,8 +306,8 @@ def _descend(start: Floats, guess: Floats, features: Features, ms: Floats) -> Fl
     for _ in range(ROUNDS):
         slope = np.stack([(errors(at + step * unit) - off) / step for unit in np.eye(len(at))], axis=1)
         trust = 1.0 / (SCALE**2 + off**2)
-        curve = slope.T @ (trust[:, None] * slope) + HOLD * np.eye(len(at))
-        down = -(slope.T @ (trust * off)) - HOLD * (at - guess)
+        curve = slope.T @ (trust[:, None] * slope) + np.diag(hold)
+        down = -(slope.T @ (trust * off)) - hold * (at - guess)
         for _ in range(12):
             move = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), down), -0.7, 0.7)
             next_off = errors(at + move)

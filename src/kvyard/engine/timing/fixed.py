@@ -25,6 +25,9 @@ class FixedTiming(TimingConfig, frozen=True, kw_only=True, tag="fixed"):
             if not (math.isfinite(value) and value >= 0):
                 raise KvyardError(f"timing: {name} must be a number of milliseconds, 0 or more, got {value}")
 
+    def describe(self) -> str:
+        return f"fixed: {self.prefill_ms:g} ms for prompts, {self.decode_ms:g} ms for decode steps"
+
     def model(self, capacity_tokens: int) -> "FixedModel":
         return FixedModel(self)
 

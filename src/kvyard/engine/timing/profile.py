@@ -1,7 +1,7 @@
 """``profile``: timing fitted to measurements of one card, model and engine.
 
-A profile is a small JSON file: eleven coefficients of one formula, where they come from, and how far off they were. Some
-ship with kvyard and are chosen by name.
+A profile is a small JSON file: fifteen coefficients of one formula, perhaps a curve, where they come from, and how far off they
+were. Some ship with kvyard and are chosen by name.
 
 The formula is what limits a pass on a GPU. A pass multiplies all its tokens with the weights once, whichever requests they
 are of. Few tokens wait for the weights to be read, many for the arithmetic, and in between the two blend. Attention comes on
@@ -11,8 +11,9 @@ parts are physical, a pass that mixes prompts and decoding needs no measurements
 measurement stay sensible. ``pass_ms`` and ``estimate`` are this one formula, for one pass and for many.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from math import exp, log2
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
 from kvyard.engine.timing.registry import TimingConfig
 from kvyard.errors import KvyardError
@@ -54,13 +56,48 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What past adds to that."""
     context: float
     """Per token of context of a decoding sequence."""
+    mixed_launch: float = 0.0
+    """What decode steps beside prompts add to launching."""
+    mixed_decode: float = 1.0
+    """How many times as much that is in a pass with prompt tokens."""
+    skew: float = 0.0
+    """What share of the way from the mean context of a batch to its longest counts."""
+    host: float = 0.0
+    """Host work of a pass, which comes on top of everything."""
 
 
 NAMES = Coefficients.__struct_fields__
 
 
-def pass_ms(of: Coefficients, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int) -> float:
+class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Coefficients, and where measurements ask for it a curve by which the work before attention is multiplied."""
+
+    coefficients: Coefficients
+    tokens: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+
+    def factor(self, tokens: float) -> float:
+        """What the work before attention is multiplied by in a pass of so many tokens; logarithms are linear in between."""
+        if not self.tokens:
+            return 1.0
+        return exp(float(np.interp(log2(tokens), np.log2(self.tokens), np.log(self.factors))))
+
+
+def form_of(coefficients: Coefficients, curve: Mapping[int, float]) -> Form:
+    """The form with ``curve``: by tokens of a pass, what the work before attention is multiplied by."""
+    points = sorted(curve.items())
+    return Form(
+        coefficients=coefficients,
+        tokens=tuple(tokens for tokens, _ in points),
+        factors=tuple(factor for _, factor in points),
+    )
+
+
+def pass_ms(
+    form: Form, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int = 0
+) -> float:
     """Milliseconds of one pass; see ``TimingModel.pass_ns`` for what the arguments mean. 0 when nothing is computed."""
+    of = form.coefficients
     tokens = sequences = decode_batch
     fresh_pairs = past_pairs = 0.0
     read = 0
@@ -75,22 +112,33 @@ def pass_ms(of: Coefficients, prefills: Sequence[tuple[int, int]], decode_batch:
                 fresh_pairs += 0.5 * new * new
     if not tokens:
         return 0.0
-    work = base_ms(of, tokens, sequences) + of.context * decode_context
+    base = base_ms(form, tokens, sequences)
+    context = of.context * counted(of, decode_batch, decode_context, longest)
     if tokens == decode_batch:
-        return work
-    work += of.attention * fresh_pairs
+        return base + context + of.host
+    work = base + context * of.mixed_decode + of.attention * fresh_pairs
     launch = of.launch
+    if decode_batch:
+        launch += of.mixed_launch
     if read:
         pairs, reads = of.past_attention * past_pairs, of.past_read * read
         work += (pairs if pairs > reads else reads) + of.past_copy * read
         launch += of.past_launch
-    return work if work > launch else launch
+    return (work if work > launch else launch) + of.host
 
 
-def base_ms(of: Coefficients, tokens: int, sequences: int) -> float:
+def base_ms(form: Form, tokens: int, sequences: int) -> float:
     """What a pass over this many tokens takes before any attention."""
+    of = form.coefficients
     blend = of.blend
-    return float((of.weights**blend + (of.token * tokens) ** blend) ** (1.0 / blend)) + of.sequence * sequences
+    work = float((of.weights**blend + (of.token * tokens) ** blend) ** (1.0 / blend))
+    return work * form.factor(tokens) + of.sequence * sequences
+
+
+def counted(of: Coefficients, batch: int, context: int, longest: int) -> float:
+    """The context that a decode step is charged for: what is read, and some of the waiting for the longest."""
+    more = batch * longest - context
+    return context + of.skew * more if more > 0 else float(context)
 
 
 class Features(msgspec.Struct, frozen=True):
@@ -103,13 +151,17 @@ class Features(msgspec.Struct, frozen=True):
     past_tokens: Floats
     launched: Floats
     with_past: Floats
+    with_decode: Floats
+    """Whether decode steps are launched beside prompts."""
     context: Floats
+    behind: Floats
+    """By how much contexts fall short of the longest, summed."""
 
     @classmethod
-    def of(cls, passes: Sequence[tuple[Sequence[tuple[int, int]], int, int]]) -> "Features":
-        """Of passes given as (prefills, decode batch, decode context)."""
+    def of(cls, passes: Sequence[tuple[Sequence[tuple[int, int]], int, int, int]]) -> "Features":
+        """Of passes given as (prefills, decode batch, decode context, longest context)."""
         rows = []
-        for prefills, batch, context in passes:
+        for prefills, batch, context, longest in passes:
             fresh = [new for new, past in prefills if new and not past]
             cached = [(new, past) for new, past in prefills if new and past]
             rows.append(
@@ -121,25 +173,31 @@ class Features(msgspec.Struct, frozen=True):
                     sum(new + past for new, past in cached),
                     bool(fresh or cached),
                     bool(cached),
+                    bool(batch and (fresh or cached)),
                     context,
+                    max(0, batch * longest - context),
                 )
             )
-        return cls(*np.array(rows, dtype=np.float64).reshape(-1, 8).T)
+        return cls(*np.array(rows, dtype=np.float64).reshape(-1, 10).T)
 
     def only(self, keep: npt.NDArray[np.bool_]) -> "Features":
         """Of the passes that ``keep`` marks."""
         return Features(*(getattr(self, name)[keep] for name in self.__struct_fields__))
 
 
-def estimate(values: Sequence[float] | Floats, at: Features) -> Floats:
-    """Milliseconds of many passes, for coefficients in the order of ``NAMES``."""
-    weights, token, blend, sequence, attention, past_attention, past_read, past_copy, launch, past_launch, context = (
+def estimate(values: Sequence[float] | Floats, at: Features, factors: Floats | float = 1.0) -> Floats:
+    """Milliseconds of many passes, for coefficients in the order of ``NAMES`` and each pass's factor of the curve."""
+    weights, token, blend, sequence, attention, past_attention, past_read, past_copy, launch, past_launch, *decode = (
         values
     )
-    work = (weights**blend + (token * at.tokens) ** blend) ** (1.0 / blend) + sequence * at.sequences
+    context, mixed_launch, mixed_decode, skew, host = decode
+    work = factors * (weights**blend + (token * at.tokens) ** blend) ** (1.0 / blend) + sequence * at.sequences
     work = work + attention * at.pairs + np.maximum(past_attention * at.past_pairs, past_read * at.past_tokens)
-    work = work + past_copy * at.past_tokens + context * at.context
-    total: Floats = np.maximum(work, at.launched * launch + at.with_past * past_launch)
+    reading = context * (at.context + skew * at.behind)
+    work = work + past_copy * at.past_tokens + reading * np.where(at.launched > 0, mixed_decode, 1.0)
+    total: Floats = (
+        np.maximum(work, at.launched * launch + at.with_past * past_launch + at.with_decode * mixed_launch) + host
+    )
     return total
 
 
@@ -161,6 +219,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: str = ""
     errors: dict[str, FitError] = {}
     coefficients: Coefficients
+    curve: dict[int, float] = {}
+    """By tokens of a pass, what the work before attention is multiplied by."""
+
+    @property
+    def form(self) -> Form:
+        """The formula and its curve."""
+        return form_of(self.coefficients, self.curve)
 
     def check(self, where: str) -> None:
         """Raise ``KvyardError``, naming ``where``, unless the coefficients can be computed with."""
@@ -171,6 +236,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise KvyardError(f"{where}: {name} must be a number of at least 0, got {value}")
         if not (self.coefficients.weights > 0 and self.coefficients.blend >= 1):
             raise KvyardError(f"{where}: weights must be above 0 and blend at least 1")
+        if any(tokens < 1 or not 0 < factor < float("inf") for tokens, factor in self.curve.items()):
+            raise KvyardError(f"{where}: the curve has tokens of at least 1 and factors above 0")
 
 
 def shipped() -> list[str]:
@@ -215,12 +282,22 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
     def model(self, capacity_tokens: int) -> "ProfileModel":
         return ProfileModel(load_profile(name=self.name, path=self.path), self)
 
+    def describe(self) -> str:
+        profile = load_profile(name=self.name, path=self.path)
+        whose = f"your profile {self.path}" if self.path else f"profile {self.name}"
+        return f"{whose}, fitted to passes of {profile.device}" if profile.device else whose
+
+    def error(self) -> float | None:
+        errors = load_profile(name=self.name, path=self.path).errors
+        known = errors.get("all") or max(errors.values(), key=lambda one: one.unseen, default=None)
+        return known.unseen if known is not None else None
+
     @classmethod
     def usage(cls) -> str:
         return "profile:NAME"
 
     @classmethod
-    def parse(cls, text: str, speedup_ratio: float) -> Self:
+    def parse(cls, text: str, speedup_ratio: float, deployment: Deployment | None = None) -> Self:
         """A shipped profile's name or a path, which is read now, so that one that isn't there is refused here."""
         if not text:
             raise KvyardError("timing is 'profile': write profile:NAME (kvyard profile list)")
@@ -233,27 +310,30 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
 class ProfileModel:
     """Durations by a profile. ``decode_speedup_ratio`` divides what decoding adds to a pass."""
 
-    needs_longest: ClassVar[bool] = False
-    __slots__ = ("_decode_ratio", "_of", "_ratio")
+    needs_longest: ClassVar[bool] = True
+    __slots__ = ("_decode_ratio", "_form", "_ratio")
 
     def __init__(self, profile: Profile, config: ProfileTiming) -> None:
-        self._of = profile.coefficients
+        self._form = profile.form
         self._ratio = config.speedup_ratio
         self._decode_ratio = config.speedup_ratio * config.decode_speedup_ratio
 
     def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
-        whole = round(pass_ms(self._of, prefills, decode_batch, decode_context) * NS_PER_MS)
+        whole = round(pass_ms(self._form, prefills, decode_batch, decode_context, longest) * NS_PER_MS)
         if self._ratio == self._decode_ratio:
             return scaled(whole, self._ratio)
-        prompts = round(pass_ms(self._of, prefills, 0, 0) * NS_PER_MS) if prefills else 0
+        prompts = round(pass_ms(self._form, prefills, 0, 0) * NS_PER_MS) if prefills else 0
         return scaled(prompts, self._ratio) + scaled(whole - prompts, self._decode_ratio)
 
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
         # A batch that doesn't change costs the same each pass, but for its context. Same operations as in ``pass_ms``.
-        base, slope, ratio = base_ms(self._of, batch, batch), self._of.context, self._decode_ratio
-        if passes <= SHORT:
-            steps = range(context, context + batch * passes, batch)
-            return np.array([scaled(round((base + slope * at) * NS_PER_MS), ratio) for at in steps], dtype=np.int64)
-        return scaled_many(np.rint((base + slope * contexts(batch, context, passes)) * NS_PER_MS), ratio)
+        of, ratio = self._form.coefficients, self._decode_ratio
+        base, slope, host = base_ms(self._form, batch, batch), of.context, of.host
+        if passes <= SHORT or of.skew:
+            steps = (counted(of, batch, context + at * batch, longest + at) for at in range(passes))
+            return np.array(
+                [scaled(round((base + slope * at + host) * NS_PER_MS), ratio) for at in steps], dtype=np.int64
+            )
+        return scaled_many(np.rint((base + slope * contexts(batch, context, passes) + host) * NS_PER_MS), ratio)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.model import TimingModel
 from kvyard.errors import KvyardError
 from kvyard.registry import Registry
@@ -35,14 +36,25 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The model, for an engine whose cache holds ``capacity_tokens``. Raises ``KvyardError`` if there can't be one."""
         raise NotImplementedError
 
+    def describe(self) -> str:
+        """What the times of a run are worth, in a few words for its report: where they come from, and how far off they are."""
+        return str(self.__struct_config__.tag)
+
+    def error(self) -> float | None:
+        """The error that was seen where it could be checked, as a share (0.1 is 10 %); ``None`` where nobody knows."""
+        return None
+
     @classmethod
     def usage(cls) -> str:
         """How it is written as one word, such as ``fixed:PREFILL_MS,DECODE_MS``: its name, then the values of its fields."""
         return ":".join(filter(None, (str(cls.__struct_config__.tag), ",".join(cls._own()).upper())))
 
     @classmethod
-    def parse(cls, text: str, speedup_ratio: float) -> Self:
-        """The config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none."""
+    def parse(cls, text: str, speedup_ratio: float, deployment: Deployment | None = None) -> Self:
+        """The config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none.
+
+        ``deployment`` is the model and the card, where both are known; most kinds don't ask.
+        """
         values = text.split(",") if text else []
         if len(values) == len(cls._own()):
             fields = dict(zip(cls._own(), values), speedup_ratio=speedup_ratio)
@@ -63,6 +75,8 @@ TIMINGS: Registry[type[TimingConfig]] = Registry(
         "polynomial": "kvyard.engine.timing.polynomial:PolynomialTiming",
         "fixed": "kvyard.engine.timing.fixed:FixedTiming",
         "profile": "kvyard.engine.timing.profile:ProfileTiming",
+        "roofline": "kvyard.engine.timing.roofline_timing:RooflineTiming",
+        "tables": "kvyard.engine.timing.tables:TablesTiming",
     },
 )
 
@@ -78,12 +92,15 @@ def timing_choices() -> str:
     return f"{', '.join(usages[:-1])}, or {usages[-1]}"
 
 
-def parse_timing(text: str, speedup_ratio: float = 1.0) -> TimingConfig:
-    """The config that one word such as ``fixed:50,8`` stands for. Raises ``KvyardError``, saying how to write it, if none."""
+def parse_timing(text: str, speedup_ratio: float = 1.0, deployment: Deployment | None = None) -> TimingConfig:
+    """The config that one word such as ``fixed:50,8`` stands for. Raises ``KvyardError``, saying how to write it, if none.
+
+    ``deployment`` is the model and the card, for the kinds that are made from them.
+    """
     name, _, rest = text.partition(":")
     if name not in TIMINGS.names():
         raise KvyardError(f"timing is {text!r}: choose {timing_choices()}")
-    return TIMINGS.get(name).parse(rest, speedup_ratio)
+    return TIMINGS.get(name).parse(rest, speedup_ratio, deployment)
 
 
 def read_timing(value: Mapping[str, Any]) -> TimingConfig:

@@ -26,8 +26,8 @@ def page(profile: Profile, data: Measurements | None) -> str:
         if row.kind == "prefill":
             prefill[row.prefills[0][1]].append((row.prefills[0][0], row.ms))
         elif row.kind == "decode":
-            decode[row.ctx].append((row.batch, row.ms))
-    of = profile.coefficients
+            decode[row.context // row.batch].append((row.batch, row.ms))
+    of = profile.form
     made = Page(f"{profile.name} · kvyard")
     made.add(head(profile.name, ", ".join(filter(None, (profile.source, profile.device)))))
     text = "a line for what the profile says, dots for what was measured" if rows else "what the profile says"

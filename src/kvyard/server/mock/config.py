@@ -132,8 +132,11 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
     engine = {name: value for name, value in given.items() if name in OF_AN_ENGINE}
     if "model" in given:
         given.setdefault("served_model_name", Path(given["model"]).name.removesuffix(".json"))
-        if "gpu_memory" not in given:
-            engine.setdefault("num_gpu_blocks", EngineConfig().num_gpu_blocks)
+        if "gpu" not in given:
+            # A mock stands in for an engine whose speed doesn't matter: any times will do until a card is named.
+            engine.setdefault("timing", "polynomial")
+            if "gpu_memory" not in given:
+                engine.setdefault("num_gpu_blocks", EngineConfig().num_gpu_blocks)
     else:
         engine.setdefault("max_model_len", LONGEST)
         if "groups" not in given:

@@ -1,0 +1,217 @@
+"""Measured operators of ``aiconfigurator-core`` (extra ``kvyard[aic]``), asked on a grid and compiled into a pass table.
+
+That package has tables of single operators for many cards and engines, and an estimator over them. Here it is asked for the
+parts of a pass: attention of prompts and of decode steps, the output layer, and all the rest by tokens. What it answers for a
+shape that no card can compute so fast is raised to the card's peak.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from kvyard.engine.cards import Card
+from kvyard.engine.models.fields import Fields
+from kvyard.engine.timing.operators import Operators, Parallelism
+from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
+from kvyard.errors import KvyardError
+
+SYSTEMS = {
+    "a100": "a100_sxm",
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "l4": "l4",
+    "l40s": "l40s",
+    "rtxpro6000": "rtx_pro_6000_server",
+}
+"""Our name of a card to theirs."""
+SHAPE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "num_experts",
+    "moe_intermediate_size",
+    "kv_lora_rank",
+)
+"""Fields by which a model is found among theirs."""
+TOKENS = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
+    *(1280, 1536, 2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384),
+)
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+NEW = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PAST = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CONTEXTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+def aic_version() -> str | None:
+    """The version of ``aiconfigurator-core``; ``None`` where it isn't installed."""
+    try:
+        return version("aiconfigurator-core")
+    except Exception:  # PackageNotFoundError, or metadata that can't be read
+        return None
+
+
+@cache
+def known_models() -> dict[str, dict[str, Any]]:
+    """The models that come with the package, by name, each with its config. Raises ``KvyardError`` where it is missing."""
+    if aic_version() is None:
+        raise KvyardError("measured tables need aiconfigurator-core: pip install 'kvyard[aic]'")
+    found = {}
+    for entry in sorted(files("aiconfigurator_core").joinpath("model_configs").iterdir(), key=lambda one: one.name):
+        if entry.name.endswith("_config.json") and not entry.name.endswith("_hf_quant_config.json"):
+            name = entry.name.removesuffix("_config.json").replace("--", "/", 1)
+            found[name] = json.loads(entry.read_bytes())  # some have Infinity in them, which msgspec refuses
+    return found
+
+
+def find_model(config: Mapping[str, Any]) -> str | None:
+    """The name under which the package knows a model of this shape, quantised alike if there is one; ``None`` if it doesn't."""
+    asked, stored = _shape(config), _stored(config)
+    alike = [name for name, other in known_models().items() if _shape(other) == asked]
+    return min(alike, key=lambda name: _stored(known_models()[name]) != stored, default=None)
+
+
+def _shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    fields = Fields(config)
+    return (fields.model_type, *(fields.get(name) for name in SHAPE))
+
+
+def _stored(config: Mapping[str, Any]) -> str:
+    quantised = config.get("quantization_config")
+    return str(quantised.get("quant_method", "")) if isinstance(quantised, Mapping) else ""
+
+
+def compile_aic(
+    model: str,
+    card: Card,
+    of: Operators,
+    split: Parallelism,
+    *,
+    backend: str = "vllm",
+    weight_dtype: str | None = None,
+    kv_cache_dtype: str = "auto",
+) -> PassTable:
+    """The pass table of ``model`` (one of ``known_models``) on ``card``. Takes some seconds.
+
+    Raises ``KvyardError`` where the package is missing, or has no tables for that card, engine, model or split.
+    """
+    system = SYSTEMS.get(card.name)
+    if system is None:
+        raise KvyardError(f"aiconfigurator-core has no tables for {card.title}; it has {', '.join(SYSTEMS)}")
+    handle = _Handle(model, system, backend, split, weight_dtype, kv_cache_dtype)
+    peak = card.rate("bf16") / 1e6
+    raised = 0
+
+    def possible(us: float, pairs: float) -> float:
+        nonlocal raised
+        least = sum(pairs * one.prompt_flops * one.count for one in of.attention if not one.window) / peak
+        raised += us < least
+        return max(us, least)
+
+    prompt = tuple(
+        tuple(possible(handle.prompt(new, past), new * past + 0.5 * new * new) for past in PAST) for new in NEW
+    )
+    return PassTable(
+        source=f"tables of aiconfigurator-core {aic_version()}, {handle.described}",
+        coverage=handle.coverage + (f"; {raised} impossible values raised to the card's peak" if raised else ""),
+        tokens=Curve(TOKENS, tuple(handle.rest(tokens) for tokens in TOKENS)),
+        sequences=Curve(SEQUENCES, tuple(handle.head(sequences) for sequences in SEQUENCES)),
+        prompt=Plane(NEW, PAST, prompt),
+        decode=Plane(BATCHES, CONTEXTS, tuple(tuple(handle.decode(one, at) for at in CONTEXTS) for one in BATCHES)),
+    )
+
+
+class _Handle:
+    """One compiled model of the package, asked for parts of a pass in microseconds."""
+
+    def __init__(
+        self,
+        model: str,
+        system: str,
+        backend: str,
+        split: Parallelism,
+        weight_dtype: str | None,
+        kv_cache_dtype: str,
+    ) -> None:
+        known_models()
+        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it tells of every table it opens
+        from aiconfigurator_core.sdk.engine import EngineHandle
+        from aiconfigurator_core.sdk.perf_database import get_latest_database_version
+
+        experts = split.expert_ranks
+        options: dict[str, Any] = {
+            "tp_size": split.tensor_parallel_size,
+            "pp_size": split.pipeline_parallel_size,
+            "attention_dp_size": split.data_parallel_size if split.enable_expert_parallel else 1,
+            "moe_tp_size": 1 if split.enable_expert_parallel else experts,
+            "moe_ep_size": experts if split.enable_expert_parallel else 1,
+        }
+        if weight_dtype is not None:
+            options |= {"gemm_quant_mode": weight_dtype, "moe_quant_mode": weight_dtype}
+        if kv_cache_dtype != "auto":
+            options["kvcache_quant_mode"] = "fp8" if "fp8" in kv_cache_dtype else kv_cache_dtype
+        try:
+            self._engine = EngineHandle.compile(model, system, backend, **options)
+            self._measured: set[str] = set()
+            self._derived: set[str] = set()
+            self.prompt(512, 0)
+            self.decode(8, 512)
+        except Exception as problem:  # it raises what it likes: missing tables, unknown modes, panics of its core
+            raise KvyardError(
+                f"aiconfigurator-core has no tables for {model} on {system} with {backend}, "
+                f"tensor_parallel_size {split.tensor_parallel_size}: {str(problem).splitlines()[0][:200]}"
+            ) from None
+        self.described = f"{backend} {get_latest_database_version(system, backend)}, {system}, {model}"
+
+    @property
+    def coverage(self) -> str:
+        """Which operators were measured and which follow from others."""
+        return f"measured: {_names(self._measured)}; estimated by it: {_names(self._derived - self._measured)}"
+
+    def prompt(self, new: int, past: int) -> float:
+        return self._attention(self._context(new, past))
+
+    def decode(self, batch: int, context: int) -> float:
+        return self._attention(self._noted(self._engine.decode_step_per_op(batch, context, 2)))
+
+    def head(self, sequences: int) -> float:
+        step = self._engine.decode_step_per_op(sequences, 64, 2)
+        return _micros(row for row in step if "logits" in row[0])
+
+    def rest(self, tokens: int) -> float:
+        rows = self._context(tokens, 0)
+        return _micros(row for row in rows if "attention" not in row[0] and "logits" not in row[0])
+
+    def _context(self, new: int, past: int) -> list[Any]:
+        rows, _ = self._engine.run_static_per_op(batch_size=1, isl=new + past, osl=1, prefix=past, mode="static_ctx")
+        return self._noted(rows)
+
+    def _noted(self, rows: list[Any]) -> list[Any]:
+        for name, _, _, source in rows:
+            plain = str(name).partition("_")[2]
+            (self._measured if source == "silicon" else self._derived).add(plain)
+        return rows
+
+    @staticmethod
+    def _attention(rows: Iterable[Any]) -> float:
+        return _micros(row for row in rows if "attention" in row[0])
+
+
+def _micros(rows: Iterable[Any]) -> float:
+    return sum(1e3 * float(row[1]) for row in rows)
+
+
+def _names(of: set[str]) -> str:
+    return ", ".join(sorted(of)) or "none"

@@ -1,0 +1,315 @@
+"""What a pass computes on one rank, as sizes: matrix products, attention, experts, collectives, and the small kernels between.
+
+Made from a model's config and how it is split over cards. It knows shapes and bytes, and nothing of how fast anything is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
+from kvyard.engine.models.weights import dtype_bytes, mlp_shape, stored_bits
+from kvyard.errors import KvyardError
+
+ACTIVATION = 2
+"""Bytes of an activation: engines keep them in 16 bits between products."""
+
+
+class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model is split over cards; names are vLLM's."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    """Whether whole experts are spread over all tensor and data ranks, instead of slices of every expert."""
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for a size that can't be."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) < 1:
+                raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share the experts of a layer."""
+        return self.tensor_parallel_size * (self.data_parallel_size if self.enable_expert_parallel else 1)
+
+
+class Product(msgspec.Struct, frozen=True):
+    """``count`` matrix products of (tokens x k) with (k x n) weights of ``weight`` bytes each."""
+
+    n: int
+    k: int
+    weight: float
+    count: int
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """``count`` layers that attend alike. ``window`` tokens at most are seen; 0 for all."""
+
+    count: int
+    token_bytes: int
+    """Bytes of cache that one token of context takes in one layer."""
+    prompt_flops: int
+    """Operations per pair of tokens in a prompt."""
+    decode_flops: int
+    """Operations per token of context in a decode step."""
+    window: int = 0
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """``count`` layers of experts."""
+
+    count: int
+    experts: int
+    """Experts on this rank."""
+    per_token: float
+    """Pairs of token and expert that reach this rank, per token of a pass."""
+    chance: float
+    """The chance that a token of this pass, or of another data rank's, calls a given expert."""
+    tokens: int
+    """How many data ranks' tokens come here."""
+    expert_bytes: float
+    """Weights of one expert on this rank."""
+    pair_flops: int
+
+
+class Operators(msgspec.Struct, frozen=True, kw_only=True):
+    """One pass on one rank."""
+
+    layers: int
+    products: tuple[Product, ...]
+    attention: tuple[Attention, ...]
+    experts: tuple[Experts, ...]
+    states: int
+    """Bytes of recurrent state read and written per sequence, over all layers."""
+    head: Product
+    """The output layer, by sequences instead of tokens."""
+    small_kernels: int
+    """Kernels that only move activations, over all layers."""
+    small_bytes: int
+    """Bytes that those move per token, over all layers."""
+    collectives: int
+    """Collectives over tensor ranks."""
+    collective_bytes: int
+    """Bytes per token of each."""
+    exchanges: int
+    """Exchanges of tokens between expert ranks: there and back, over all layers."""
+    hops: int
+    """Hand-overs between pipeline stages."""
+    dtype: str
+    """What is multiplied: ``bf16``, ``fp8`` or ``fp4``."""
+    ranks: int
+    """Tensor ranks."""
+    expert_ranks: int
+
+
+def make_operators(
+    config: Mapping[str, Any],
+    split: Parallelism,
+    *,
+    weight_dtype: str | None = None,
+    kv_cache_dtype: str = "auto",
+) -> Operators:
+    """The operators of the model in ``config`` (a Hugging Face config.json), split as ``split`` says.
+
+    ``weight_dtype`` (``bf16``, ``fp8``, ``fp4``) stands in for what the checkpoint says. Raises ``KvyardError`` for a model
+    that lacks fields or can't be split so.
+    """
+    split.check()
+    fields = Fields(config)
+    if weight_dtype is not None and weight_dtype not in WEIGHT_BITS:
+        raise KvyardError(f"weight_dtype is one of {', '.join(WEIGHT_BITS)}, got {weight_dtype!r}")
+    return _Counter(fields, split, weight_dtype, kv_cache_dtype).count()
+
+
+WEIGHT_BITS = {"bf16": 16.0, "fp8": 8.0, "fp4": 4.5}
+
+
+class _Counter:
+    """Walks over a model's layers."""
+
+    def __init__(self, fields: Fields, split: Parallelism, weight_dtype: str | None, kv_cache_dtype: str) -> None:
+        self._fields = fields
+        self._split = split
+        self._ranks = split.tensor_parallel_size
+        plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
+        self._cache = plain if kv_cache_dtype == "auto" else dtype_bytes(kv_cache_dtype)
+        if weight_dtype is None:
+            quantised = fields.outer.get("quantization_config") or fields.get("quantization_config")
+            linear, routed = stored_bits(quantised, 8 * plain)
+            method = str(quantised.get("quant_method", "")) if isinstance(quantised, Mapping) else ""
+            self._dtype = "fp8" if "fp8" in method else "fp4" if method in ("nvfp4", "modelopt_fp4") else "bf16"
+        else:
+            linear = routed = WEIGHT_BITS[weight_dtype]
+            self._dtype = weight_dtype
+        self._linear, self._routed = linear / 8, routed / 8
+        self._hidden = fields.integer("hidden_size")
+        self._products: dict[tuple[int, int], int] = {}
+        self._attention: dict[Attention, int] = {}
+        self._experts: dict[Experts, int] = {}
+        self._states = self._kernels = self._moved = self._collectives = self._exchanges = 0
+
+    def count(self) -> Operators:
+        fields, split = self._fields, self._split
+        kinds = mixers(fields)
+        if split.pipeline_parallel_size > len(kinds):
+            raise KvyardError(
+                f"{fields.architecture}: {len(kinds)} layers can't be cut into {split.pipeline_parallel_size} pipeline stages"
+            )
+        for index, kind in enumerate(kinds):
+            self._mixer(kind)
+            self._mlp(index, kind)
+        vocabulary = fields.integer("vocab_size")
+        head = Product(-(-vocabulary // self._ranks), self._hidden, float(ACTIVATION), 1)
+        return Operators(
+            layers=len(kinds),
+            products=tuple(Product(n, k, self._linear, count) for (n, k), count in self._products.items()),
+            attention=tuple(msgspec.structs.replace(one, count=count) for one, count in self._attention.items()),
+            experts=tuple(msgspec.structs.replace(one, count=count) for one, count in self._experts.items()),
+            states=self._states,
+            head=head,
+            small_kernels=self._kernels,
+            small_bytes=self._moved,
+            collectives=self._collectives if self._ranks > 1 else 0,
+            collective_bytes=self._hidden * ACTIVATION,
+            exchanges=self._exchanges if split.enable_expert_parallel and split.data_parallel_size > 1 else 0,
+            hops=split.pipeline_parallel_size - 1,
+            dtype=self._dtype,
+            ranks=self._ranks,
+            expert_ranks=split.expert_ranks,
+        )
+
+    # -- parts of a layer -------------------------------------------------------------------------------------------
+
+    def _product(self, n: int, k: int) -> None:
+        self._products[n, k] = self._products.get((n, k), 0) + 1
+
+    def _small(self, bytes_per_token: int) -> None:
+        self._kernels += 1
+        self._moved += bytes_per_token
+
+    def _attends(self, one: Attention) -> None:
+        self._attention[one] = self._attention.get(one, 0) + 1
+
+    def _mixer(self, kind: str) -> None:
+        if kind == "none":
+            return
+        fields, hidden, ranks = self._fields, self._hidden, self._ranks
+        self._collectives += 1
+        self._small(4 * hidden * ACTIVATION)  # norm with residual: two in, two out
+        if kind == "mla":
+            self._mla()
+            return
+        if kind in ("mamba", "mamba1", "both", "delta"):
+            self._recurrent(kind)
+        if kind in ("full", "window", "chunk", "both"):
+            heads, width = fields.integer("num_attention_heads"), head_dim(fields)
+            keys = fields.integer("num_key_value_heads", heads)
+            if heads % ranks or (keys % ranks and ranks % keys):
+                raise KvyardError(
+                    f"{fields.architecture}: {heads} heads with {keys} KV heads can't be split over {ranks} ranks;"
+                    " choose another tensor_parallel_size"
+                )
+            mine, stored = heads // ranks, max(1, keys // ranks)
+            gate = 2 if fields.get("attn_output_gate") or fields.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
+            self._product((mine * gate + 2 * stored) * width, hidden)
+            self._product(hidden, mine * width)
+            self._small(2 * (mine + stored) * width * ACTIVATION)  # rotation
+            self._small(2 * 2 * stored * width * ACTIVATION)  # keys and values into the cache
+            window = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(kind)
+            self._attends(
+                Attention(
+                    count=0,
+                    token_bytes=2 * stored * width * self._cache,
+                    prompt_flops=4 * mine * width,
+                    decode_flops=4 * mine * width,
+                    window=fields.integer(window) if window else 0,
+                )
+            )
+
+    def _mla(self) -> None:
+        fields, hidden, ranks = self._fields, self._hidden, self._ranks
+        heads = fields.integer("num_attention_heads")
+        if heads % ranks:
+            raise KvyardError(f"{fields.architecture}: {heads} heads can't be split over {ranks} ranks")
+        mine = heads // ranks
+        plain, turned = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+        value, rank = fields.integer("v_head_dim"), fields.integer("kv_lora_rank")
+        queries = fields.integer("q_lora_rank", 0)
+        if queries:
+            self._product(queries + rank + turned, hidden)  # both down-projections at once, on every rank
+            self._product(mine * (plain + turned), queries)
+        else:
+            self._product(mine * (plain + turned), hidden)
+            self._product(rank + turned, hidden)
+        self._product(mine * (plain + value), rank)
+        self._product(hidden, mine * value)
+        self._small(2 * mine * turned * ACTIVATION)
+        self._small(2 * (rank + turned) * ACTIVATION)
+        self._attends(
+            Attention(
+                count=0,
+                token_bytes=(rank + turned) * self._cache,
+                prompt_flops=2 * mine * (plain + turned + value),
+                decode_flops=2 * mine * (2 * rank + turned),
+            )
+        )
+
+    def _recurrent(self, kind: str) -> None:
+        fields, hidden, ranks = self._fields, self._hidden, self._ranks
+        if kind == "delta":
+            keys = fields.integer("linear_num_key_heads") * fields.integer("linear_key_head_dim")
+            heads = fields.integer("linear_num_value_heads")
+            values = heads * fields.integer("linear_value_head_dim")
+            self._product((2 * keys + 2 * values + 2 * heads) // ranks, hidden)
+            self._product(hidden, values // ranks)
+            self._states += 2 * values * fields.integer("linear_key_head_dim") * ACTIVATION // ranks
+        else:
+            width, state = mamba_width(fields), fields.integer("mamba_state")
+            inner = 2 * width if kind == "mamba1" else width + conv_width(fields, ranks) + width // 64
+            self._product(inner // ranks, hidden)
+            self._product(hidden, width // ranks)
+            self._states += 2 * width * state * ACTIVATION // ranks
+        self._small(4 * hidden * ACTIVATION)
+        self._small(4 * hidden * ACTIVATION)
+
+    def _mlp(self, index: int, kind: str) -> None:
+        fields, hidden, ranks = self._fields, self._hidden, self._ranks
+        mlp = mlp_shape(fields, index, kind)
+        if mlp is None:
+            return
+        matrices = mlp.matrices
+        self._collectives += 1
+        self._small(4 * hidden * ACTIVATION)
+        if mlp.dense:
+            inner = -(-mlp.dense // ranks)
+            self._product((matrices - 1) * inner, hidden)
+            self._product(hidden, inner)
+            self._small(matrices * inner * ACTIVATION)
+        if not mlp.experts:
+            return
+        experts, inner, chosen = mlp.experts, mlp.expert_width, mlp.chosen
+        self._product(experts, hidden)  # which experts
+        self._small(2 * experts * ACTIVATION)
+        split = self._split
+        spread = split.expert_ranks
+        mine, slice_ = (-(-experts // spread), inner) if split.enable_expert_parallel else (experts, -(-inner // ranks))
+        sources = split.data_parallel_size if split.enable_expert_parallel else 1
+        self._exchanges += 2
+        self._small(matrices * slice_ * chosen * ACTIVATION)
+        one = Experts(
+            count=0,
+            experts=mine,
+            per_token=chosen * sources * mine / experts,
+            chance=chosen / experts,
+            tokens=sources,
+            expert_bytes=matrices * hidden * slice_ * self._routed,
+            pair_flops=2 * matrices * hidden * slice_,
+        )
+        self._experts[one] = self._experts.get(one, 0) + 1

@@ -1,0 +1,105 @@
+"""A pass table: how long the parts of a pass take, measured, on a few axes. What every source of tables is compiled into.
+
+A pass is everything but attention by its tokens, the output layer by its sequences, and attention: of prompts by (new, past),
+of decode steps by (requests, mean context), and, where a source measured both together, by all four. In between it is linear.
+It knows neither files nor models.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from kvyard.errors import KvyardError
+
+FORMAT = "kvyard-pass-table/1"
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Microseconds along one axis, which rises."""
+
+    at: tuple[int, ...]
+    us: tuple[float, ...]
+
+    def value(self, x: float) -> float:
+        """Between two points linear; before the first the first, beyond the last as between the last two."""
+        at, us = self.at, self.us
+        low = bisect_right(at, x) - 1
+        if low < 0 or len(at) == 1:
+            return us[0]
+        low = min(low, len(at) - 2)
+        share = (x - at[low]) / (at[low + 1] - at[low])
+        return us[low] + share * (us[low + 1] - us[low])
+
+
+class Plane(msgspec.Struct, frozen=True):
+    """Microseconds over two axes: one row of ``us`` per point of ``rows``, along ``at``."""
+
+    rows: tuple[int, ...]
+    at: tuple[int, ...]
+    us: tuple[tuple[float, ...], ...]
+
+    def row(self, x: float) -> Curve:
+        """The curve along ``at`` for ``x`` on the axis of rows."""
+        if len(self.rows) == 1:
+            return Curve(self.at, self.us[0])
+        low = min(max(bisect_right(self.rows, x) - 1, 0), len(self.rows) - 2)
+        share = max(0.0, (x - self.rows[low]) / (self.rows[low + 1] - self.rows[low]))
+        pairs = zip(self.us[low], self.us[low + 1])
+        return Curve(self.at, tuple(a + share * (b - a) for a, b in pairs))
+
+    def value(self, x: float, y: float) -> float:
+        """At ``x`` on the axis of rows and ``y`` along them."""
+        return self.row(x).value(y)
+
+
+class PassTable(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one card, split one way. Microseconds of all layers together, on one rank."""
+
+    format: str = FORMAT
+    source: str
+    """Where the numbers come from, with versions: for reports."""
+    coverage: str = ""
+    """What was measured and what stands in for measurements: for reports."""
+    tokens: Curve
+    """Everything but attention and the output layer, by tokens of the pass."""
+    sequences: Curve
+    """The output layer and sampling."""
+    prompt: Plane
+    """Attention of one prompt: rows by new tokens, along past ones."""
+    decode: Plane
+    """Attention of decode steps: rows by requests, along their mean context."""
+    together: tuple[tuple[int, int, Plane], ...] = ()
+    """Attention of a pass with both, where measured: (new, past, a plane like ``decode``)."""
+    skew: Curve = Curve((1,), (0.0,))
+    """By requests: what share of the way from the mean context to the longest one counts."""
+    graph_tokens: int = 512
+    """Up to here passes are padded to sizes of CUDA graphs."""
+
+    def check(self) -> None:
+        """Raise ``KvyardError``, naming the part, for a table that can't be computed with."""
+        for name in ("tokens", "sequences", "skew"):
+            _check_curve(name, getattr(self, name))
+        for name in ("prompt", "decode"):
+            plane = getattr(self, name)
+            _check_axis(name, plane.rows)
+            if len(plane.us) != len(plane.rows):
+                raise KvyardError(f"pass table: {name} has {len(plane.us)} rows for an axis of {len(plane.rows)}")
+            for row in plane.us:
+                _check_curve(name, Curve(plane.at, row))
+
+
+def _check_curve(name: str, curve: Curve) -> None:
+    _check_axis(name, curve.at)
+    if len(curve.us) != len(curve.at):
+        raise KvyardError(f"pass table: {name} has {len(curve.us)} values for an axis of {len(curve.at)}")
+    if any(not 0 <= value < 1e12 for value in curve.us):
+        raise KvyardError(f"pass table: {name} has a value that is no time")
+
+
+def _check_axis(name: str, axis: Sequence[int]) -> None:
+    if not axis or any(a >= b for a, b in pairwise(axis)):
+        raise KvyardError(f"pass table: the axis of {name} must rise")

@@ -1,0 +1,117 @@
+"""The kind ``roofline``: what people write to have passes computed from a card and a model, and two measured numbers if any."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+
+import msgspec
+
+from kvyard.engine.cards import Shares
+from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.registry import TimingConfig
+from kvyard.engine.timing.roofline import HOST_US, RooflineModel
+from kvyard.errors import KvyardError
+
+MEASURED_SHARES, GENERIC_SHARES, CALIBRATED = 0.10, 0.20, 0.08
+"""Mean errors of passes where they could be checked (docs/fidelity.md): with a card's own shares, without, and calibrated."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Two times that somebody measured on the engine: of one prompt alone, and of a decode step of a batch."""
+
+    ttft_ms: float | None = None
+    prompt_tokens: int = 0
+    itl_ms: float | None = None
+    batch: int = 0
+    context: int = 1024
+    """Tokens that each request of the batch had."""
+
+
+class RooflineTiming(TimingConfig, frozen=True, kw_only=True, tag="roofline"):
+    """Passes from a card's data sheet and a model's config."""
+
+    deployment: Deployment
+    calibration: Calibration | None = None
+    shares: Shares | None = None
+    """Shares of the peak that stand in for the card's own."""
+    host_us: float = HOST_US
+
+    def check(self) -> None:
+        super().check()
+        if self.shares is not None:
+            self.shares.check("timing: shares")
+        if not 0 <= self.host_us < 1e9:
+            raise KvyardError(f"timing: host_us is the host's part of a pass in microseconds, got {self.host_us}")
+
+    def model(self, capacity_tokens: int) -> RooflineModel:
+        operators, card = self.deployment.operators(), self.deployment.card
+        plain = RooflineModel(operators, card, self.shares, host_us=self.host_us)
+        prefill = decode = 1.0
+        wanted = self.calibration
+        if wanted is not None and wanted.ttft_ms is not None:
+            prefill = _scale(plain.pass_ns([(wanted.prompt_tokens, 0)], 0, 0, 0), wanted.ttft_ms, self.host_us, "ttft")
+        if wanted is not None and wanted.itl_ms is not None:
+            step = plain.pass_ns((), wanted.batch, wanted.batch * wanted.context, wanted.context)
+            decode = _scale(step, wanted.itl_ms, self.host_us, "itl")
+        return RooflineModel(
+            operators,
+            card,
+            self.shares,
+            host_us=self.host_us,
+            prefill=prefill,
+            decode=decode,
+            speedup=self.speedup_ratio,
+            decode_speedup=self.decode_speedup_ratio,
+        )
+
+    def describe(self) -> str:
+        if self.calibration is not None:
+            return f"roofline of {self.deployment}, scaled to your measurements"
+        return f"roofline of {self.deployment}, no measurement"
+
+    def error(self) -> float | None:
+        if self.calibration is not None:
+            return CALIBRATED
+        return MEASURED_SHARES if self.deployment.card.shares_source or self.shares is not None else GENERIC_SHARES
+
+    @classmethod
+    def usage(cls) -> str:
+        return "roofline (with model and gpu)"
+
+    @classmethod
+    def parse(cls, text: str, speedup_ratio: float, deployment: Deployment | None = None) -> Self:
+        if deployment is None:
+            raise KvyardError(
+                "timing roofline is made from a card and a model: say gpu and model, as in h100, llama-3.1-8b"
+            )
+        return cls(
+            deployment=deployment,
+            calibration=parse_calibration(text) if text else None,
+            speedup_ratio=speedup_ratio,
+        )
+
+
+def parse_calibration(text: str) -> Calibration:
+    """``ttft=120@2048,itl=14@32``: milliseconds of a prompt of so many tokens, and of a step of so many requests.
+
+    Either may be left out. Raises ``KvyardError`` for anything else.
+    """
+    values: dict[str, float | int] = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"(ttft|itl)=([0-9.]+)(?:ms)?@([0-9]+)", part.strip())
+        if found is None or float(found[2]) <= 0 or int(found[3]) < 1:
+            raise KvyardError(
+                f"calibrate is {text!r}: write ttft=MS@TOKENS, itl=MS@BATCH or both, as in ttft=120@2048,itl=14@32"
+            )
+        name, amount, at = found.groups()
+        values |= {f"{name}_ms": float(amount), "prompt_tokens" if name == "ttft" else "batch": int(at)}
+    return msgspec.convert(values, Calibration)
+
+
+def _scale(found_ns: int, wanted_ms: float, host_us: float, name: str) -> float:
+    """By what the card's part is multiplied, so that a pass takes ``wanted_ms``."""
+    part = wanted_ms * 1e3 - host_us
+    if part <= 0:
+        raise KvyardError(f"calibrate: {name} of {wanted_ms:g} ms is less than the {host_us / 1e3:g} ms the host takes")
+    return part / (found_ns / 1e3 - host_us)

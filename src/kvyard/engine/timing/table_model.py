@@ -1,0 +1,161 @@
+"""Durations of passes by a pass table: lookups in lists, and two interpolations for attention."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from kvyard.engine.timing.model import Durations, scaled
+from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
+from kvyard.engine.timing.roofline import padded
+
+REMEMBERED = 1 << 14
+"""Shapes whose time is kept."""
+
+
+class TableModel:
+    """``host_us`` is what the host adds to each pass. ``mixed_decode`` stands in where passes with both were not measured."""
+
+    needs_longest: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        table: PassTable,
+        *,
+        host_us: float = 0.0,
+        mixed_decode: float = 1.0,
+        speedup: float = 1.0,
+        decode_speedup: float = 1.0,
+    ) -> None:
+        self._table = table
+        self._host = host_us
+        self._mixed = mixed_decode
+        self._prompt_ratio, self._decode_ratio = speedup, speedup * decode_speedup
+        self._bases: dict[tuple[int, int], float] = {}
+        self._rows: dict[int, _Row] = {}
+        self._prompts: dict[tuple[int, int], float] = {}
+        self._together = _Together(table.together) if table.together else None
+
+    # -- the two verbs ----------------------------------------------------------------------------------------------
+
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
+        prompts = [(new, past) for new, past in prefills if new]
+        tokens = decode_batch + sum(new for new, _ in prompts)
+        if not tokens:
+            return 0
+        base = self._base(tokens, decode_batch + len(prompts))
+        decode = 0.0
+        if decode_batch:
+            decode = self._row(decode_batch).step(decode_context / decode_batch, longest)
+        if not prompts:
+            return scaled(round((base + decode) * 1e3), self._decode_ratio)
+        alone = sum(self._prompt(new, past) for new, past in prompts)
+        if not decode_batch:
+            return scaled(round((base + alone) * 1e3), self._prompt_ratio)
+        if self._together is None:
+            return scaled(round((base + alone + decode * self._mixed) * 1e3), self._prompt_ratio)
+        # Measured with one prompt; several are what they take one after the other, and slow decoding down as one would.
+        new = sum(one for one, _ in prompts)
+        past = sum(one * before for one, before in prompts) / new
+        mean = decode_context / decode_batch
+        both = self._together.value(new, past, decode_batch, mean)
+        whole = self._table.prompt.value(new, past)
+        skewed = decode - self._row(decode_batch).mean(mean)
+        work = base + both * (alone / whole if whole else 1.0) + skewed
+        return scaled(round(work * 1e3), self._prompt_ratio)
+
+    def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
+        if not batch:
+            return np.zeros(passes, dtype=np.int64)
+        base, step, ratio = self._base(batch, batch), self._row(batch).step, self._decode_ratio
+        spent = [
+            scaled(round((base + step((context + at * batch) / batch, longest + at)) * 1e3), ratio)
+            for at in range(passes)
+        ]
+        return np.array(spent, dtype=np.int64)
+
+    # -- parts, in microseconds -------------------------------------------------------------------------------------
+
+    def _base(self, tokens: int, sequences: int) -> float:
+        found = self._bases.get((tokens, sequences))
+        if found is None:
+            _bound(self._bases)
+            table = self._table
+            size = padded(tokens) if tokens <= table.graph_tokens else tokens
+            found = table.tokens.value(size) + table.sequences.value(sequences) + self._host
+            self._bases[tokens, sequences] = found
+        return found
+
+    def _row(self, batch: int) -> _Row:
+        found = self._rows.get(batch)
+        if found is None:
+            table = self._table
+            found = self._rows[batch] = _Row(table.decode.row(batch), table.skew.value(batch))
+        return found
+
+    def _prompt(self, new: int, past: int) -> float:
+        found = self._prompts.get((new, past))
+        if found is None:
+            _bound(self._prompts)
+            found = self._prompts[new, past] = max(0.0, self._table.prompt.value(new, past))
+        return found
+
+
+def _bound(memory: dict[tuple[int, int], float]) -> None:
+    if len(memory) >= REMEMBERED:
+        memory.clear()
+
+
+class _Row:
+    """Decode attention of one batch size along the mean context, with a way to the longest."""
+
+    __slots__ = ("_at", "_slopes", "_us", "skew")
+
+    def __init__(self, curve: Curve, skew: float) -> None:
+        self._at = curve.at
+        self._us = curve.us
+        pairs = zip(curve.at, curve.at[1:], curve.us, curve.us[1:])
+        self._slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in pairs] or [0.0]
+        self.skew = skew
+
+    def mean(self, context: float) -> float:
+        low = min(max(bisect_right(self._at, context) - 1, 0), len(self._slopes) - 1)
+        return self._us[low] + (context - self._at[low]) * self._slopes[low]
+
+    def step(self, context: float, longest: int) -> float:
+        us = self.mean(context)
+        if longest > context and self.skew:
+            more = self.mean(longest) - us
+            if more > 0:
+                us += self.skew * more
+        return us
+
+
+class _Together:
+    """Attention of passes with a prompt and decode steps, linear between measured (new, past)."""
+
+    def __init__(self, planes: Sequence[tuple[int, int, Plane]]) -> None:
+        self._planes: dict[int, dict[int, Plane]] = {}
+        for new, past, plane in sorted(planes, key=lambda one: one[:2]):
+            self._planes.setdefault(new, {})[past] = plane
+        self._new = list(self._planes)
+        self._past = {new: list(row) for new, row in self._planes.items()}
+
+    def value(self, new: int, past: float, batch: int, context: float) -> float:
+        total = 0.0
+        for one, share in _around(self._new, new):
+            for before, part in _around(self._past[one], past):
+                total += share * part * self._planes[one][before].value(batch, context)
+        return total
+
+
+def _around(axis: Sequence[int], x: float) -> list[tuple[int, float]]:
+    """The one or two points of ``axis`` that ``x`` lies between, each with its share."""
+    low = min(max(bisect_right(axis, x) - 1, 0), max(0, len(axis) - 2))
+    if len(axis) == 1 or x <= axis[low]:
+        return [(axis[low], 1.0)]
+    share = (x - axis[low]) / (axis[low + 1] - axis[low])
+    return [(axis[low], 1.0 - share), (axis[low + 1], share)]

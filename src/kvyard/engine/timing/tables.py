@@ -1,0 +1,120 @@
+"""The kind ``tables``: passes from measured operators, of ``aiconfigurator-core`` or of a profile that LLMServingSim made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.layers import mixers
+from kvyard.engine.models.weights import mlp_shape
+from kvyard.engine.timing.aic import SYSTEMS, aic_version, compile_aic, find_model
+from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.pass_table import PassTable
+from kvyard.engine.timing.registry import TimingConfig
+from kvyard.engine.timing.servingsim import read_servingsim
+from kvyard.engine.timing.table_cache import cached_table, folder_digest
+from kvyard.engine.timing.table_model import TableModel
+from kvyard.errors import KvyardError
+
+HOST_US = 500.0
+"""Host work of a pass that operators measured alone don't have in them."""
+SEEN = 0.05
+"""Mean error of TTFT, TPOT and E2E of real runs replayed with tables (docs/fidelity.md)."""
+
+
+class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
+    """Passes put together from measured operators."""
+
+    deployment: Deployment
+    folder: str | None = None
+    """Of LLMServingSim's CSV files, that of one ``tp`` size; ``None`` for the tables of aiconfigurator-core."""
+    engine: str = "vllm"
+    """Whose kernels were measured: vllm, sglang or trtllm."""
+    host_us: float = HOST_US
+
+    def check(self) -> None:
+        super().check()
+        if not 0 <= self.host_us < 1e9:
+            raise KvyardError(f"timing: host_us is the host's part of a pass in microseconds, got {self.host_us}")
+
+    def table(self) -> PassTable:
+        """The table, from disk where it was compiled before. Raises ``KvyardError`` where its source has none."""
+        of = self.deployment
+        shape = msgspec.json.encode([of.config(), of.split, of.weight_dtype, of.kv_cache_dtype]).decode()
+        if self.folder is not None:
+            folder = Path(self.folder)
+            return cached_table(["servingsim", folder_digest(folder), of.gpu, shape], lambda: self._read(folder))
+        name = find_model(of.config())
+        if name is None:
+            raise KvyardError(f"aiconfigurator-core has no model like {of.model}; --timing roofline needs no tables")
+        parts = ["aic", str(aic_version()), self.engine, name, of.card.name, shape]
+        return cached_table(
+            parts,
+            lambda: compile_aic(
+                name,
+                of.card,
+                of.operators(),
+                of.split,
+                backend=self.engine,
+                weight_dtype=of.weight_dtype,
+                kv_cache_dtype=of.kv_cache_dtype,
+            ),
+        )
+
+    def model(self, capacity_tokens: int) -> TableModel:
+        return TableModel(
+            self.table(),
+            host_us=self.host_us,
+            mixed_decode=self.deployment.card.shares.mixed_decode,
+            speedup=self.speedup_ratio,
+            decode_speedup=self.decode_speedup_ratio,
+        )
+
+    def describe(self) -> str:
+        return f"{self.table().source} ({self.deployment})"
+
+    def error(self) -> float | None:
+        return SEEN if self.folder is not None else 2 * SEEN
+
+    @classmethod
+    def usage(cls) -> str:
+        return "tables or tables:FOLDER (with model and gpu)"
+
+    @classmethod
+    def parse(cls, text: str, speedup_ratio: float, deployment: Deployment | None = None) -> Self:
+        if deployment is None:
+            raise KvyardError("timing tables are of a card and a model: say gpu and model, as in h100, llama-3.1-8b")
+        return cls(deployment=deployment, folder=text or None, speedup_ratio=speedup_ratio)
+
+    def _read(self, folder: Path) -> PassTable:
+        of = self.deployment
+        fields, card, ranks = Fields(of.config()), of.card, of.tensor_parallel_size
+        kinds = mixers(fields)
+        shapes = [mlp_shape(fields, index, kind) for index, kind in enumerate(kinds)]
+        mixture = next((shape for shape in shapes if shape is not None and shape.experts), None)
+        width = fields.integer("hidden_size") * 2
+
+        def collective_us(tokens: int) -> float:
+            if ranks == 1:
+                return 0.0
+            moved = tokens * width * 2 * (ranks - 1) / ranks
+            return 2 * (card.peer_latency_us + moved / (card.peer_bandwidth / 1e6))
+
+        return read_servingsim(
+            folder,
+            len(kinds),
+            experts=mixture.experts if mixture is not None else 0,
+            chosen=mixture.chosen if mixture is not None else 0,
+            sources=of.data_parallel_size if of.enable_expert_parallel else 1,
+            collective_us=collective_us,
+        )
+
+
+def tables_at_hand(deployment: Deployment) -> bool:
+    """Whether measured tables are installed that may fit ``deployment``; whether they do shows when they are compiled."""
+    if aic_version() is None or deployment.card.name not in SYSTEMS:
+        return False
+    return find_model(deployment.config()) is not None

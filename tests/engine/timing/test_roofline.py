@@ -1,0 +1,99 @@
+"""The roofline: plans and single passes agree, more work takes longer, and measured passes are near."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvyard.engine.cards import CARDS, find_card
+from kvyard.engine.models.fields import preset
+from kvyard.engine.timing import make_timing
+from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.operators import Parallelism, make_operators
+from kvyard.engine.timing.roofline import RooflineModel, padded
+from kvyard.engine.timing.roofline_timing import RooflineTiming, parse_calibration
+from kvyard.errors import KvyardError
+
+TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth"
+LLAMA = Deployment(model="llama-3.1-8b", gpu="h100")
+
+
+def model(name: str = "llama-3.1-8b", card: str = "h100", **split: int) -> RooflineModel:
+    return RooflineModel(make_operators(preset(name), Parallelism(**split)), find_card(card))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "deepseek-v3", "qwen3-30b-a3b", "qwen3.5-9b"])
+@given(batch=st.integers(0, 300), context=st.integers(0, 200_000), passes=st.integers(0, 40))
+def test_a_planned_pass_takes_what_a_single_one_takes(name: str, batch: int, context: int, passes: int) -> None:
+    timing = model(name)
+    planned = timing.decode_ns(batch, context, passes, 0).tolist()
+    assert planned == [timing.pass_ns((), batch, context + at * batch, at) for at in range(passes)]
+
+
+@given(
+    new=st.integers(1, 8192), past=st.integers(0, 60_000), batch=st.integers(0, 256), context=st.integers(0, 100_000)
+)
+def test_more_work_never_takes_less(new: int, past: int, batch: int, context: int) -> None:
+    timing = model()
+    one = timing.pass_ns([(new, past)], batch, context if batch else 0, 0)
+    assert timing.pass_ns([(new, past), (16, 0)], batch, context if batch else 0, 0) >= one
+    assert timing.pass_ns([(new, past + 512)], batch, context if batch else 0, 0) >= one
+    assert timing.pass_ns([(new, past)], batch + 8, context + 8, 0) >= one
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_every_card_has_times_and_two_of_them_are_quicker_than_one(card: str) -> None:
+    one, two = model(card=card), model(card=card, tensor_parallel_size=2)
+    assert 0 < two.pass_ns((), 1, 1000, 1000) < one.pass_ns((), 1, 1000, 1000) < 1e9
+
+
+def test_graphs_have_sizes() -> None:
+    assert [padded(tokens) for tokens in (1, 2, 3, 5, 9, 512, 513)] == [1, 2, 4, 8, 16, 512, 513]
+
+
+def test_nothing_computed_takes_no_time() -> None:
+    assert model().pass_ns([(0, 100)], 0, 0, 0) == 0
+
+
+@pytest.mark.skipif(not TRUTH.exists(), reason="measured passes are in ../shared, which isn't here")
+def test_decode_steps_measured_on_an_h200_are_within_a_tenth_on_the_mean() -> None:
+    timing = RooflineModel(make_operators(preset("llama-3.1-8b"), Parallelism()), find_card("h200"), host_us=0)
+    rows = [json.loads(line) for line in (TRUTH / "engine" / "sweep.jsonl").read_text().splitlines()]
+    errors = [
+        abs(timing.pass_ns((), row["batch"], row["batch"] * row["ctx"], row["ctx"]) / 1e6 / row["ms"] - 1)
+        for row in rows
+        if row["kind"] == "decode"
+    ]
+    assert len(errors) > 40 and sum(errors) / len(errors) < 0.10
+
+
+class TestCalibration:
+    def test_both_numbers_come_out_as_they_went_in(self) -> None:
+        timing = make_timing(
+            RooflineTiming(deployment=LLAMA, calibration=parse_calibration("ttft=150@2048,itl=14@32")), 1
+        )
+        assert timing.pass_ns([(2048, 0)], 0, 0, 0) == pytest.approx(150e6, abs=2)
+        assert timing.pass_ns((), 32, 32 * 1024, 1024) == pytest.approx(14e6, abs=2)
+
+    @pytest.mark.parametrize("text", ["ttft=150", "tpot=3@4", "ttft=0@12", "ttft=5@0", ""])
+    def test_what_is_no_calibration_is_refused_with_how_to_write_one(self, text: str) -> None:
+        with pytest.raises(KvyardError, match="write ttft=MS@TOKENS, itl=MS@BATCH or both"):
+            parse_calibration(text)
+
+    def test_a_time_below_the_hosts_is_refused(self) -> None:
+        config = RooflineTiming(deployment=LLAMA, calibration=parse_calibration("itl=0.2@1"))
+        with pytest.raises(KvyardError, match=r"itl of 0.2 ms is less than the 0.5 ms the host takes"):
+            make_timing(config, 1)
+
+
+def test_speed_ups_divide() -> None:
+    plain = make_timing(RooflineTiming(deployment=LLAMA), 1)
+    quick = make_timing(RooflineTiming(deployment=LLAMA, speedup_ratio=2.0, decode_speedup_ratio=5.0), 1)
+    assert quick.pass_ns([(512, 0)], 0, 0, 0) == round(plain.pass_ns([(512, 0)], 0, 0, 0) / 2)
+    assert quick.decode_ns(8, 800, 3, 100).tolist() == [
+        round(ns / 10) for ns in plain.decode_ns(8, 800, 3, 100).tolist()
+    ]

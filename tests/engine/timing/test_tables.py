@@ -1,0 +1,141 @@
+"""Pass tables: exact where measured, linear in between, the same in plans; their sources; and real runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
+from kvyard.engine.timing.servingsim import read_servingsim
+from kvyard.engine.timing.table_cache import cached_table
+from kvyard.engine.timing.table_model import TableModel
+from kvyard.errors import KvyardError
+
+TABLE = PassTable(
+    source="made up",
+    tokens=Curve((1, 8, 512, 4096), (1000.0, 1100.0, 3000.0, 20000.0)),
+    sequences=Curve((1, 256), (50.0, 90.0)),
+    prompt=Plane((1, 512, 4096), (0, 8192), ((1.0, 20.0), (300.0, 2000.0), (9000.0, 30000.0))),
+    decode=Plane((1, 64), (1, 1000, 10000), ((10.0, 30.0, 200.0), (50.0, 900.0, 9000.0))),
+    skew=Curve((1,), (0.1,)),
+)
+MODEL = TableModel(TABLE, host_us=100.0)
+
+
+def test_a_curve_is_exact_at_its_points_and_linear_between_and_beyond() -> None:
+    curve = Curve((10, 20), (1.0, 3.0))
+    assert [curve.value(x) for x in (5, 10, 15, 20, 30)] == [1.0, 1.0, 2.0, 3.0, 5.0]
+
+
+def test_a_pass_is_the_sum_of_its_parts() -> None:
+    assert MODEL.pass_ns((), 1, 1000, 1000) == round((1000 + 50 + 30 + 100) * 1e3)
+    assert MODEL.pass_ns([(512, 0)], 0, 0, 0) == round((3000 + 50 + 300 + 100) * 1e3)
+
+
+def test_the_longest_context_counts_for_its_share() -> None:
+    even, skewed = MODEL.pass_ns((), 64, 64_000, 1000), MODEL.pass_ns((), 64, 64_000, 10_000)
+    assert skewed - even == round(0.1 * (9000 - 900) * 1e3)
+
+
+def test_decode_steps_beside_prompts_cost_what_is_said() -> None:
+    slow = TableModel(TABLE, host_us=100.0, mixed_decode=2.0)
+    assert slow.pass_ns([(512, 0)], 64, 64_000, 1000) - MODEL.pass_ns([(512, 0)], 64, 64_000, 1000) == 900_000
+
+
+@given(st.integers(1, 200), st.integers(1, 200_000), st.integers(0, 20), st.integers(0, 5000))
+def test_a_planned_pass_takes_what_a_single_one_takes(batch: int, context: int, passes: int, longest: int) -> None:
+    planned = MODEL.decode_ns(batch, context, passes, longest).tolist()
+    assert planned == [MODEL.pass_ns((), batch, context + at * batch, longest + at) for at in range(passes)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tokens": Curve((2, 1), (1.0, 2.0))}, "the axis of tokens must rise"),
+        ({"tokens": Curve((), ())}, "the axis of tokens must rise"),
+        ({"sequences": Curve((1, 2), (1.0,))}, "sequences has 1 values for an axis of 2"),
+        ({"decode": Plane((1,), (1,), ((float("nan"),),))}, "decode has a value that is no time"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(change: dict, says: str) -> None:
+    import msgspec
+
+    with pytest.raises(KvyardError, match=says):
+        msgspec.structs.replace(TABLE, **change).check()
+
+
+class TestCache:
+    def test_a_table_is_made_once_and_found_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KVYARD_CACHE", str(tmp_path))
+        made = []
+
+        def make() -> PassTable:
+            made.append(1)
+            return TABLE
+
+        assert cached_table(["a"], make) == cached_table(["a"], make) == TABLE
+        assert len(made) == 1
+        cached_table(["b"], make)
+        assert len(made) == 2
+
+    def test_a_file_that_is_damaged_is_made_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KVYARD_CACHE", str(tmp_path))
+        cached_table(["a"], lambda: TABLE)
+        (file,) = (tmp_path / "timing").iterdir()
+        file.write_bytes(b"\x00nonsense")
+        assert cached_table(["a"], lambda: TABLE) == TABLE
+        assert file.read_bytes() != b"\x00nonsense"
+
+    def test_a_folder_that_can_not_be_written_is_no_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("KVYARD_CACHE", str(tmp_path / "file"))
+        assert cached_table(["a"], lambda: TABLE) == TABLE
+
+
+class TestServingsim:
+    def write(self, folder: Path, **files: str) -> Path:
+        plain = {
+            "dense": "layer,tokens,time_us\nqkv,1,10\nqkv,100,20\nlayernorm,1,2\nembedding,1,5\n",
+            "per_sequence": "layer,sequences,time_us\nlm_head,1,50\nsampler,1,7\n",
+            "attention": "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n16,0,0,0,3\n"
+            "0,0,1,16,4\n0,0,1,32,6\n16,0,1,16,9\n",
+        }
+        for name, text in (plain | files).items():
+            if text:
+                (folder / f"{name}.csv").write_text(text)
+        return folder
+
+    def test_layers_are_summed(self, tmp_path: Path) -> None:
+        table = read_servingsim(self.write(tmp_path), 10)
+        assert table.tokens.value(1) == 10 * (10 + 2 * 2) + 5
+        assert table.sequences.value(1) == 57
+        assert table.decode.value(1, 24) == 50 and table.prompt.value(16, 0) == 30
+        assert table.together == ((16, 0, Plane((1,), (16,), ((90.0,),))),)
+
+    def test_collectives_are_added_to_each_layer(self, tmp_path: Path) -> None:
+        table = read_servingsim(self.write(tmp_path), 10, collective_us=lambda tokens: 3.0)
+        assert table.tokens.value(1) == 10 * (10 + 2 * 2 + 3) + 5
+
+    @pytest.mark.parametrize(
+        ("files", "says"),
+        [
+            ({"attention": ""}, "no attention.csv; LLMServingSim's profile has dense.csv"),
+            ({"dense": "layer,tokens,time_us\nqkv,one,3\n"}, "dense.csv, line 2: needs numbers in tokens, time_us"),
+            (
+                {"attention": "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n16,0,0,0,3\n"},
+                "has no decode steps by themselves",
+            ),
+        ],
+    )
+    def test_a_folder_that_lacks_something_is_refused(self, files: dict[str, str], says: str, tmp_path: Path) -> None:
+        with pytest.raises(KvyardError, match=says):
+            read_servingsim(self.write(tmp_path, **files), 10)
+
+    def test_experts_need_their_table(self, tmp_path: Path) -> None:
+        with pytest.raises(KvyardError, match=r"no moe.csv, and the model has 128 experts"):
+            read_servingsim(self.write(tmp_path), 10, experts=128, chosen=8)
