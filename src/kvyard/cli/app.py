@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         ("replay", "replay", "Replay a trace through a fleet of workers, in virtual time or live."),
         ("sweep", "sweep", "Replay a trace over a grid of settings, and draw the curves."),
         ("trace", "app", "Look into traces, cut, convert and generate them."),
+        ("validate", "validate", "Put a real run beside its replay, and say how far it is off."),
     )
 }
 

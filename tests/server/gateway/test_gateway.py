@@ -19,6 +19,7 @@ from tests.server.gateway.support import Gated, eventually, fleet, front, worker
 from kvyard.engine.timing import FixedTiming
 from kvyard.index import Holder
 from kvyard.replay.traces import open_trace
+from kvyard.replay.validate.reading import read_run
 from kvyard.router.journal import Applied, Began, Ended, FirstToken, Routed, read_journal
 
 pytestmark = pytest.mark.zmq
@@ -53,7 +54,10 @@ def test_traffic_becomes_a_trace(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["input_length"], row["output_length"]) for row in rows] == [(40, 7), (100, 7), (160, 7), (200, 9)]
     assert rows[3]["hash_ids"][:10] == rows[2]["hash_ids"], "the longer prompt begins as the shorter one does"
+    assert ["ttft" in row for row in rows] == [False, False, False, True], "only a stream shows its first token"
+    assert 0 < rows[3]["ttft"] < rows[3]["e2e"] and rows[3]["cached"] == 160 - 160 % 16
     assert len(list(open_trace(path))) == 4
+    assert [one.cached for one in read_run(path).requests][3] == rows[3]["cached"]
 
 
 @pytest.mark.redis

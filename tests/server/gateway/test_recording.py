@@ -152,6 +152,24 @@ def test_turns_of_a_session_wait_as_they_did(tmp_path: Path) -> None:
     assert found[-1].arrival == 2 * SECOND
 
 
+def test_what_answers_took(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    desk = Desk(path)
+    desk.arrive("a", text(1, 40))
+    desk.at(5)
+    desk.arrive("b", text(2, 40))
+    desk.at(7.5)
+    first = desk.clock.now()
+    desk.at(17.5)
+    desk.recorder.ended("b", 4, first_token=first, cached=16)
+    desk.at(18.5)
+    desk.recorder.ended("a", 4)
+    desk.recorder.close()
+    a, b = rows(path)
+    assert a["e2e"] == 18.5 and "ttft" not in a and "cached" not in a
+    assert (b["ttft"], b["e2e"], b["cached"]) == (2.5, 12.5, 16)
+
+
 def test_nothing_of_the_text_or_its_hashes_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     desk = Desk(path)
@@ -162,7 +180,7 @@ def test_nothing_of_the_text_or_its_hashes_is_in_the_file(tmp_path: Path) -> Non
     raw = path.read_text()
     assert not any(str(key) in raw for key in IDENTITY.keys(tokens))
     (row,) = rows(path)
-    assert set(row) == {"timestamp", "input_length", "output_length", "hash_ids", "block_size"}
+    assert set(row) == {"timestamp", "input_length", "output_length", "hash_ids", "block_size", "e2e"}
     # The rest behind the last block is named by a key that no other process has.
     assert PrefixIds(10).name([1, 2], 3) != PrefixIds(10).name([1, 2], 3)
 

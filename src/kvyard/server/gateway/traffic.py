@@ -54,6 +54,8 @@ class ProxiedRequest(msgspec.Struct, kw_only=True):
     """Server-sent ones of the answer."""
     output: int = 0
     """Tokens of the answer, as far as they can be told."""
+    cached: int | None = None
+    """Prompt tokens that the engine found in its cache, where it says so."""
 
 
 class AnswerTokens(NamedTuple):
@@ -215,6 +217,7 @@ class Traffic:
         proxied.output = said.output if said.output is not None else max(0, proxied.events - 1)
         engine.output_tokens += proxied.output
         self.counters.output_tokens += proxied.output
+        proxied.cached = said.cached
         metrics, model = self._metrics, proxied.model
         metrics.output[model,].inc(proxied.output)
         if said.cached is not None and said.prompt is not None:
@@ -230,6 +233,8 @@ class Traffic:
         setattr(counters, outcome, getattr(counters, outcome) + 1)
         self._active.discard(proxied.id)
         if self.recorder is not None:
-            self.recorder.ended(proxied.id, proxied.output)
+            # Without a stream the first bytes are the whole answer, and nobody saw its first token.
+            first = proxied.first if proxied.events else None
+            self.recorder.ended(proxied.id, proxied.output, first_token=first, cached=proxied.cached)
         self._metrics.requests[proxied.model, outcome].inc()
         self._metrics.seconds[proxied.model,].observe((self._clock.now() - proxied.received) / SECOND)

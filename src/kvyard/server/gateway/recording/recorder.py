@@ -1,4 +1,5 @@
-"""Live traffic as a trace: when requests came, how long they were, and what their prompts had in common. No text, no hashes.
+"""Live traffic as a trace: when requests came, how long they were and took, and what their prompts had in common. No text,
+no hashes.
 
 The file has Mooncake's JSON lines, which ``kvyard replay`` and ``kvyard trace info`` read as is. A row is written when its
 request has ended, because only then its answer's length is known, and in order of arrival, because that is how traces are
@@ -64,6 +65,8 @@ class _TraceRow(msgspec.Struct, gc=False):
     model: str | None
     ended: int = -1
     output: int = 0
+    first_token: int | None = None
+    cached: int | None = None
 
     @property
     def size(self) -> int:
@@ -188,13 +191,19 @@ class TrafficRecorder:
             self.counters.late += 1
             self._release()
 
-    def ended(self, id_: object, output_tokens: int) -> None:
-        """A request is over, with so many tokens. Without any it is left out. One that isn't open is none of ours."""
+    def ended(
+        self, id_: object, output_tokens: int, *, first_token: int | None = None, cached: int | None = None
+    ) -> None:
+        """A request is over, with so many tokens. Without any it is left out. One that isn't open is none of ours.
+
+        ``first_token`` is when the first of them came, where that was seen; ``cached`` what of the prompt the engine had.
+        """
         entry = self._open.pop(id_, None)
         if entry is None:
             return
         entry.ended = self._clock.now()
         entry.output = output_tokens
+        entry.first_token, entry.cached = first_token, cached
         self._release()
 
     def flush(self) -> None:
@@ -255,7 +264,12 @@ class TrafficRecorder:
             "input_length": entry.num_tokens,
             "output_length": entry.output,
             "hash_ids": entry.ids.tolist(),
+            "e2e": _milliseconds(entry.ended - entry.at),
         }
+        if entry.first_token is not None:
+            row["ttft"] = _milliseconds(entry.first_token - entry.at)
+        if entry.cached is not None:
+            row["cached"] = entry.cached
         if entry.block_size != USUAL_BLOCK:
             row["block_size"] = entry.block_size
         if entry.session is not None:

@@ -1,0 +1,83 @@
+"""``kvyard validate``: a real run beside its replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvyard.cli.reading import read_trace, with_reading
+from kvyard.cli.replay import INTERRUPTED, check_outputs, patient
+from kvyard.cli.settings import with_settings
+from kvyard.replay.settings import SETTINGS
+
+FAILED = 1
+
+
+@with_settings(SETTINGS)
+@with_reading(block_size="--trace-block-size")
+def validate(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run with the times of its requests, from vllm bench serve --save-detailed, AIPerf (profile_export.jsonl), "
+            "kvyard gateway --record, LLMServingSim (requests.jsonl or its folder), or an engine's log of requests."
+        ),
+    ],
+    settings: Mapping[str, object],
+    reading: Mapping[str, Any],
+    workload: Annotated[
+        Path | None, typer.Option(help="The trace that the run was driven with, which says what prompts share.")
+    ] = None,
+    within: Annotated[
+        float | None, typer.Option(help="Exit with 1 where a mean or percentile is further off than so many percent.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also draw it, in one page.")] = None,
+    per_request: Annotated[
+        Path | None, typer.Option(help="Write what each request took, measured and replayed, as JSON lines.")
+    ] = None,
+    label: Annotated[str, typer.Option(help="What to call the run.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of the table.")] = False,
+) -> None:
+    """Replay a real run and say how far the simulated times are from the measured ones.
+
+    Requests come when they came, to one worker unless --workers says more. Settings are those of kvyard replay; what the run
+    says of its engine (blocks, max_num_seqs, ...) holds where they say nothing.
+    """
+    import msgspec
+
+    from kvyard.files import write_whole
+    from kvyard.replay.validate.compare import validate as compare_with_replay
+    from kvyard.replay.validate.reading import read_run
+    from kvyard.replay.validate.show import print_validation, write_validation
+
+    check_outputs(None, None, html)
+    check_outputs(per_request, None, None)
+    measured = read_run(run, None if workload is None else read_trace(workload, reading))
+    measured.name = label or measured.name
+    with patient() as obey:
+
+        def told(came: int, through: int, now: int) -> None:
+            obey()
+
+        found = compare_with_replay(measured, settings, progress=told)
+    if per_request is not None:
+        write_whole(per_request, b"".join(msgspec.json.encode(pair) + b"\n" for pair in found.pairs))
+    if html is not None:
+        write_validation(found, html)
+    if as_json:
+        whole = msgspec.structs.asdict(found)
+        del whole["pairs"]
+        typer.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
+    else:
+        print_validation(found)
+    for path in (html, per_request):
+        if path is not None:
+            typer.echo(f"written: {path}", err=True)
+    if not found.complete:
+        raise typer.Exit(INTERRUPTED)
+    if within is not None and found.worst * 100 > within:
+        typer.echo(f"The largest error is {found.worst:.1%}, more than {within:g}%.", err=True)
+        raise typer.Exit(FAILED)

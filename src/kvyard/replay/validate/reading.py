@@ -1,0 +1,463 @@
+"""Real runs from files: per request its lengths, when it came, and when its first and its last token came.
+
+A kind of file is one ``RunReader`` of ``READERS``, recognised by content. Times become nanoseconds since the first arrival.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvyard.clock import MS, SECOND
+from kvyard.errors import KvyardError
+from kvyard.replay.traces import Trace, TraceRequest
+from kvyard.replay.traces.files import whole
+from kvyard.replay.traces.formats.mooncake import BLOCK_SIZE
+
+NO_TIMES = "a run to compare with needs when each request came, and its first and its last token"
+IN_A_FOLDER = ("requests.jsonl", "vllm/requests.jsonl", "profile_export.jsonl")
+"""What is read where a folder is named."""
+
+
+class MeasuredRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that was answered. Times are nanoseconds since the run's first arrival."""
+
+    request: TraceRequest
+    first_token: int | None
+    """``None`` where it wasn't seen, as in an answer that came in one piece."""
+    ended: int
+    cached: int | None = None
+    """Prompt tokens that the engine found in its cache, where the run says it."""
+    gaps: Sequence[int] | None = None
+    """Between its tokens, where each was seen."""
+
+
+class MeasuredRun(msgspec.Struct, kw_only=True):
+    """A real run, in order of arrival."""
+
+    name: str
+    format: str
+    requests: list[MeasuredRequest]
+    settings: dict[str, object] = {}
+    """What the run says of its engine, in the names of replay settings."""
+    closed_loop_s: float | None = None
+    """How long it took, where arrivals aren't known: each request began when another had ended."""
+    notes: list[str] = []
+    """What a reader of the comparison should know."""
+
+
+class RunRow(NamedTuple):
+    """A request as a file has it: times in nanoseconds of any clock, ``None`` where they are missing."""
+
+    input: int
+    output: int
+    came: int | None
+    first_token: int | None
+    ended: int | None
+    name: str | None = None
+    cached: int | None = None
+    gaps: Sequence[int] | None = None
+    prompt: TraceRequest | None = None
+    """What it shares with others, where that is known: only ids and tokens of it count."""
+
+
+class RunContent(NamedTuple):
+    """What a reader makes of a file."""
+
+    rows: Iterable[RunRow]
+    settings: Mapping[str, object] = {}
+    closed_loop_s: float | None = None
+    """How long the run took, where nobody knows when its requests came."""
+
+
+class RunReader(NamedTuple):
+    """A kind of file."""
+
+    name: str
+    recognise: Callable[[Mapping[str, Any]], bool]
+    """Whether a file is of this kind, from its document or its first line."""
+    read: Callable[[Path, list[Any]], RunContent]
+    """Takes the file and its records: lines, or one document. Raises ``KvyardError``, ``msgspec.ValidationError``."""
+
+
+def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
+    """The run in a file, packed or not, or in a folder with a ``requests.jsonl``.
+
+    ``workload`` is the trace that the run was driven with, in the same order: it says what prompts share.
+    Raises ``KvyardError`` for what can't be read or isn't known, has no requests or no times, and for another run's workload.
+    """
+    given = Path(path)
+    path = _file_in(given)
+    records = _records(path)
+    reader = next((one for one in READERS if isinstance(records[0], dict) and one.recognise(records[0])), None)
+    if reader is None:
+        known = "; ".join(one.name for one in READERS)
+        raise KvyardError(f"{path} is no run that kvyard knows; there are {known}")
+    try:
+        found = reader.read(path, records)
+        rows = list(found.rows)
+    except msgspec.ValidationError as error:
+        raise KvyardError(f"{path} can't be read as {reader.name}: {error}") from None
+    if not rows:
+        raise KvyardError(f"{path} has no requests in it")
+    if workload is not None:
+        rows = _with_prefixes(path, rows, workload)
+    requests, notes = _measured(path, rows)
+    if any(row.cached for row in rows) and all(row.prompt is None for row in rows):
+        notes.append(
+            "The run doesn't say what prompts share, so the replay finds nothing cached: --workload TRACE tells it."
+        )
+    return MeasuredRun(
+        name=given.resolve().name,
+        format=reader.name,
+        requests=requests,
+        settings=dict(found.settings),
+        closed_loop_s=found.closed_loop_s,
+        notes=notes,
+    )
+
+
+def _file_in(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
+    if found is None:
+        raise KvyardError(f"{path} has none of {', '.join(IN_A_FOLDER)}: name the file of the run")
+    return found
+
+
+def _records(path: Path) -> list[Any]:
+    """The one document of a file, or its lines."""
+    data = whole(path)
+    if not data.strip():
+        raise KvyardError(f"{path} has no requests in it: it is empty")
+    # The standard library's, because benchmarks in Python write NaN where nothing was measured.
+    try:
+        return [json.loads(data)]
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return [json.loads(line) for line in data.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        raise KvyardError(f"{path} is neither JSON nor lines of JSON") from None
+
+
+def _measured(path: Path, rows: Sequence[RunRow]) -> tuple[list[MeasuredRequest], list[str]]:
+    """The requests that were answered, by arrival, and a note on the others."""
+    timed = [
+        (at, row) for at, row in enumerate(rows) if row.came is not None and row.ended is not None and row.output > 0
+    ]
+    if not timed:
+        raise KvyardError(f"none of the {len(rows):,} requests of {path} has times and an answer: {NO_TIMES}")
+    start = min(row.came for _, row in timed if row.came is not None)
+    requests = []
+    names: set[str] = set()
+    for at, row in timed:
+        assert row.came is not None and row.ended is not None
+        name = row.name or str(at)
+        first = row.first_token
+        if not row.came <= (row.ended if first is None else first) <= row.ended:
+            raise KvyardError(f"request {name} of {path} has times that go back: {NO_TIMES}, in that order")
+        if row.input < 1:
+            raise KvyardError(
+                f"request {name} of {path} has a prompt of {row.input} tokens: there must be one at least"
+            )
+        if name in names:
+            raise KvyardError(f"{path} has two requests of the name {name}: names must be unique")
+        names.add(name)
+        request = TraceRequest(name, row.came - start, row.input, row.output)
+        if row.prompt is not None:
+            request = msgspec.structs.replace(
+                request,
+                **{field: getattr(row.prompt, field) for field in ("ids", "id_block_size", "tokens", "output_tokens")},
+            )
+        requests.append(
+            MeasuredRequest(
+                request=request,
+                first_token=None if first is None else first - start,
+                ended=row.ended - start,
+                cached=row.cached,
+                gaps=row.gaps,
+            )
+        )
+    requests.sort(key=lambda one: one.request.arrival)
+    left_out = len(rows) - len(requests)
+    return requests, [
+        f"{left_out:,} of {len(rows):,} requests have no times or no answer, and are left out."
+    ] if left_out else []
+
+
+def _with_prefixes(path: Path, rows: Sequence[RunRow], workload: Trace) -> list[RunRow]:
+    """``rows`` with what their prompts share, from a trace of the same requests in the same order."""
+    advice = "pass the trace that the run was driven with"
+    trace = list(islice(workload, len(rows) + 1))
+    if len(trace) != len(rows):
+        there = "more" if len(trace) > len(rows) else f"{len(trace):,}"
+        raise KvyardError(f"{path} has {len(rows):,} requests, and {workload.name} {there}: {advice}")
+    for at, (row, other) in enumerate(zip(rows, trace)):
+        if row.input != other.input_length:
+            raise KvyardError(
+                f"request {row.name or at} of {path} has {row.input:,} prompt tokens, "
+                f"and {other.input_length:,} in {workload.name}: {advice}"
+            )
+    return [row._replace(prompt=other) for row, other in zip(rows, trace)]
+
+
+def _ns(value: float | None, unit: int = SECOND) -> int | None:
+    """Nanoseconds, ``None`` for what is no time."""
+    return round(value * unit) if value is not None and math.isfinite(value) else None
+
+
+def _later(came: int | None, took: float | None, unit: int) -> int | None:
+    """The time ``took`` after ``came``, where both are known."""
+    length = _ns(took, unit)
+    return None if came is None or length is None else came + length
+
+
+# -- LLMServingSim ------------------------------------------------------------------------------------------------------
+
+
+class _ServingSimRow(msgspec.Struct):
+    input_toks: int
+    output_toks: int
+    request_id: str | None = None
+    queued_ts: float | None = None
+    first_token_ts: float | None = None
+    last_token_ts: float | None = None
+
+
+class _ServingSimEngine(msgspec.Struct, frozen=True):
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    tensor_parallel_size: int | None = None
+
+
+class _ServingSimCache(msgspec.Struct):
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
+
+
+class _ServingSimMeta(msgspec.Struct):
+    """``meta.json`` beside the requests, as far as it says what to replay with."""
+
+    engine_kwargs: _ServingSimEngine = _ServingSimEngine()
+    kv_cache: _ServingSimCache | None = None
+
+
+def _serving_sim(path: Path, records: list[Any]) -> RunContent:
+    rows = msgspec.convert(records, list[_ServingSimRow])
+    settings: dict[str, object] = {}
+    beside = path.with_name("meta.json")
+    if beside.is_file():
+        try:
+            meta = msgspec.json.decode(beside.read_bytes(), type=_ServingSimMeta)
+        except msgspec.DecodeError as error:
+            raise KvyardError(f"{beside} can't be read: {error}") from None
+        settings = msgspec.structs.asdict(meta.engine_kwargs)
+        if meta.kv_cache is not None and meta.kv_cache.num_gpu_blocks is not None:
+            # vLLM counts its null block, which holds nothing.
+            settings |= {"num_gpu_blocks": meta.kv_cache.num_gpu_blocks - 1, "block_size": meta.kv_cache.block_size}
+    made = (
+        RunRow(
+            row.input_toks,
+            row.output_toks,
+            _ns(row.queued_ts),
+            _ns(row.first_token_ts),
+            _ns(row.last_token_ts),
+            row.request_id,
+        )
+        for row in rows
+    )
+    return RunContent(made, {name: value for name, value in settings.items() if value is not None})
+
+
+# -- an engine's own log ------------------------------------------------------------------------------------------------
+
+
+class _LoggedRow(msgspec.Struct):
+    inp: int
+    out: int
+    at: int | None = None
+    first: int | None = None
+    end: int | None = None
+    got: int | None = None
+    cached: int | None = None
+    i: int | None = None
+
+
+class _EngineLog(msgspec.Struct):
+    requests: list[_LoggedRow]
+    num_blocks: int | None = None
+    max_seqs: int | None = None
+    mbt: int | None = None
+
+
+def _engine_log(path: Path, records: list[Any]) -> RunContent:
+    log = msgspec.convert(records[0], _EngineLog)
+    named = {"num_gpu_blocks": log.num_blocks, "max_num_seqs": log.max_seqs, "max_num_batched_tokens": log.mbt}
+    rows = (
+        RunRow(
+            row.inp,
+            row.out if row.got is None else row.got,
+            row.at,
+            row.first,
+            row.end,
+            None if row.i is None else str(row.i),
+            row.cached,
+        )
+        for row in log.requests
+    )
+    return RunContent(rows, {name: value for name, value in named.items() if value is not None})
+
+
+# -- vllm bench serve ---------------------------------------------------------------------------------------------------
+
+
+class _VllmBench(msgspec.Struct):
+    """``vllm bench serve --save-result --save-detailed``: seconds, one entry per request."""
+
+    input_lens: list[int] | None = None
+    output_lens: list[int] | None = None
+    ttfts: list[float] | None = None
+    itls: list[list[float]] | None = None
+    start_times: list[float] | None = None
+    latencies: list[float] | None = None
+    """Older versions don't have them: a request took its TTFT and its gaps."""
+    errors: list[str | None] | None = None
+    request_rate: float | str | None = None
+    max_concurrency: int | None = None
+    duration: float | None = None
+
+
+def _vllm_bench(path: Path, records: list[Any]) -> RunContent:
+    bench = msgspec.convert(records[-1], _VllmBench)
+    if bench.input_lens is None or bench.output_lens is None or bench.ttfts is None or bench.itls is None:
+        raise KvyardError(
+            f"{path} has no times of single requests: run vllm bench serve with --save-result --save-detailed"
+        )
+    count = len(bench.input_lens)
+    for name in ("output_lens", "ttfts", "itls", "start_times", "latencies", "errors"):
+        values = getattr(bench, name)
+        if values is not None and len(values) != count:
+            raise KvyardError(f"{path} has {count:,} input_lens and {len(values):,} {name}: there must be as many")
+    starts, settings = bench.start_times, {}
+    if starts is None:
+        # All were ready at once, and a limit let so many run: that can be repeated without knowing when each began.
+        if bench.request_rate not in ("inf", math.inf) or bench.max_concurrency is None or not bench.duration:
+            raise KvyardError(f"{path} has no start_times, so nobody knows when requests came: use a newer vLLM")
+        starts, settings = [0.0] * count, {"concurrency": bench.max_concurrency}
+    rows = []
+    for at in range(count):
+        failed = bool(bench.errors and bench.errors[at]) or bench.ttfts[at] <= 0
+        first = starts[at] + bench.ttfts[at]
+        took = bench.latencies[at] if bench.latencies else bench.ttfts[at] + sum(bench.itls[at])
+        rows.append(
+            RunRow(
+                bench.input_lens[at],
+                0 if failed else bench.output_lens[at],
+                _ns(starts[at]),
+                _ns(first),
+                _ns(max(first, starts[at] + took)),
+                gaps=[_ns(gap) or 0 for gap in bench.itls[at]],
+            )
+        )
+    return RunContent(rows, settings, bench.duration if bench.start_times is None else None)
+
+
+# -- AIPerf -------------------------------------------------------------------------------------------------------------
+
+
+class _AiperfMetadata(msgspec.Struct):
+    request_start_ns: int
+    x_request_id: str | None = None
+
+
+class _AiperfMetric(msgspec.Struct):
+    value: float | list[float] | str | bool | None = None
+
+
+class _AiperfRow(msgspec.Struct):
+    """A line of ``profile_export.jsonl``; milliseconds and tokens."""
+
+    metadata: _AiperfMetadata
+    metrics: dict[str, _AiperfMetric] | None = None
+
+
+def _aiperf(path: Path, records: list[Any]) -> RunContent:
+    return RunContent(map(_aiperf_row, msgspec.convert(records, list[_AiperfRow])))
+
+
+def _aiperf_row(row: _AiperfRow) -> RunRow:
+    metrics = {name: metric.value for name, metric in (row.metrics or {}).items()}
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, float) and math.isfinite(value)}
+    came, gaps = row.metadata.request_start_ns, metrics.get("inter_chunk_latency")
+    return RunRow(
+        int(numbers.get("input_sequence_length", 0)),
+        int(numbers.get("output_sequence_length", 0)),
+        came,
+        _later(came, numbers.get("time_to_first_token"), MS),
+        _later(came, numbers.get("request_latency"), MS),
+        row.metadata.x_request_id,
+        gaps=[_ns(gap, MS) or 0 for gap in gaps] if isinstance(gaps, list) else None,
+    )
+
+
+# -- the gateway's recording --------------------------------------------------------------------------------------------
+
+
+class _RecordedRow(msgspec.Struct):
+    """A line of ``kvyard gateway --record``: Mooncake's, and what the answer took in milliseconds."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] | None = None
+    block_size: int = BLOCK_SIZE
+    ttft: float | None = None
+    e2e: float | None = None
+    cached: int | None = None
+
+
+def _recording(path: Path, records: list[Any]) -> RunContent:
+    rows = msgspec.convert(records, list[_RecordedRow])
+    if all(row.e2e is None for row in rows):
+        raise KvyardError(
+            f"{path} is a trace without ttft and e2e in its rows: {NO_TIMES}; kvyard replay takes it as it is"
+        )
+    return RunContent(map(_recorded, rows))
+
+
+def _recorded(row: _RecordedRow) -> RunRow:
+    came = _ns(row.timestamp, MS)
+    prompt = None
+    if row.hash_ids is not None:
+        prompt = TraceRequest("", 0, row.input_length, row.output_length, row.hash_ids, row.block_size)
+    return RunRow(
+        row.input_length,
+        row.output_length,
+        came,
+        _later(came, row.ttft, MS),
+        _later(came, row.e2e, MS),
+        cached=row.cached,
+        prompt=prompt,
+    )
+
+
+def _has(*fields: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda head: all(field in head for field in fields)
+
+
+READERS = (
+    RunReader("LLMServingSim's requests.jsonl", _has("input_toks", "output_toks"), _serving_sim),
+    RunReader("a result of vllm bench serve --save-detailed", _has("request_throughput"), _vllm_bench),
+    RunReader("AIPerf's profile_export.jsonl", _has("metadata", "metrics"), _aiperf),
+    RunReader("a recording of kvyard gateway --record", _has("timestamp", "input_length", "output_length"), _recording),
+    RunReader("a log of requests (at, first, end, inp, out)", _has("requests"), _engine_log),
+)
