@@ -74,7 +74,7 @@ def make_core(
         timing,
         batcher=batcher,
         offload=offload,
-        clock=clock,
+        clock=clock if manager.keeps_by_priority else None,
         plans=plans,
         depth=2 if ahead else 1,
         name=name,

@@ -53,12 +53,12 @@ class EngineCore:
         *,
         batcher: EventBatcher | None = None,
         offload: Offload | None = None,
-        clock: VirtualClock,
+        clock: VirtualClock | None,
         plans: bool = True,
         depth: int = 1,
         name: str = "",
     ) -> None:
-        """``batcher`` is the sink of every tier's map, where events are wanted; ``clock`` is told the time, for
+        """``batcher`` is the sink of every tier's map, where events are wanted; ``clock``, if any, is told the time, for
         eviction orders that go by it; ``depth`` is how long the queue of decided passes may be.
 
         Raises ``KvyardError`` for a depth that isn't supported.
@@ -132,7 +132,7 @@ class EngineCore:
             or not self.scheduler.waiting.strict
         ):
             self.cut(now)  # it may have been in the way of others
-        self._clock.sleep_until(now)
+        self._tell_time(now)
         self.scheduler.jobs.drop(job, now)
 
     def next_decision(self) -> int | None:
@@ -244,7 +244,7 @@ class EngineCore:
         batch = jobs.batch
         touch = batch.next_touch()
         if touch is not None and touch <= batch.tick:
-            self._clock.sleep_until(self._start)
+            self._tell_time(self._start)
             for job in batch.due():
                 if not jobs.blocks.take(job):
                     raise AssertionError(f"{job} was promised a block and there is none")
@@ -270,8 +270,15 @@ class EngineCore:
             batch = self._batch
             assert batch is not None
             self.watcher.decoded(start, self._durations[:landed], batch.decoding, jobs)
-            self._batch = batch._replace(
-                context=batch.context + landed * batch.decoding, longest=batch.longest and batch.longest + landed
+            # The rest of the plan begins with longer contexts; what was decided on else stays.
+            self._batch = Pass(
+                batch.chunks,
+                batch.decoding,
+                batch.context + landed * batch.decoding,
+                batch.longest and batch.longest + landed,
+                batch.drafted,
+                batch.stable_for,
+                batch.left_out,
             )
             self.passes += landed
             self.busy_ns += self._start - start
@@ -295,7 +302,7 @@ class EngineCore:
         batch = self._batch
         assert batch is not None
         jobs = self.scheduler.jobs
-        self._clock.sleep_until(end)
+        self._tell_time(end)
         for job in self._cancelled:
             jobs.drop(job, end)
         self._cancelled.clear()
@@ -314,7 +321,7 @@ class EngineCore:
     def _decide(self, now: int) -> bool:
         """See that a pass is decided on that can start at ``now``; returns whether there is one."""
         if not self._decided:
-            self._clock.sleep_until(now)
+            self._tell_time(now)
             made = self.scheduler.form(now, self._longest)
             if made is None:
                 if not self._ends:
@@ -420,7 +427,7 @@ class EngineCore:
         if batch.decoding:
             lockstep = self.scheduler.batch
             lockstep.advance(self._first + count - 1 - lockstep.tick)
-        self._clock.sleep_until(end)
+        self._tell_time(end)
         for job in self._cancelled:
             self.scheduler.jobs.drop(job, end)
         self._cancelled.clear()
@@ -428,7 +435,7 @@ class EngineCore:
     def _take_blocks(self, at: int, count: int) -> int:
         """Take the blocks of the plan's pass ``at``, or of all passes before ``count``; returns the next that needs any."""
         if at:
-            self._clock.sleep_until(self._ends[at - 1])
+            self._tell_time(self._ends[at - 1])
         first = self._first
         return self.scheduler.blocks.carry_out(first + at, first + count) - first
 
@@ -447,7 +454,7 @@ class EngineCore:
         assert batch is not None
         self._ends = []
         self._batch = None
-        self._clock.sleep_until(end)
+        self._tell_time(end)
         self.scheduler.complete(batch, end)
         self._announce(end)
 
@@ -476,6 +483,10 @@ class EngineCore:
         if not self.ahead:
             return self.scheduler.lockstep()
         return [job for job in self.scheduler.jobs.flights[0].decoding if not job.state.ended]
+
+    def _tell_time(self, now: int) -> None:
+        if self._clock is not None:
+            self._clock.sleep_until(now)
 
     def _announce(self, now: int) -> None:
         if self.batcher is not None:

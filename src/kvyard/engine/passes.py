@@ -1,7 +1,7 @@
 """A pass: what is computed in it, and for how many passes that stays so. It knows nothing of how it was chosen."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from kvyard.engine.job import Job
 
@@ -9,22 +9,34 @@ Chunk: TypeAlias = tuple[Job, int, int]
 """Part of a job's known tokens, computed in one pass: the job, how many are new, how many came before."""
 
 
-class Pass(NamedTuple):
+class Pass:
     """What the scheduler decided on, for this pass and the ``stable_for - 1`` passes after it."""
 
-    chunks: Sequence[Chunk]
-    decoding: int
-    """How many jobs decode in it."""
-    context: int
-    """The decoding jobs' summed lengths, the tokens being computed included."""
-    longest: int = 0
-    """The longest of those lengths, where the timing model needs it."""
-    drafted: Sequence[tuple[Job, int]] = ()
-    """Those of them that verify drafts, and how many tokens each computes."""
-    stable_for: int = 1
-    """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""
-    left_out: int = 0
-    """How many jobs that decode have no token in it."""
+    __slots__ = ("chunks", "context", "decoding", "drafted", "left_out", "longest", "stable_for")
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        decoding: int,
+        context: int,
+        longest: int = 0,
+        drafted: Sequence[tuple[Job, int]] = (),
+        stable_for: int = 1,
+        left_out: int = 0,
+    ) -> None:
+        self.chunks = chunks
+        self.decoding = decoding
+        """How many jobs decode in it."""
+        self.context = context
+        """The decoding jobs' summed lengths, the tokens being computed included."""
+        self.longest = longest
+        """The longest of those lengths, where the timing model needs it."""
+        self.drafted = drafted
+        """Those of them that verify drafts, and how many tokens each computes."""
+        self.stable_for = stable_for
+        """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""
+        self.left_out = left_out
+        """How many jobs that decode have no token in it."""
 
 
 class Flight:

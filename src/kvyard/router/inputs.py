@@ -50,22 +50,36 @@ class Reach(NamedTuple):
     confidence: float = 1.0
 
 
-class RoutingInput(NamedTuple):
+class RoutingInput:
     """One decision's inputs."""
 
-    request: RouteRequest
-    blocks: int
-    now: int
-    slots: Sequence[int]
-    """Who may be chosen; at least one."""
-    loads: ActiveLoads
-    shared: list[int] | None
-    """Per slot, blocks of this prompt that active requests hold there; ``None`` for none anywhere."""
-    overlaps: Overlaps | None
-    """``None`` for none anywhere."""
-    rng: Random
-    roles: Sequence[Role]
-    """Per slot, what the worker does of a request."""
+    __slots__ = ("blocks", "loads", "now", "overlaps", "request", "rng", "roles", "shared", "slots")
+
+    def __init__(
+        self,
+        request: RouteRequest,
+        blocks: int,
+        now: int,
+        slots: Sequence[int],
+        loads: ActiveLoads,
+        shared: list[int] | None,
+        overlaps: Overlaps | None,
+        rng: Random,
+        roles: Sequence[Role],
+    ) -> None:
+        self.request = request
+        self.blocks = blocks
+        self.now = now
+        self.slots = slots
+        """Who may be chosen; at least one."""
+        self.loads = loads
+        self.shared = shared
+        """Per slot, blocks of this prompt that active requests hold there; ``None`` for none anywhere."""
+        self.overlaps = overlaps
+        """``None`` for none anywhere."""
+        self.rng = rng
+        self.roles = roles
+        """Per slot, what the worker does of a request."""
 
 
 class Choice(NamedTuple):
