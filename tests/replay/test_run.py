@@ -153,6 +153,7 @@ def test_a_hybrid_model_with_caching_host_tier_and_kv_routing(plans: bool) -> No
     made = replay(
         CONVERSATION,
         model="gpt-oss-20b",
+        timing="polynomial",
         num_gpu_blocks=6000,
         host_bytes="6GiB",
         workers=3,

@@ -48,6 +48,13 @@ class Agenda:
                 return when, key >> _BITS, key & _NUMBER
         return None
 
+    def has_before(self, when: int, what: int) -> bool:
+        """Whether anything comes before ``what`` at ``when``."""
+        heap, times = self._heap, self._when
+        while heap and times.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return bool(heap) and heap[0] < (when, what << _BITS)
+
     def holds_beyond(self, *what: int) -> bool:
         """Whether anything is to come but ``what``."""
         return any(key >> _BITS not in what for key in self._when)

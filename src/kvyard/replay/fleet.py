@@ -97,7 +97,18 @@ class Fleet:
         assert arrivals is not None
         agenda.put(arrivals.peek(), ARRIVAL)
         rounds = 0
-        while (entry := agenda.pop()) is not None:
+        while True:
+            if self._touched and not agenda.has_before(self.now, PASS_START):
+                # What the agenda would say next, without a way through its heap for each pass.
+                self._start_passes(self.now)
+                if progress is not None:
+                    rounds += 1
+                    if not rounds & 1023:
+                        progress(len(self.records), self._through, self.now)
+                continue
+            entry = agenda.pop()
+            if entry is None:
+                break
             now, what, which = entry
             if what == SAMPLE:
                 if self._is_over():
@@ -121,10 +132,6 @@ class Fleet:
                 self._touch(which, now)
             elif what == PASS_START:
                 self._start_passes(now)
-                if progress is not None:
-                    rounds += 1
-                    if not rounds & 1023:
-                        progress(len(self.records), self._through, now)
             elif what == ARRIVAL:
                 self._arrive(now)
             elif what == WORKER_LIFE:
@@ -144,8 +151,6 @@ class Fleet:
 
     def _touch(self, number: int, now: int) -> None:
         """Something happened to a worker: it may start a pass at the end of this instant."""
-        if not self._touched:
-            self._agenda.put(now, PASS_START)
         self._touched.add(number)
 
     def _start_passes(self, now: int) -> None:

@@ -11,8 +11,8 @@ from kvyard.replay.traces.request import TraceRequest
 TOKEN_BLOCK = 16
 """Tokens an id stands for where a trace has tokens and nobody asked for another size: the usual block of an engine."""
 
-SESSIONS = 4096
-"""How many sessions' last turns are kept at most, to look at no id twice."""
+CHECKED = 4096
+"""Requests whose ids are looked at before a trace is taken to have cumulative ones."""
 _64_BITS = (1 << 64) - 1
 
 
@@ -37,30 +37,26 @@ def token_ids(tokens: Sequence[int], block_size: int) -> list[int]:
 
 
 def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """``requests``, as they are. Raises ``TraceError`` at one whose ids name single blocks and not whole prefixes."""
+    """``requests``, as they are. Raises ``TraceError`` at one whose ids name single blocks and not whole prefixes.
+
+    Only the first ``CHECKED`` are looked at: such ids give themselves away long before, and a trace may be endless.
+    """
     before: dict[int, int | None] = {}
-    latest: dict[str | None, Sequence[int]] = {}
-    """By session. A turn mostly goes on where the one before it ended, and that much has been looked at already."""
-    for request in requests:
+    for number, request in enumerate(requests):
         ids = request.ids
-        if ids:
-            turn = latest.get(request.session, ())
-            start = len(turn) - 1 if turn and ids[: len(turn) - 1] == turn[:-1] else 0  # its last block may have grown
-            fresh = ids[start:]
-            expected = [ids[start - 1] if start else None, *fresh[:-1]]
-            known = list(map(before.setdefault, fresh, expected))
-            if fresh and known != expected:
+        if number == CHECKED:
+            before.clear()
+        elif ids and number < CHECKED:
+            expected = [None, *ids[:-1]]
+            known = list(map(before.setdefault, ids, expected))
+            if known != expected:
                 at = next(at for at, pair in enumerate(zip(known, expected)) if pair[0] != pair[1])
                 raise TraceError(
                     getattr(requests, "name", "the trace"),
-                    f"in request {request.id}, id {fresh[at]} {_follows(expected[at])}, and in an earlier one it "
+                    f"in request {request.id}, id {ids[at]} {_follows(expected[at])}, and in an earlier one it "
                     f"{_follows(known[at])}; an id must name all that comes before it: if they name single blocks, "
                     "pass --chain-ids (chain_ids=True)",
                 )
-            if request.session is not None:
-                if len(latest) == SESSIONS:
-                    latest.clear()
-                latest[request.session] = ids
         yield request
 
 
