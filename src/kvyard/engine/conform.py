@@ -151,7 +151,7 @@ def engine_config(config: Record, timing: Record) -> EngineConfig:
     return made
 
 
-class Run(Watcher):
+class LoggedRun(Watcher):
     """A log's requests through our engine."""
 
     wants_tokens = True
@@ -290,7 +290,7 @@ def _sampler(first: int) -> Callable[[int, int], Sequence[int]]:
 def conform(path: Path) -> Verdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
     log = SchedulerLog(path)
-    stepped, planned = Run(log, plans=False), Run(log, plans=True)
+    stepped, planned = LoggedRun(log, plans=False), LoggedRun(log, plans=True)
     stepped.go()
     difference = _steps(log, stepped) or _ends(log, stepped)
     if difference is None:
@@ -304,7 +304,7 @@ def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours
     return Difference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
 
 
-def _steps(log: SchedulerLog, run: Run) -> Difference | None:
+def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
     for at, (recorded, ours) in enumerate(zip(log.steps, run.steps)):
         start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
         views = []
@@ -320,7 +320,7 @@ def _steps(log: SchedulerLog, run: Run) -> Difference | None:
     return None
 
 
-def _planned(log: SchedulerLog, stepped: Run, planned: Run) -> Difference | None:
+def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Difference | None:
     """What a run with plans shows against one without, which was found to be the log's."""
     for at, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes)):
         if single != of_plan:
@@ -343,7 +343,7 @@ def _planned(log: SchedulerLog, stepped: Run, planned: Run) -> Difference | None
     return None
 
 
-def _ends(log: SchedulerLog, run: Run) -> Difference | None:
+def _ends(log: SchedulerLog, run: LoggedRun) -> Difference | None:
     for name, end in log.ends.items():
         job = run.jobs[name]
         ours = {

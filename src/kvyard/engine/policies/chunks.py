@@ -9,7 +9,7 @@ from kvyard.engine.job import Job
 UNLIMITED = 1 << 30
 
 
-class ChunkRule:
+class ChunkSizes:
     """vLLM's way to cut prompts."""
 
     def __init__(self, config: EngineConfig, geometry: Geometry, *, always: bool) -> None:

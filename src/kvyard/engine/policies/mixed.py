@@ -17,7 +17,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.loads import NO_ROOM
 from kvyard.engine.passes import Chunk, Pass
-from kvyard.engine.policies.chunks import UNLIMITED, ChunkRule
+from kvyard.engine.policies.chunks import UNLIMITED, ChunkSizes
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.hashing import Key
 
@@ -142,7 +142,7 @@ class MixedPasses(PassMaker):
         manager = jobs.manager
         self._admission = admission
         self._victim = victim
-        self._chunk = ChunkRule(config, manager.geometry, always=decoding_first)
+        self._chunk = ChunkSizes(config, manager.geometry, always=decoding_first)
         self._decoding_first = decoding_first
         self._budget = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         self._max_seqs = config.max_num_seqs

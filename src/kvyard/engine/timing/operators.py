@@ -49,7 +49,7 @@ class Product(msgspec.Struct, frozen=True):
     count: int
 
 
-class Attention(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionShape(msgspec.Struct, frozen=True, kw_only=True):
     """``count`` layers that attend alike. ``window`` tokens at most are seen; 0 for all."""
 
     count: int
@@ -84,7 +84,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
     layers: int
     products: tuple[Product, ...]
-    attention: tuple[Attention, ...]
+    attention: tuple[AttentionShape, ...]
     experts: tuple[Experts, ...]
     states: int
     """Bytes of recurrent state read and written per sequence, over all layers."""
@@ -151,7 +151,7 @@ class _Counter:
         self._linear, self._routed = linear / 8, routed / 8
         self._hidden = fields.integer("hidden_size")
         self._products: dict[tuple[int, int], int] = {}
-        self._attention: dict[Attention, int] = {}
+        self._attention: dict[AttentionShape, int] = {}
         self._experts: dict[Experts, int] = {}
         self._states = self._kernels = self._moved = self._collectives = self._exchanges = 0
 
@@ -194,7 +194,7 @@ class _Counter:
         self._kernels += 1
         self._moved += bytes_per_token
 
-    def _attends(self, one: Attention) -> None:
+    def _attends(self, one: AttentionShape) -> None:
         self._attention[one] = self._attention.get(one, 0) + 1
 
     def _mixer(self, kind: str) -> None:
@@ -224,7 +224,7 @@ class _Counter:
             self._small(2 * 2 * stored * width * ACTIVATION)  # keys and values into the cache
             window = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(kind)
             self._attends(
-                Attention(
+                AttentionShape(
                     count=0,
                     token_bytes=2 * stored * width * self._cache,
                     prompt_flops=4 * mine * width,
@@ -253,7 +253,7 @@ class _Counter:
         self._small(2 * mine * turned * ACTIVATION)
         self._small(2 * (rank + turned) * ACTIVATION)
         self._attends(
-            Attention(
+            AttentionShape(
                 count=0,
                 token_bytes=(rank + turned) * self._cache,
                 prompt_flops=2 * mine * (plain + turned + value),

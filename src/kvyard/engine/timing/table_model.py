@@ -37,7 +37,7 @@ class TableModel:
         self._bases: dict[tuple[int, int], float] = {}
         self._rows: dict[int, _Row] = {}
         self._prompts: dict[tuple[int, int], float] = {}
-        self._together = _Together(table.together) if table.together else None
+        self._together = _MixedAttention(table.together) if table.together else None
 
     # -- the two verbs ----------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class _Row:
         return us
 
 
-class _Together:
+class _MixedAttention:
     """Attention of passes with a prompt and decode steps, linear between measured (new, past)."""
 
     def __init__(self, planes: Sequence[tuple[int, int, Plane]]) -> None:

@@ -292,7 +292,7 @@ class _LoggedRow(msgspec.Struct):
     i: int | None = None
 
 
-class _EngineLog(msgspec.Struct):
+class _TruthLog(msgspec.Struct):
     requests: list[_LoggedRow]
     num_blocks: int | None = None
     max_seqs: int | None = None
@@ -300,7 +300,7 @@ class _EngineLog(msgspec.Struct):
 
 
 def _engine_log(path: Path, records: list[Any]) -> RunContent:
-    log = msgspec.convert(records[0], _EngineLog)
+    log = msgspec.convert(records[0], _TruthLog)
     named = {"num_gpu_blocks": log.num_blocks, "max_num_seqs": log.max_seqs, "max_num_batched_tokens": log.mbt}
     rows = (
         RunRow(
