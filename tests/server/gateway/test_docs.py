@@ -40,6 +40,7 @@ def test_try_it(tmp_path: Path) -> None:
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     running: list[subprocess.Popen[bytes]] = []
     heard: list[str] = []
+    said = tmp_path / "said.txt"
 
     def run(line: str) -> bool:
         ran = subprocess.run(
@@ -48,15 +49,21 @@ def test_try_it(tmp_path: Path) -> None:
         heard.append(ran.stdout + ran.stderr)
         return ran.returncode == 0
 
+    def why() -> str:
+        return f"{heard[-1]}\n{said.read_text()}\nended: {[process.poll() for process in running]}"
+
     try:
         for line in lines:
             if not line.endswith("&"):
-                eventually(lambda: run(line), lambda: heard[-1])  # noqa: B023
+                eventually(lambda: run(line), why)  # noqa: B023
                 continue
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-            running.append(subprocess.Popen(line[:-1], shell=True, cwd=tmp_path, env=env, **quiet))  # type: ignore[call-overload]
+            with said.open("ab") as out:
+                group = subprocess.Popen(
+                    line[:-1], shell=True, cwd=tmp_path, env=env, stdout=out, stderr=out, start_new_session=True
+                )
+                running.append(group)
             if line.startswith("kvyard mock"):
-                eventually(lambda: run(f"curl -sf localhost:{ports['8000']}/health"), lambda: heard[-1])
+                eventually(lambda: run(f"curl -sf localhost:{ports['8000']}/health"), why)
     finally:
         for process in running:
             os.killpg(process.pid, signal.SIGTERM)
