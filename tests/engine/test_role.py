@@ -11,7 +11,8 @@ from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.replay.run import replay
 from kvyard.replay.settings import make_config
-from kvyard.router import Router, RouterConfig, RouteRequest
+from kvyard.router import Choice, Policy, Router, RouterConfig, RouteRequest
+from kvyard.router.policies import POLICIES
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -37,6 +38,28 @@ def test_the_router_sees_roles():
     router.add_worker("b")
     seen = router.route(RouteRequest("q", [], 40), 0, detail=True)
     assert {str(one.worker): one.role for one in seen.candidates} == {"a@0": "prefill", "b@0": "both"}
+
+
+def test_a_role_reaches_router_scheduler_and_report(monkeypatch):
+    """One field of two workers, through a whole run. Other roles are refused for now, so the check is left out."""
+    monkeypatch.setattr(EngineConfig, "check", lambda self: None)
+    seen = []
+
+    class Looking(Policy):
+        needs_keys = False
+
+        def choose(self, at):
+            seen.append([at.roles[slot] for slot in at.slots])
+            return Choice(at.slots[len(seen) % 2], 0.0, 1, "in turn")
+
+    monkeypatch.setattr(POLICIES, "_loaded", dict(POLICIES._loaded))
+    POLICIES.register("looking", Looking)
+    workers = [{"count": 1, "role": "prefill"}, {"count": 1, "role": "decode"}]
+    done = replay(sessions(3, seed=1), workers=workers, router="looking")
+    assert seen and all(roles == ["prefill", "decode"] for roles in seen)
+    assert [core.scheduler.role for worker in done.fleet.workers for core in worker.cores] == ["prefill", "decode"]
+    assert [worker.role for worker in done.report.workers] == ["prefill", "decode"]
+    assert all(worker.requests for worker in done.report.workers)
 
 
 def test_the_report_names_the_role_of_each_worker():

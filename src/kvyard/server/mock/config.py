@@ -9,6 +9,7 @@ import msgspec
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, split_tcp
+from kvyard.hashing import ALGORITHMS
 from kvyard.replay.settings import OF_AN_ENGINE, engine_config
 from kvyard.server.http import Bounds
 from kvyard.server.mock.faults import MockFaults
@@ -42,7 +43,9 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     speed: Annotated[float, Setting("How many times as fast as a real engine.", flag=True)] = 1.0
     """How many nominal seconds pass in a real one."""
     tokenizer: Annotated[str | None, Setting("A tokenizer.json. Without one, every byte is a token.", flag=True)] = None
-    hash_algorithm: Annotated[str, Setting("Of block hashes, as in vLLM.", flag=True)] = "sha256_cbor"
+    hash_algorithm: Annotated[
+        str, Setting("Of block hashes, as in vLLM: {choices}.", flag=True, choices=ALGORITHMS.keys)
+    ] = "sha256_cbor"
     hash_seed: Annotated[
         str | None, Setting("PYTHONHASHSEED of all workers. [default: each has its own]", flag=True)
     ] = None
