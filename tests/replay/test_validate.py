@@ -155,6 +155,7 @@ def test_an_error_is_a_share_of_what_was_measured(tmp_path: Path) -> None:
     scatter = found.latency["tpot"].scatter
     assert scatter is not None and scatter.mean == pytest.approx(0.5)
     assert found.worst == pytest.approx(1.0)
+    assert found.timing.startswith("fixed, 36 ms for prompts") and found.timing_error is None
     assert [pair.ttft for pair in found.pairs] == [pytest.approx((18, 36))] * 5
 
 

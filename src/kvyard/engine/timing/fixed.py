@@ -26,7 +26,9 @@ class FixedTiming(TimingConfig, frozen=True, kw_only=True, tag="fixed"):
                 raise KvyardError(f"timing: {name} must be a number of milliseconds, 0 or more, got {value}")
 
     def describe(self) -> str:
-        return f"fixed: {self.prefill_ms:g} ms for prompts, {self.decode_ms:g} ms for decode steps"
+        return (
+            f"fixed, {self.prefill_ms:g} ms for prompts and {self.decode_ms:g} ms for decode steps, whatever their size"
+        )
 
     def model(self, capacity_tokens: int) -> "FixedModel":
         return FixedModel(self)

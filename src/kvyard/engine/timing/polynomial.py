@@ -8,7 +8,7 @@ class PolynomialTiming(TimingConfig, frozen=True, kw_only=True, tag="polynomial"
     """Prefill by new tokens, decode by how full the cache is. Has no options."""
 
     def describe(self) -> str:
-        return "the default of NVIDIA Dynamo's mocker, a fit to one H200, whatever the model and the card"
+        return "Dynamo's default polynomial, not your card: the same for every model"
 
     def model(self, capacity_tokens: int) -> PolynomialModel:
         return PolynomialModel(capacity_tokens, self.speedup_ratio, self.speedup_ratio * self.decode_speedup_ratio)

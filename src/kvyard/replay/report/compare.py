@@ -16,7 +16,7 @@ from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.html import Page, card, head, row, table
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
-from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, measured, name_of, percent, whole
+from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, common_times, measured, name_of, percent, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,6 +63,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[str]
     notes: list[str]
     """What makes the comparison less than fair."""
+    timing: str
+    """Where the times of the runs come from, and what their errors mean for the changes; empty for live runs."""
     settings: dict[str, list[object]]
     """What was set differently, by the path in the configuration."""
     lines: list[ComparedLine]
@@ -141,7 +143,8 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Co
         if any(values):
             lines.append(_line(measure, values))
     settings = differences([report.config for report in reports])
-    return Comparison(runs=runs, notes=_notes(reports, runs), settings=settings, lines=lines)
+    timing = common_times(runs, reports)
+    return Comparison(runs=runs, notes=_notes(reports, runs), timing=timing, settings=settings, lines=lines)
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -303,6 +306,8 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     console.print(
         "[dim]* best, or within 0.5% of it; changes are against the first run, of shares in points of a percent.[/dim]"
     )
+    if found.timing:
+        console.print(f"[dim]{escape(found.timing)}[/dim]")
     _print_settings(found, console)
 
 
@@ -343,7 +348,7 @@ def comparison_page(found: Comparison, reports: Sequence[Report]) -> str:
         )
     made = Page("Comparison · kvyard")
     title = " vs ".join(found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs"
-    made.add(head(title, _line_of(reports), found.notes))
+    made.add(head(title, _line_of(reports), found.notes, found.timing))
     made.section(
         "In numbers",
         f"Changes are against {found.runs[0]}; of shares, in points of a percent. ★ is best, or within 0.5% of it.",

@@ -59,9 +59,10 @@ def esc(text: object) -> str:
     return html.escape(str(text))
 
 
-def head(title: str, text: str, notes: Iterable[str] = ()) -> str:
-    """The top of a page."""
-    return f"<header><h1>{esc(title)}</h1><p>{esc(text)}</p></header>" + "".join(
+def head(title: str, text: str, notes: Iterable[str] = (), times: str = "") -> str:
+    """The top of a page; ``times`` says where those in it come from."""
+    more = f"<p>{esc(times)}</p>" if times else ""
+    return f"<header><h1>{esc(title)}</h1><p>{esc(text)}</p>{more}</header>" + "".join(
         f'<p class="note">{esc(note)}</p>' for note in notes
     )
 

@@ -23,6 +23,7 @@ from kvyard.replay.report.report import (
     Share,
     Slo,
     TierReport,
+    TimingReport,
     TransferReport,
     WorkerReport,
     share,
@@ -33,6 +34,7 @@ from kvyard.tiers.links import Direction, Link
 
 if TYPE_CHECKING:
     from kvyard.engine.core import EngineCore
+    from kvyard.replay.config import ReplayConfig
     from kvyard.replay.fleet import Fleet
     from kvyard.replay.worker import Worker
 
@@ -72,6 +74,7 @@ def make_report(
     return Report(
         **fields,
         config=msgspec.json.decode(msgspec.json.encode(fleet.config)),
+        timing=make_timings(fleet.config),
         reuse=_reuse(admitted),
         misses=_misses(admitted),
         missed_tokens=_missed_tokens(fields["series"], admitted),
@@ -83,6 +86,20 @@ def make_report(
         bounds=dict(bounds or {}),
         timeline=make_samples(fleet, seen.start),
     )
+
+
+def make_timings(config: ReplayConfig) -> list[TimingReport]:
+    """Where the times of a fleet come from, a line for each of its timings."""
+    found: dict[str, TimingReport] = {}
+    for kind in config.workers:
+        timing = kind.engine.timing
+        source, faster = timing.describe(), timing.speedup_ratio
+        if faster != 1:
+            source += f", divided by {faster:g}"
+        workers = kind.count + (found[source].workers if source in found else 0)
+        tag = str(timing.__struct_config__.tag)
+        found[source] = TimingReport(kind=tag, source=source, error=timing.error(), workers=workers)
+    return list(found.values())
 
 
 def _reuse(admitted: Sequence[Record]) -> dict[str, Share]:

@@ -20,7 +20,7 @@ def write_html(report: Report, path: str | Path) -> None:
 def page(report: Report) -> str:
     """The page's text."""
     made = Page(f"{say.name_of(report)} · kvyard")
-    made.add(head(say.name_of(report), say.summary(report), say.notes(report)))
+    made.add(head(say.name_of(report), say.summary(report), say.notes(report), say.times(report)))
     made.add('<div class="tiles">', *_tiles(report), "</div>")
     if report.reuse:
         text = "of all prompt tokens of admitted requests, at first admission"
@@ -52,10 +52,17 @@ def page(report: Report) -> str:
 
 
 def _tiles(report: Report) -> Iterator[str]:
-    latency, rates = report.latency, report.throughput
-    yield tile("Time to first token", *_ms(latency["ttft"].p50), f"median · p99 {' '.join(_ms(latency['ttft'].p99))}")
-    yield tile("Inter-token latency", *_ms(latency["itl"].mean), f"mean · p99 {' '.join(_ms(latency['itl'].p99))}")
-    yield tile("End to end", *_ms(latency["e2e"].p50), f"median · p99 {' '.join(_ms(latency['e2e'].p99))}")
+    latency, rates, error = report.latency, report.throughput, report.timing_error
+    for name, key, field in (
+        ("Time to first token", "ttft", "p50"),
+        ("Inter-token latency", "itl", "mean"),
+        ("End to end", "e2e", "p50"),
+    ):
+        value = getattr(latency[key], field)
+        what = "median" if field == "p50" else field
+        if error and value:
+            what += f", {_ms_range(value, error)}"
+        yield tile(name, *_ms(value), f"{what} · p99 {' '.join(_ms(latency[key].p99))}")
     yield tile(
         "Output",
         say.measured(rates["output_tokens_per_s"]),
@@ -78,6 +85,11 @@ def _ms(value: float) -> tuple[str, str]:
     if value < 1000:
         return say.measured(value), "ms"
     return (f"{value / 1000:,.2f}" if value < 100_000 else f"{value / 1000:,.0f}"), "s"
+
+
+def _ms_range(value: float, error: float) -> str:
+    low, high = _ms(value * (1 - error)), _ms(value * (1 + error))
+    return f"{low[0]}–{' '.join(high)}" if low[1] == high[1] else f"{' '.join(low)} – {' '.join(high)}"
 
 
 def _latencies(made: Page, report: Report) -> None:
@@ -113,6 +125,11 @@ def _latencies(made: Page, report: Report) -> None:
                 )
             )
     cards.append(card("In numbers", "", table(["", *say.COLUMNS, "count"], rows)))
+    ranges = say.range_rows(report)
+    if ranges:
+        text = "Mean error of passes where it could be checked, on both sides. " + say.range_note(report)
+        named = [row([f"{LATENCIES[key]} (ms)", *values]) for key, *values in ranges]
+        cards.append(card(say.range_title(report), text.strip(), table(["", *say.RANGES], named)))
     made.cards("three", *cards)
 
 

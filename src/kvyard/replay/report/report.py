@@ -65,6 +65,19 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float
 
 
+class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the times of some workers' passes come from."""
+
+    kind: str
+    """Of timing, such as ``roofline``."""
+    source: str
+    """In words."""
+    error: float | None = None
+    """The mean error of passes where it could be checked, a share (0.1 is 10 %); null where it isn't known."""
+    workers: int
+    """Workers with this timing."""
+
+
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers of one kind between two tiers, the whole fleet together."""
 
@@ -191,6 +204,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     """Of the requests' ids and lengths: runs with the same had the same to do."""
     config: dict[str, object] = msgspec.field(default_factory=dict)
+    timing: list[TimingReport] = msgspec.field(default_factory=list)
+    """What the times are worth: one for each kind of timing in the fleet. Empty where a clock was read: in a live run."""
     complete: bool = True
     """Whether the run went to the end of its trace."""
     duration_s: float
@@ -233,3 +248,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Samples = Samples()
     live: LiveReport | None = None
     """Of a run against a live endpoint; what only a simulation knows is left out then."""
+
+    @property
+    def timing_error(self) -> float | None:
+        """The largest error of its timings; ``None`` where one of them isn't known, or there is none."""
+        known = [one.error for one in self.timing if one.error is not None]
+        return max(known) if known and len(known) == len(self.timing) else None

@@ -24,10 +24,15 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console = console or plain_console()
     console.print(f"[bold]{_safe(say.name_of(report))}[/bold]")
     console.print(_safe(say.summary(report)))
+    if report.timing:
+        console.print(_safe(say.times(report)))
     for note in say.notes(report):
         console.print(f"[yellow]{_safe(note)}[/yellow]")
     console.print()
     console.print(_measurements(report, console.width >= ROOMY))
+    ranges = say.range_rows(report)
+    if ranges:
+        console.print(_ranges(report, ranges, console.width >= ROOMY))
     console.print(_rates(report))
     if report.live is not None:
         console.print(_sending(report.live))
@@ -86,6 +91,17 @@ def _measurements(report: Report, roomy: bool) -> Table:
             values = [show(getattr(spread, column)) if spread.count else "-" for column in say.COLUMNS]
             table.add_row(f"{long if roomy else say.SHORT[key]} ({unit})", *values)
     table.columns[0].no_wrap = True
+    return table
+
+
+def _ranges(report: Report, rows: list[list[str]], roomy: bool) -> Table:
+    table = _table(say.range_title(report), *say.RANGES)
+    for key, *values in rows:
+        table.add_row(f"{LATENCIES[key] if roomy else say.SHORT[key]} (ms)", *values)
+    table.columns[0].no_wrap = True
+    note = say.range_note(report)
+    if note:
+        table.caption, table.caption_justify = note, "left"
     return table
 
 

@@ -1,6 +1,9 @@
 """Names and numbers as people read them, the same in the table, the page and the comparison."""
 
-from kvyard.replay.report.report import MOVES, Report, Slo
+from collections.abc import Sequence
+from math import floor, log10
+
+from kvyard.replay.report.report import MOVES, Report, Slo, TimingReport
 
 SOURCES = {
     "device": "Found on the device",
@@ -104,6 +107,76 @@ def summary(report: Report) -> str:
         parts.append(span(report.duration_s) + (f" at {speed:g} times the speed" if speed != 1 else ""))
     others = [f"{count:,} {status}" for status, count in requests.items() if status not in ("all", "finished")]
     return " · ".join(parts + others)
+
+
+RANGED = ("ttft", "itl", "tpot", "e2e")
+"""Latencies that are shown with the error of their timing."""
+RANGES = ("mean", "p50", "p90", "p99")
+QUEUEING = 0.5
+"""From this share of TTFT on, its range is that of queues more than of passes."""
+
+
+def timing_text(one: TimingReport) -> str:
+    """Where times come from, and how far off they are."""
+    return one.source if one.error is None else f"{one.source}: about {one.error * 100:.2g}% off"
+
+
+def times(report: Report) -> str:
+    """The same for a whole run, as a sentence; empty where a clock was read."""
+    if not report.timing:
+        return ""
+    if len(report.timing) == 1:
+        return f"Times: {timing_text(report.timing[0])}."
+    return f"Times: {'; '.join(f'{timing_text(one)} (of {one.workers} workers)' for one in report.timing)}."
+
+
+def ranged(value: float, error: float) -> str:
+    """A value with an error on both sides, in three digits: more would say more than is known."""
+    return f"{_three(value * (1 - error))}–{_three(value * (1 + error))}"
+
+
+def _three(value: float) -> str:
+    digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
+    return f"{float(f'{value:.3g}'):,.{digits}f}"
+
+
+def range_title(report: Report) -> str:
+    """The head of that table."""
+    return f"Give or take {(report.timing_error or 0) * 100:.2g}%"
+
+
+def range_rows(report: Report) -> list[list[str]]:
+    """Rows of a table of latencies with the error of their timing: its key, and the columns ``RANGES``. Empty without one."""
+    error = report.timing_error
+    if not error:
+        return []
+    spreads = {key: report.latency[key] for key in RANGED if key in report.latency and report.latency[key].count}
+    return [[key, *(ranged(getattr(spread, name), error) for name in RANGES)] for key, spread in spreads.items()]
+
+
+def range_note(report: Report) -> str:
+    """What ranges don't say: an error of passes grows in queues. Empty where there are no long ones."""
+    error, queue, first = report.timing_error, report.latency.get("queue"), report.latency.get("ttft")
+    if not error or queue is None or first is None or queue.mean < QUEUEING * first.mean:
+        return ""
+    return (
+        f"{queue.mean / first.mean:.0%} of TTFT is waiting, which grows faster than passes do: "
+        f"replay with --set timing_speedup={1 - error:.2f} and {1 + error:.2f} for its range."
+    )
+
+
+def common_times(runs: Sequence[str], reports: Sequence[Report]) -> str:
+    """What a comparison of runs can say of their times, as a sentence or two."""
+    simulated = [(run, report) for run, report in zip(runs, reports) if report.timing]
+    if not simulated:
+        return ""
+    texts = {run: "; ".join(map(timing_text, report.timing)) for run, report in simulated}
+    if len(set(texts.values())) == 1 and len(simulated) == len(reports):
+        error = simulated[0][1].timing_error
+        cancels = "" if error is None else " An error that all runs have cancels in their changes."
+        return f"Times of all runs: {texts[simulated[0][0]]}.{cancels}"
+    each = "; ".join(f"{run}, {text}" for run, text in texts.items())
+    return f"Times are not of one kind ({each}): changes smaller than these errors may be theirs."
 
 
 TRANSFERS = ("count", "blocks", "bytes", "waited in all", "each")

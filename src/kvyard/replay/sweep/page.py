@@ -12,7 +12,7 @@ from kvyard.replay.report import figures as draw
 from kvyard.replay.report.html import Page, esc, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
 from kvyard.replay.settings import SETTINGS
-from kvyard.replay.sweep.table import DULL, FIGURES, Figure, rows, shown_value
+from kvyard.replay.sweep.table import DULL, FIGURES, Figure, rows, shown_value, times
 
 if TYPE_CHECKING:
     from kvyard.replay.sweep.run import Sweep
@@ -63,7 +63,7 @@ def page(sweep: Sweep) -> str:
     text = f"{len(found)} replays of {sweep.trace}, over " + " and ".join(
         f"{len(values)} values of {name}" for name, values in sweep.grid.axes.items()
     )
-    made.add(head(title, text, notes))
+    made.add(head(title, text, notes, times(sweep)))
     wanted = [
         figure for figure in FIGURES if figure.name in DRAWN and any(one[figure.name] is not None for one in found)
     ]

@@ -13,7 +13,7 @@ import msgspec
 from kvyard.events.types import LOWER_TIERS
 from kvyard.files import write_whole
 from kvyard.replay.report import Report
-from kvyard.replay.report.words import measured, percent
+from kvyard.replay.report.words import measured, percent, timing_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,6 +85,8 @@ FIGURES = (
 )
 SHOWN = ("ttft_mean_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_mean_ms", "reuse", "reuse_host", "output_tokens_per_s")
 """In the terminal, where there is only so much room; others if they say anything."""
+MOST_TIMES = 4
+"""Kinds of timing that are named below the table."""
 DULL = ("goodput_requests_per_s", "rejected", "preemptions", "reuse_storage", "reuse_remote")
 """Left out where there is none of it."""
 
@@ -97,14 +99,16 @@ def rows(sweep: Sweep) -> list[dict[str, Any]]:
         report = sweep.reports.get(point.key)
         figures = {figure.name: None if report is None else figure.of(report) for figure in FIGURES}
         error = "" if report is not None else failed.get(point.key, "not run yet")
-        found.append({**point.varied, **figures, "error": error, "report": f"points/{point.key}.json"})
+        timing = None if report is None else "; ".join(one.source for one in report.timing)
+        known = {"timing": timing, "timing_error": None if report is None else report.timing_error}
+        found.append({**point.varied, **figures, **known, "error": error, "report": f"points/{point.key}.json"})
     return found
 
 
 def write_csv(sweep: Sweep, path: Path) -> None:
     """Write all rows. Raises ``KvyardError`` where that can't be done."""
     text = io.StringIO()
-    names = [*sweep.grid.axes, *(figure.name for figure in FIGURES), "error", "report"]
+    names = [*sweep.grid.axes, *(figure.name for figure in FIGURES), "timing", "timing_error", "error", "report"]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows(sweep))
@@ -144,8 +148,28 @@ def print_sweep(sweep: Sweep, console: Console | None = None) -> None:
             cells.append(f"[bold]{text}[/bold]" if best[figure.name] == row[figure.name] else text)
         table.add_row(*cells)
     console.print(table)
+    said = times(sweep)
+    if said:
+        console.print(said, style="dim", markup=False, highlight=False)
     for failure in sweep.failures:
         console.print(f"{failure.point.label}: {failure.why}", style="yellow", markup=False)
+
+
+def times(sweep: Sweep) -> str:
+    """Where times come from, each once, with the points that have them where there are several."""
+    by: dict[str, list[str]] = {}
+    for point, report in sweep.done:
+        if report.timing:
+            by.setdefault("; ".join(map(timing_text, report.timing)), []).append(point.label)
+    if not by:
+        return ""
+    if len(by) == 1:
+        known = next(report for _, report in sweep.done if report.timing).timing_error is not None
+        cancels = " An error that all points have cancels between them." if known and len(sweep.done) > 1 else ""
+        return f"Times: {next(iter(by))}.{cancels}"
+    some = [f"{text} ({labels[0]}{', ...' if len(labels) > 1 else ''})" for text, labels in by.items()]
+    more = f"; and {len(some) - MOST_TIMES} more, in sweep.csv" if len(some) > MOST_TIMES else ""
+    return f"Times: {'; '.join(some[:MOST_TIMES])}{more}. Differences smaller than these errors may be theirs."
 
 
 def shown_value(figure: Figure, value: float | int | None) -> str:

@@ -14,6 +14,7 @@ from kvyard.errors import KvyardError
 from kvyard.replay.gaps import together
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread, weighted
+from kvyard.replay.report.words import timing_text
 from kvyard.replay.run import SimulatedRun, Told, replay
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.validate.reading import MeasuredRequest, MeasuredRun
@@ -68,7 +69,9 @@ class Validation(msgspec.Struct, kw_only=True):
     requests: int
     """Those compared."""
     timing: str
-    """Where the replay's times come from, and their known error."""
+    """Where the replay's times come from, and the error that was known of them."""
+    timing_error: float | None = None
+    """That error, as a share; null where it isn't known."""
     latency: dict[str, ComparedLatency]
     """``ttft``, ``tpot``, ``e2e``; ``itl`` where the run has every gap."""
     throughput: dict[str, ComparedRate]
@@ -127,7 +130,6 @@ def _compared(run: MeasuredRun, done: SimulatedRun, taken: dict[str, object]) ->
         notes.append(f"{len(pairs) - len(answered):,} requests got no answer in the replay and are left out{reason}.")
     if not done.complete:
         notes.append("The replay was interrupted: only what had been answered until then is compared.")
-    timings = {kind.engine.timing.describe(): None for kind in done.fleet.config.workers}
     measured = _times(
         [(one.request.arrival, one.first_token, one.ended, one.request.output_length) for one, _ in answered]
     )
@@ -145,7 +147,8 @@ def _compared(run: MeasuredRun, done: SimulatedRun, taken: dict[str, object]) ->
         format=run.format,
         complete=done.complete,
         requests=len(answered),
-        timing="; ".join(timings),
+        timing="; ".join(map(timing_text, done.report.timing)),
+        timing_error=done.report.timing_error,
         latency=latency,
         throughput=_throughput(answered, run.closed_loop_s),
         hit_share=_hit_share(answered),
