@@ -2,6 +2,7 @@
 #
 #   make demo    a real trace through eight workers, three ways: what routing by cache and host memory buy
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
+#   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once)
 #   make lint    ruff: rules and formatting          make format  applies what lint asks for
 #   make types   mypy, strict
 #   make peers   environments of the engines that benchmarks run beside kvyard (3.2 GB), into build/peers
@@ -22,7 +23,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint format types peers bench docs lock clean setup
+.PHONY: demo test test-real lint format types peers bench docs lock clean setup
 
 demo: $(READY)
 	@$(RUN) examples/demo.py
@@ -30,6 +31,12 @@ demo: $(READY)
 test: $(READY)
 	@scripts/setup-test-deps.sh
 	@$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+
+# One process, so that its tests share engines. KVYARD_VLLM_PYTHON names an environment made elsewhere.
+test-real: $(READY)
+	@[ -n "$$KVYARD_VLLM_PYTHON" ] || PYTHON=$(PYTHON) scripts/peers.sh vllm
+	@KVYARD_VLLM_PYTHON="$${KVYARD_VLLM_PYTHON:-build/peers/vllm/bin/python}" \
+		$(RUN) -m pytest -m vllm $(or $(ARGS),tests/real)
 
 lint: $(READY)
 	$(RUN) -m ruff check .
