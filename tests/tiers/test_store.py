@@ -23,11 +23,14 @@ def store_of(pages: int, **options: Any) -> TierStore:
     return TierStore(Tier.G2, pages, 1, **options)
 
 
-def put(store: TierStore, text: TokenChain, start: int, stop: int) -> bool:
+def put(store: TierStore, text: TokenChain, start: int, stop: int, priority: int | None = None) -> bool:
     """Store a piece, from reservation to landing."""
     pieces = [PageRange(0, text, start, stop)]
     tables = store.reserve(pieces)
     for piece, held in zip(pieces, tables or (), strict=False):
+        if priority is not None:
+            [extent] = held
+            extent.priority = priority
         store.land(piece, held)
     store.check_integrity()
     return tables is not None
@@ -107,6 +110,18 @@ def test_a_cohort_does_not_evict_its_own_prefix() -> None:
     assert (here(store, one), here(store, two)) == ([(0, 6)], [(0, 4)])
     assert put(store, one, 6, 10)
     assert (here(store, one), here(store, two)) == ([(0, 10)], [])
+
+
+def test_a_cohort_does_not_evict_its_own_prefix_of_low_priority() -> None:
+    store = store_of(10, eviction="priority")
+    one, two = chain(1, 14), chain(2)
+    assert put(store, one, 0, 6, priority=5) and put(store, two, 0, 4, priority=90)
+    assert not put(store, one, 6, 13)
+    assert (here(store, one), here(store, two)) == ([(0, 6)], [(0, 4)])
+    assert put(store, one, 6, 10)
+    assert (here(store, one), here(store, two)) == ([(0, 10)], [])
+    assert put(store, two, 0, 4, priority=90), "what has a low priority still goes first for others"
+    assert (here(store, one), here(store, two)) == ([(0, 2), (6, 10)], [(0, 4)])
 
 
 def test_what_is_held_can_be_split_by_others_and_is_let_go_in_whole() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.tiers.support import BLOCK, link
+from tests.tiers.support import BLOCK, Worker, link, tiers
 
 from kvyard.blocks import BlockManager, GroupSpec, Request
 from kvyard.blocks.integrity import check_pool
@@ -128,3 +128,30 @@ def test_one_link_between_two_workers() -> None:
         pair.timeline.connect(("w1", "w0"), pools, link())
     with pytest.raises(ConfigError, match="are one worker"):
         pair.timeline.connect(("w2", "w2"), pools, link())
+
+
+def test_copies_between_workers_and_to_tiers_are_told_apart() -> None:
+    """A device that is copied to its host and to another worker at once; what neither asked for is found."""
+    here, there = Worker(tiers(), name="w0"), Worker(tiers(), name="w1")
+    pools = (here.manager.pool, there.manager.pool)
+    made = Timeline().connect(("w0", "w1"), pools, link())
+    for worker in (here, there):
+        worker.offload.connect(made)
+    request = here.make("r", range(40))
+    assert here.manager.allocate(request, 40) is not None
+    request.num_computed_tokens = 40
+    here.offload.offload(request, 0)
+    assert made.send(0, "w0", PageRange(0, request.chain, 0, 10), request.tables[0].settle(), BLOCK) is not None
+    for worker in (here, there):
+        worker.offload.check_integrity()
+    made.advance(10_000)
+    here.offload.tick(10_000)
+    for worker in (here, there):
+        worker.offload.check_integrity()
+        assert not worker.manager.pool.holds
+    stray = there.manager.pool.hold_new(2, 0)
+    with pytest.raises(AssertionError, match="I6: a hold on the device without a copy"):
+        there.offload.check_integrity()
+    there.manager.pool.let_go(stray)
+    with pytest.raises(ConfigError, match="doesn't end at the device of w2"):
+        Worker(tiers(), name="w2").offload.connect(made)

@@ -230,6 +230,11 @@ class WorkerLink(CopyQueue):
         self._let_go(copy)
         copy.inbox.append(copy)
 
+    def held(self, pool: Pool) -> list[Table]:
+        """What copies under way hold of ``pool``, one of the two."""
+        near = pool is self.pools[0]
+        return [held for copy in self.under_way.values() for held in (copy.near if near else copy.far)]
+
     def cancel_all(self, now: int) -> None:
         """Give up everything under way, at a time that is not before the last: both ends let go, and nothing lands."""
         self.advance(now)

@@ -15,7 +15,7 @@ from kvyard.events.types import Event, EventBatch, Sink, Stored, Tier
 from kvyard.hashing import Run
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.config import OffloadConfig
-from kvyard.tiers.copies import Copy, make_tier, next_landing
+from kvyard.tiers.copies import Copy, WorkerLink, make_tier, next_landing
 from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.links import Direction
 from kvyard.tiers.loader import Loader
@@ -81,8 +81,20 @@ class Offload:
         self._cleaner = Cleaner(self.state, self._storer, members) if policy.ahead else None
         self._loader = Loader(self.state, self._cleaner)
         self._ready: list[Request] = []
+        self._worker_links: list[WorkerLink] = []
         self._shared = [tier for tier in self.tiers if tier.shared]
         self._heard = {tier: tier.landings for tier in self._shared}
+
+    def connect(self, link: WorkerLink) -> None:
+        """A link to another worker ends at this device: what its copies hold here is accounted for too.
+
+        Raises ``ConfigError`` for one that doesn't end here.
+        """
+        if self.layout.pool not in link.pools:
+            raise ConfigError(
+                f"the link between {link.ends[0]} and {link.ends[1]} doesn't end at the device of {self.name}"
+            )
+        self._worker_links.append(link)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -238,6 +250,8 @@ class Offload:
                 near.update(copy.near)
             else:
                 assert self.manager.requests.get(copy.request.id) is copy.request, f"I6: {copy.request} has no blocks"
+        for link in self._worker_links:
+            near.update(link.held(self.layout.pool))
         assert near.keys() == self.layout.pool.holds, (
             "I6: a hold on the device without a copy, or a copy without a hold"
         )

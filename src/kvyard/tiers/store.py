@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from kvyard.blocks.extent import Extent
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.spans import Spans, clip, overlaps, without
@@ -95,6 +96,7 @@ class TierStore:
         self.clock = VirtualClock()
         """Told the time as it passes, for eviction orders that go by it."""
         self.pool = Pool(num_pages + 1, num_groups, eviction=eviction, sink=sink, tier=tier, now=self.clock.now)
+        self._by_recency = eviction == "lru"
         self.pending = [PendingPages() for _ in range(num_groups)]
         """What is on its way in and can't be found yet."""
         self.reserved: dict[Table, PageRange] = {}
@@ -132,22 +134,22 @@ class TierStore:
 
         Returns how many of them are free to be evicted.
         """
-        cache_map = self.pool.maps[group]
-        nodes, at = cache_map.walk(keys, limit)
-        if not nodes:
-            return 0
-        if nodes[-1].stop > at:
-            nodes[-1] = cache_map.split(nodes[-1], at)
         order = self.pool.order
         free = 0
-        for node in reversed(nodes):
-            if node.copies:
-                extent = node.copies[0]
-                if not extent.refs:
-                    order.remove(extent)
-                    order.push(extent)
-                    free += len(extent.ids)
+        for extent in reversed(self._first_copies(group, keys, limit)):
+            if not extent.refs:
+                order.remove(extent)
+                order.push(extent)
+                free += len(extent.ids)
         return free
+
+    def _first_copies(self, group: int, keys: Keys, limit: int) -> list[Extent]:
+        """What is here of a chain's first ``limit`` pages, a copy of each, in order of position."""
+        cache_map = self.pool.maps[group]
+        nodes, at = cache_map.walk(keys, limit)
+        if nodes and nodes[-1].stop > at:
+            nodes[-1] = cache_map.split(nodes[-1], at)
+        return [node.copies[0] for node in nodes if node.copies]
 
     def hold(self, piece: PageRange) -> Table:
         """Keep ``piece``, all of it resident, for a transfer that reads it, until ``pool.let_go``.
@@ -174,15 +176,19 @@ class TierStore:
         count = total_pages(pieces)
         pool = self.pool
         spare = pool.free
-        last: PageRange | None = None
+        chains: list[PageRange] = []
         for piece in reversed(pieces):
-            if last is not None and piece.chain is last.chain and piece.group == last.group:
+            if chains and piece.chain is chains[-1].chain and piece.group == chains[-1].group:
                 continue  # part of what the later piece has touched
-            last = piece
-            # To the end of the line. As long as something else is left to evict, it is safe there.
+            chains.append(piece)
             spare -= self.touch(piece.group, piece.chain.keys, piece.stop)
         if count > spare:
             return None
+        # At the end of a line by recency what was touched is safe, since enough else is left to evict. Other orders differ.
+        own: list[Table] = []
+        if not self._by_recency:
+            for group, chain, _, stop in chains:
+                own.append(pool.hold(self._first_copies(group, chain.keys, stop)))
         self.evicted += max(0, count - pool.unnamed)
         self.reservations += 1
         tables: list[Table] = []
@@ -191,6 +197,8 @@ class TierStore:
             held = pool.hold_new(piece.stop - piece.start, piece.start)
             self.reserved[held] = piece
             tables.append(held)
+        for held in own:
+            pool.let_go(held)
         return tables
 
     def inherit(self, held: Table, sources: Table, chunk: int) -> None:
