@@ -87,7 +87,7 @@ def test_refusals(capsys, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text('{"kind": "decode", "batch": 1, "ctx": 9, "ms": 1}\n' * 5)
     for argv, words in (
-        (("fit", str(tmp_path / "none.jsonl")), "none.jsonl: can't be read: No such file"),
+        (("fit", str(tmp_path / "none.jsonl")), "none.jsonl: no such file"),
         (("fit", str(bad)), "bad.jsonl: line 2: past must be a whole number"),
         (("fit", str(few)), "at least 4 passes with prompts and 4 with decode steps, got 0 and 5"),
         (("fit", str(DATA), "-o", str(tmp_path / "no" / "such.json")), "such.json: No such file"),

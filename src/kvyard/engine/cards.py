@@ -108,7 +108,7 @@ _CARDS = (
         peer_latency_us=NVLINK_US,
         host_bandwidth=64 * GB,
         source="NVIDIA H200 datasheet: 4.8 TB/s, 989/1,979 TFLOPS dense, NVLink 900 GB/s both ways, PCIe 5.0 x16",
-        shares=Shares(mem=0.83, arith=0.62),
+        shares=Shares(mem=0.82, arith=0.62),
         shares_source="passes of an 8B model measured on one H200",
     ),
     Card(

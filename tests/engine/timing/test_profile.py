@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvyard.engine.timing import ProfileTiming, make_timing
-from kvyard.engine.timing.fitting import Measurement, errors_by_kind, fit, read_measurements
+from kvyard.engine.timing.fitting import errors_by_kind, fit
+from kvyard.engine.timing.measurements import Measurement, read_measurements
 from kvyard.engine.timing.model import SHORT
 from kvyard.engine.timing.profile import (
     NAMES,
@@ -320,10 +321,9 @@ def test_base_is_the_blend_of_two_limits():
     assert base_ms(of, 200, 1) == pytest.approx((21.0**2 + 22.0**2) ** 0.5)
 
 
-TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth" / "engine"
+TRUTH = Path(__file__).parents[3] / "benchmarks" / "data" / "h200-engine"
 
 
-@pytest.mark.skipif(not TRUTH.exists(), reason="measured passes are in ../shared, which isn't here")
 @pytest.mark.parametrize(("file", "limit"), [("fit-breaks-on-this-log", 0.05), ("fit-breaks-on-this-moe", 0.03)])
 def test_a_fit_is_always_a_profile(file, limit):
     """Both files once gave a blend below 1, which is refused: a log without pure prompts, and a mixture of experts."""

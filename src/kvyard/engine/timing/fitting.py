@@ -1,46 +1,47 @@
-"""Reads measured passes, fits a profile to them, and says how far off it is on passes it hasn't seen.
+"""Fits a profile to measured passes, and says how far off it is on passes it hasn't seen.
 
 What is minimised is the *relative* error, since a decode step of 5 ms matters as much as a prompt of 1 s, and with a loss that
 soon stops growing (Cauchy's): measurements have stalls in them, and a few of those mustn't bend the rest. Coefficients are
 fitted as logarithms, so none gets negative, and each is held loosely to a first guess, which is what remains of it when
 the measurements say nothing about it. Deterministic; needs nothing but numpy.
 
-Measurements are JSON lines:
+An engine's log has thousands of passes that are nearly the same beside a few that aren't, and a sweep has one of each. So
+passes that are alike count as a few of them at most: what was measured once, far away, still counts.
 
-    {"kind": "prefill", "new": 512, "past": 2048, "ms": 17.34}
-    {"kind": "decode", "batch": 32, "ctx": 4096, "ms": 9.09}
-    {"kind": "mixed", "prefills": [[512, 0], [64, 2048]], "batch": 32, "ctx": 4096, "ms": 20.9}
-    {"kind": "mixed", "prefills": [], "batch": 32, "context": 131072, "longest": 9000, "ms": 9.6}
-
-``ctx`` is each sequence's context, the token being computed included; where they differ, ``context`` is their sum and
-``longest`` the longest. Lines of other kinds (``device``, ``copy``) are left
-alone; a ``device`` line names the card.
+Where some passes have the host's time apart from the device's, as an engine's log may, the device's part is fitted to all of
+them (a sweep of single passes, timed on the device, has no other), and the host's to those that have it.
 """
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from math import log2
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
+from kvyard.engine.timing.measurements import KINDS, Measurement
 from kvyard.engine.timing.profile import NAMES, Coefficients, Features, Floats, Form, estimate, form_of
 from kvyard.errors import KvyardError
 
-KINDS = ("prefill", "decode", "mixed")
-SHOWN = 5
-"""Bad rows named in one refusal."""
 LEAST = 4
 """Passes with prompts, and passes with decode steps, below which a fit would be guessing."""
 FOLDS = 64
 MANY = 512
 """Beyond so many measurements ``FEW_FOLDS`` tell as much."""
 FEW_FOLDS = 8
+ALIKE = 32
+"""Passes that are alike count as so many at most."""
+KEPT = 2 * ALIKE
+"""And so many of them are looked at."""
 SCALE = 0.05
 """Relative errors well above this count as stalls."""
 HOLD = 1e-3
 """How firmly a coefficient is held to its first guess, compared with one measurement."""
+PINNED = 1e9
+"""The same for one that isn't fitted."""
+NONE = 1e-12
+"""What that one is meanwhile."""
 CURVE_HOLD = 0.3
 """The same for the factors of the curve."""
 WORTH = 0.9
@@ -54,110 +55,12 @@ ENOUGH = 1e-6
 BLEND = NAMES.index("blend")
 SHARPEST = 31.0
 """A blend so far above 1 takes the larger of the two, and its powers are still numbers."""
+HOST = ("host", "host_sequence", "host_prompts")
+HOST_SCALE = 0.1
+"""Milliseconds of host time that are well above the usual scatter."""
+HOST_ROUNDS = 20
 
-
-class Measurement(msgspec.Struct, frozen=True):
-    """One measured pass."""
-
-    kind: str
-    prefills: tuple[tuple[int, int], ...]
-    batch: int
-    context: int
-    """Summed over the batch."""
-    longest: int
-    ms: float
-
-    @property
-    def shape(self) -> tuple[tuple[tuple[int, int], ...], int, int, int]:
-        """As a timing model takes it: prefills, decode batch, summed context, longest context."""
-        return self.prefills, self.batch, self.context, self.longest
-
-    def __str__(self) -> str:
-        parts = [f"{new} new after {past}" for new, past in self.prefills]
-        if self.batch:
-            parts.append(f"{self.batch} decoding at {self.context // self.batch}")
-        return ", ".join(parts)
-
-
-class Measurements(msgspec.Struct, frozen=True):
-    """A file of them."""
-
-    source: str
-    device: str | None
-    rows: tuple[Measurement, ...]
-
-
-def read_measurements(path: str | Path) -> Measurements:
-    """Read a file. Raises ``KvyardError`` for one that can't be read, has no measured pass, or has bad rows, by line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvyardError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
-    rows, faults, device = [], [], None
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            value = msgspec.json.decode(line)
-            if not isinstance(value, dict):
-                raise KvyardError("not a JSON object")
-            if value.get("kind") == "device":
-                device = str(value.get("name"))
-            elif value.get("kind") in KINDS:
-                rows.append(_row(value))
-            elif not isinstance(value.get("kind"), str):
-                raise KvyardError(f"no kind; {', '.join(KINDS)} are measured passes")
-        except msgspec.DecodeError as error:
-            faults.append(f"line {number}: not JSON ({error})")
-        except KvyardError as error:
-            faults.append(f"line {number}: {error}")
-    if faults:
-        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-        raise KvyardError(f"{path}: {'; '.join(faults[:SHOWN])}{more}")
-    if not rows:
-        raise KvyardError(f"{path}: has no measured pass: lines of kind {', '.join(KINDS)} are needed")
-    return Measurements(str(path), device, tuple(rows))
-
-
-def _row(value: dict[str, Any]) -> Measurement:
-    kind = value["kind"]
-    ms = value.get("ms")
-    if isinstance(ms, bool) or not isinstance(ms, (int, float)) or not (math.isfinite(ms) and ms > 0):
-        raise KvyardError(f"ms must be a number above 0, got {ms!r}")
-    if kind == "prefill":
-        return Measurement(kind, ((_count(value, "new", 1), _count(value, "past", 0)),), 0, 0, 0, float(ms))
-    if kind == "decode":
-        return Measurement(kind, (), *_decoding(value, _count(value, "batch", 1)), float(ms))
-    pairs = value.get("prefills")
-    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise KvyardError(f"prefills must be a list of [new, past] pairs, got {pairs!r}")
-    prefills = tuple((_count({"new": new}, "new", 1), _count({"past": past}, "past", 0)) for new, past in pairs)
-    batch = _count(value, "batch", 0)
-    if not prefills and not batch:
-        raise KvyardError("a mixed pass computes something: prefills or a batch above 0")
-    if not prefills:
-        kind = "decode"
-    elif not batch:
-        kind = "prefill" if len(prefills) == 1 else kind
-    return Measurement(kind, prefills, *_decoding(value, batch), float(ms))
-
-
-def _decoding(value: dict[str, Any], batch: int) -> tuple[int, int, int]:
-    """Batch, summed context, longest context."""
-    if not batch:
-        return 0, 0, 0
-    if "context" in value:
-        context = _count(value, "context", batch)
-        return batch, context, _count(value, "longest", 0) if "longest" in value else 0
-    each = _count(value, "ctx", 1)
-    return batch, batch * each, each
-
-
-def _count(value: dict[str, Any], name: str, least: int) -> int:
-    found = value.get(name)
-    if isinstance(found, bool) or not isinstance(found, int) or found < least:
-        raise KvyardError(f"{name} must be a whole number of at least {least}, got {found!r}")
-    return found
+Marks = npt.NDArray[np.bool_]
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -186,69 +89,30 @@ class KindError(msgspec.Struct, frozen=True):
 def fit(rows: Sequence[Measurement]) -> Fit:
     """Fit the form to ``rows``, with a curve where that is worth it. Raises ``KvyardError`` when there are too few.
 
-    The unseen errors are by leaving out one measurement at a time, or, of many, every 64th or 8th together.
+    The unseen errors are by leaving out one measurement or group at a time, or, of many, every 64th; of more than ``MANY``, an
+    eighth of the *kinds* of passes with all that are alike, since a log repeats each.
     """
     prompts, steps = sum(bool(row.prefills) for row in rows), sum(row.batch > 0 for row in rows)
     if prompts < LEAST or steps < LEAST:
         raise KvyardError(
             f"a profile needs at least {LEAST} passes with prompts and {LEAST} with decode steps, got {prompts} and {steps}"
         )
-    features = Features.of([row.shape for row in rows])
-    ms = np.array([row.ms for row in rows])
-    guess = _first_guess(rows)
-    plain = _fit(features, ms, guess, ())
-    if np.abs(plain.unseen_errors).mean() < GOOD:
+    data = _Rows.of(rows)
+    guess = _first_guess(rows, data.apart)
+    plain = _fit(data, guess, ())
+    if _mean(plain) < GOOD:
         return plain
-    lowest, highest = float(features.tokens.min()), float(features.tokens.max())
+    lowest, highest = float(data.features.tokens.min()), float(data.features.tokens.max())
     knots = tuple(at for at in KNOTS if lowest / 2 <= at <= 2 * highest)
     if len(knots) > 2:
-        curved = _fit(features, ms, guess, knots)
-        if np.abs(curved.unseen_errors).mean() < WORTH * np.abs(plain.unseen_errors).mean():
+        curved = _fit(data, guess, knots)
+        if _mean(curved) < WORTH * _mean(plain):
             return curved
     return plain
 
 
-def _fit(features: Features, ms: Floats, guess: Floats, knots: tuple[int, ...]) -> Fit:
-    start = np.concatenate([guess, np.zeros(len(knots))])
-    spread = _spread(features, knots)
-    best = _descend(start, start, features, spread, ms)
-    unseen = np.zeros(len(ms))
-    folds = np.arange(len(ms)) % min(len(ms), FOLDS if len(ms) <= MANY else FEW_FOLDS)
-    for fold in range(int(folds.max()) + 1):
-        out = folds == fold
-        without = _descend(best, start, features.only(~out), spread[~out], ms[~out])
-        unseen[out] = _estimate(without, features.only(out), spread[out]) / ms[out] - 1.0
-    # Six digits are far more than measurements hold, and make a profile that people can read.
-    values = [float(f"{value:.6g}") for value in _values(best)]
-    if not features.behind.any():
-        values[NAMES.index("skew")] = 0.0
-    factors = [float(f"{value:.6g}") for value in np.exp(best[len(NAMES) :])]
-    errors = estimate(values, features, np.exp(spread @ np.log(factors)) if knots else 1.0) / ms - 1.0
-    return Fit(
-        Coefficients(**dict(zip(NAMES, values))),
-        dict(zip(knots, factors)),
-        tuple(errors.tolist()),
-        tuple(unseen.tolist()),
-    )
-
-
-def _spread(features: Features, knots: tuple[int, ...]) -> Floats:
-    """For each pass, the shares of the knots that its tokens lie between."""
-    if not knots:
-        return np.zeros((len(features.tokens), 0))
-    at = np.log2(features.tokens)
-    return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
-
-
-def _values(at: Floats) -> Floats:
-    """Coefficients of a point of the search: logarithms, but for the blend, which stays above 1."""
-    values: Floats = np.exp(at[: len(NAMES)])
-    values[BLEND] = 1.0 + min(values[BLEND], SHARPEST)
-    return values
-
-
-def _estimate(at: Floats, features: Features, spread: Floats) -> Floats:
-    return estimate(_values(at), features, np.exp(spread @ at[len(NAMES) :]) if spread.shape[1] else 1.0)
+def _mean(found: Fit) -> float:
+    return float(np.abs(found.unseen_errors).mean())
 
 
 def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict[str, KindError]:
@@ -262,14 +126,184 @@ def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict
     return found
 
 
-def _first_guess(rows: Sequence[Measurement]) -> Floats:
+def row_errors(form: Form, rows: Sequence[Measurement]) -> list[float]:
+    """By how much ``form`` is off for each of ``rows``, as shares."""
+    data = _Rows.of(rows)
+    values = [getattr(form.coefficients, name) for name in NAMES]
+    factors = np.array([form.factor(tokens) for tokens in data.features.tokens])
+    whole = data.ms + data.host
+    off: list[float] = (data.total(estimate(values, data.features, factors)) / whole - 1.0).tolist()
+    return off
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """Measurements as arrays: an element per measurement, and features per pass of one."""
+
+    features: Features
+    part_of: npt.NDArray[np.int64]
+    """Of each pass, which measurement it belongs to."""
+    times: Floats
+    """How many of that pass are in it."""
+    ms: Floats
+    host: Floats
+    """0 where it isn't known."""
+    hosted: Marks
+    """Where it is."""
+    weight: Floats
+    fold: npt.NDArray[np.int64]
+    kept: Marks
+    """Those that a search looks at."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Measurement]) -> "_Rows":
+        shapes, part_of, times = [], [], []
+        for at, row in enumerate(rows):
+            for count, shape in ((1.0, row.shape), *row.others):
+                shapes.append(shape)
+                part_of.append(at)
+                times.append(count)
+        kinds = [_kind_of(row) for row in rows]
+        counts, seen = Counter(kinds), Counter[Hashable]()
+        kept = []
+        for kind in kinds:
+            step = -(-counts[kind] // KEPT)
+            kept.append(seen[kind] % step == 0)
+            seen[kind] += 1
+        return cls(
+            Features.of(shapes),
+            np.array(part_of, dtype=np.int64),
+            np.array(times),
+            np.array([row.ms for row in rows]),
+            np.array([row.host_ms or 0.0 for row in rows]),
+            np.array([row.host_ms is not None for row in rows], dtype=np.bool_),
+            np.array([min(1.0, ALIKE / counts[kind]) for kind in kinds]),
+            _folds(rows, kinds),
+            np.array(kept, dtype=np.bool_),
+        )
+
+    @property
+    def apart(self) -> bool:
+        """Whether host time is known apart from the device's, of some."""
+        return bool(self.hosted.any())
+
+    def only(self, keep: Marks) -> "_Rows":
+        """Those that ``keep`` marks."""
+        passes = keep[self.part_of]
+        number = np.cumsum(keep) - 1
+        part_of = number[self.part_of[passes]]
+        rest = (getattr(self, name)[keep] for name in self.__struct_fields__[3:])
+        return _Rows(self.features.only(passes), part_of, self.times[passes], *rest)
+
+    def total(self, passes: Floats) -> Floats:
+        """Of each measurement, from what each of its passes takes."""
+        if len(passes) == len(self.ms):
+            return passes
+        summed = np.bincount(self.part_of, weights=passes * self.times, minlength=len(self.ms))
+        return summed.astype(np.float64)
+
+
+def _kind_of(row: Measurement) -> Hashable:
+    """Equal for passes that are alike: to about a fifth in prompt tokens, requests and context."""
+    sizes = sum(new for new, _ in row.prefills), row.batch, row.context / max(1, row.batch)
+    past = sum(past for _, past in row.prefills)
+    return (row.kind, *(round(2 * log2(1 + size)) for size in sizes), round(log2(1 + past)))
+
+
+def _folds(rows: Sequence[Measurement], kinds: Sequence[Hashable]) -> npt.NDArray[np.int64]:
+    """Those left out together."""
+    if all(row.group is not None for row in rows):
+        named: Sequence[Hashable] = [row.group for row in rows]
+    else:
+        named = range(len(rows)) if len(rows) <= MANY else kinds
+    numbers = {name: at for at, name in enumerate(dict.fromkeys(named))}
+    most = min(len(numbers), FOLDS if len(rows) <= MANY else FEW_FOLDS)
+    return np.array([numbers[name] % most for name in named], dtype=np.int64)
+
+
+def _fit(data: _Rows, guess: Floats, knots: tuple[int, ...]) -> Fit:
+    start = np.concatenate([guess, np.zeros(len(knots))])
+    best = _descend(start, start, data.only(data.kept), knots)
+    unseen = np.zeros(len(data.ms))
+    whole = data.ms + data.host
+    for fold in range(int(data.fold.max()) + 1):
+        out = data.fold == fold
+        rest, left = data.only(data.kept & ~out), data.only(out)
+        without = _descend(best, start, rest, knots)
+        found = _estimate(without, left, knots) + _host_ms(_host(rest), left)
+        unseen[out] = found / whole[out] - 1.0
+    # Six digits are far more than measurements hold, and make a profile that people can read.
+    values = [0.0 if value <= 2 * NONE else float(f"{value:.6g}") for value in _values(best)]
+    if not data.features.behind.any():
+        values[NAMES.index("skew")] = 0.0
+    made = dict(zip(NAMES, values))
+    if data.apart:
+        made |= {name: float(f"{value:.6g}") for name, value in zip(HOST, _host(data))}
+    factors = [float(f"{value:.6g}") for value in np.exp(best[len(NAMES) :])]
+    curve = np.exp(_spread(data.features, knots) @ np.log(factors)) if knots else 1.0
+    found = data.total(estimate(values, data.features, curve)) + _host_ms(_host(data), data)
+    return Fit(
+        Coefficients(**made), dict(zip(knots, factors)), tuple((found / whole - 1.0).tolist()), tuple(unseen.tolist())
+    )
+
+
+def _host(data: _Rows) -> Floats:
+    """Host time of a pass, per sequence of it, and of one with prompts, from the passes that have it apart; none negative."""
+    free = np.ones(len(HOST), dtype=np.bool_)
+    found = np.zeros(len(HOST))
+    if not data.apart:
+        return found
+    at, weight, host = data.features.only(data.hosted), data.weight[data.hosted], data.host[data.hosted]
+    parts = np.stack([np.ones(len(host)), at.sequences, at.launched], axis=1)
+    trust = weight.copy()
+    for _ in range(HOST_ROUNDS):
+        scale = np.sqrt(trust)[:, None]
+        found = np.zeros(len(HOST))
+        found[free] = np.linalg.lstsq(parts[:, free] * scale, host * scale[:, 0], rcond=None)[0]
+        if (found < 0).any():
+            free &= found >= 0
+            continue
+        trust = weight / (1.0 + ((host - parts @ found) / HOST_SCALE) ** 2)
+    return np.maximum(found, 0.0)
+
+
+def _host_ms(host: Floats, data: _Rows) -> Floats:
+    """What the host adds to each measurement that has its time apart."""
+    if not data.apart:
+        return np.zeros(len(data.ms))
+    at = data.features
+    added = data.total(host[0] + host[1] * at.sequences + host[2] * at.launched)
+    return np.where(data.hosted, added, 0.0)
+
+
+def _spread(features: Features, knots: tuple[int, ...]) -> Floats:
+    """For each pass, the shares of the knots that its tokens lie between."""
+    at = np.log2(features.tokens)
+    return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
+
+
+def _values(at: Floats) -> Floats:
+    """Coefficients of a point of the search: logarithms, but for the blend, which stays above 1."""
+    values: Floats = np.exp(at[: len(NAMES)])
+    values[BLEND] = 1.0 + min(values[BLEND], SHARPEST)
+    return values
+
+
+def _estimate(at: Floats, data: _Rows, knots: tuple[int, ...], spread: Floats | None = None) -> Floats:
+    if not knots:
+        return data.total(estimate(_values(at), data.features))
+    spread = _spread(data.features, knots) if spread is None else spread
+    return data.total(estimate(_values(at), data.features, np.exp(spread @ at[len(NAMES) :])))
+
+
+def _first_guess(rows: Sequence[Measurement], apart: bool) -> Floats:
     """A point of the search with rough values, by what each kind of pass shows at its extremes."""
     prompts = [row for row in rows if row.prefills]
     steps = [row for row in rows if row.batch]
-    weights = min(row.ms for row in steps)
+    each = {id(row): row.ms / (1.0 + sum(count for count, _ in row.others)) for row in rows}
+    weights = min(each[id(row)] for row in steps)
     token = min(row.ms / (sum(new for new, _ in row.prefills) + row.batch) for row in prompts)
     largest = max(steps, key=lambda row: row.context)
-    context = max(largest.ms - weights, 0.1 * largest.ms) / largest.context
+    context = max(each[id(largest)] - weights, 0.1 * each[id(largest)]) / largest.context
     guess = {
         "weights": weights,
         "token": token,
@@ -279,33 +313,43 @@ def _first_guess(rows: Sequence[Measurement]) -> Floats:
         "past_attention": token / 30_000,
         "past_read": 4 * context,
         "past_copy": 4 * context,
-        "launch": 0.8 * min(row.ms for row in prompts),
+        "launch": 0.8 * min(each[id(row)] for row in prompts),
         "past_launch": 0.1 * weights,
         "context": context,
         "mixed_launch": 0.1 * weights,
         "mixed_decode": 1.0,
         "skew": 0.02,
-        "host": 0.02 * weights,
+        "host": NONE if apart else 0.02 * weights,
+        "host_sequence": NONE,
+        "host_prompts": NONE,
     }
     return np.log([guess[name] for name in NAMES])
 
 
-def _descend(start: Floats, guess: Floats, features: Features, spread: Floats, ms: Floats) -> Floats:
+def _descend(start: Floats, guess: Floats, data: _Rows, knots: tuple[int, ...]) -> Floats:
     """Levenberg and Marquardt's method, reweighted each round for the loss."""
     hold = np.where(np.arange(len(start)) < len(NAMES), HOLD, CURVE_HOLD)
+    hold[guess <= np.log(2 * NONE)] = PINNED
+    free = np.flatnonzero(hold < PINNED)
+    spread = _spread(data.features, knots) if knots else None
+    weight, logs = data.weight, np.log(data.ms)
 
     def errors(at: Floats) -> Floats:
-        return np.asarray(np.log(_estimate(at, features, spread) / ms))
+        return np.asarray(np.log(_estimate(at, data, knots, spread)) - logs)
 
     def loss(off: Floats, at: Floats) -> float:
-        return float(np.log1p((off / SCALE) ** 2).sum() + (hold * (at - guess) ** 2).sum())
+        return float((weight * np.log1p((off / SCALE) ** 2)).sum() + (hold * (at - guess) ** 2).sum())
 
     at, damping, step = start.copy(), 1e-2, 1e-5
     off = errors(at)
     now = loss(off, at)
     for _ in range(ROUNDS):
-        slope = np.stack([(errors(at + step * unit) - off) / step for unit in np.eye(len(at))], axis=1)
-        trust = 1.0 / (SCALE**2 + off**2)
+        slope = np.zeros((len(off), len(at)))
+        for one in free:
+            moved = at.copy()
+            moved[one] += step
+            slope[:, one] = (errors(moved) - off) / step
+        trust = weight / (SCALE**2 + off**2)
         curve = slope.T @ (trust[:, None] * slope) + np.diag(hold)
         down = -(slope.T @ (trust * off)) - hold * (at - guess)
         for _ in range(12):

@@ -1,7 +1,7 @@
 """``profile``: timing fitted to measurements of one card, model and engine.
 
-A profile is a small JSON file: fifteen coefficients of one formula, perhaps a curve, where they come from, and how far off they
-were. Some ship with kvyard and are chosen by name.
+A profile is a small JSON file: seventeen coefficients of one formula, perhaps a curve, where they come from, and how far off
+they were. Some ship with kvyard and are chosen by name.
 
 The formula is what limits a pass on a GPU. A pass multiplies all its tokens with the weights once, whichever requests they
 are of. Few tokens wait for the weights to be read, many for the arithmetic, and in between the two blend. Attention comes on
@@ -64,6 +64,10 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What share of the way from the mean context of a batch to its longest counts."""
     host: float = 0.0
     """Host work of a pass, which comes on top of everything."""
+    host_sequence: float = 0.0
+    """The same per sequence of the pass."""
+    host_prompts: float = 0.0
+    """The same of a pass with prompt tokens."""
 
 
 NAMES = Coefficients.__struct_fields__
@@ -114,8 +118,9 @@ def pass_ms(
         return 0.0
     base = base_ms(form, tokens, sequences)
     context = of.context * counted(of, decode_batch, decode_context, longest)
+    host = of.host + of.host_sequence * sequences
     if tokens == decode_batch:
-        return base + context + of.host
+        return base + context + host
     work = base + context * of.mixed_decode + of.attention * fresh_pairs
     launch = of.launch
     if decode_batch:
@@ -124,7 +129,7 @@ def pass_ms(
         pairs, reads = of.past_attention * past_pairs, of.past_read * read
         work += (pairs if pairs > reads else reads) + of.past_copy * read
         launch += of.past_launch
-    return (work if work > launch else launch) + of.host
+    return (work if work > launch else launch) + (host + of.host_prompts)
 
 
 def base_ms(form: Form, tokens: int, sequences: int) -> float:
@@ -190,14 +195,13 @@ def estimate(values: Sequence[float] | Floats, at: Features, factors: Floats | f
     weights, token, blend, sequence, attention, past_attention, past_read, past_copy, launch, past_launch, *decode = (
         values
     )
-    context, mixed_launch, mixed_decode, skew, host = decode
+    context, mixed_launch, mixed_decode, skew, host, host_sequence, host_prompts = decode
     work = factors * (weights**blend + (token * at.tokens) ** blend) ** (1.0 / blend) + sequence * at.sequences
     work = work + attention * at.pairs + np.maximum(past_attention * at.past_pairs, past_read * at.past_tokens)
     reading = context * (at.context + skew * at.behind)
     work = work + past_copy * at.past_tokens + reading * np.where(at.launched > 0, mixed_decode, 1.0)
-    total: Floats = (
-        np.maximum(work, at.launched * launch + at.with_past * past_launch + at.with_decode * mixed_launch) + host
-    )
+    launching = at.launched * launch + at.with_past * past_launch + at.with_decode * mixed_launch
+    total: Floats = np.maximum(work, launching) + (host + host_sequence * at.sequences + host_prompts * at.launched)
     return total
 
 
@@ -330,7 +334,7 @@ class ProfileModel:
             return np.zeros(passes, dtype=np.int64)
         # A batch that doesn't change costs the same each pass, but for its context. Same operations as in ``pass_ms``.
         of, ratio = self._form.coefficients, self._decode_ratio
-        base, slope, host = base_ms(self._form, batch, batch), of.context, of.host
+        base, slope, host = base_ms(self._form, batch, batch), of.context, of.host + of.host_sequence * batch
         if passes <= SHORT or of.skew:
             steps = (counted(of, batch, context + at * batch, longest + at) for at in range(passes))
             return np.array(

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from kvyard.engine.timing.fitting import Measurements
+from kvyard.engine.timing.measurements import Measurements
 from kvyard.engine.timing.profile import Profile, pass_ms
 from kvyard.replay.report.figures import RUN_COLORS, Figure, line, lines, rounded
 from kvyard.replay.report.html import Page, head

@@ -1,0 +1,40 @@
+"""How a fitted profile is shown and written, for ``kvyard profile fit`` and ``kvyard calibrate``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import typer
+
+from kvyard.cli.tables import print_table
+from kvyard.engine.timing.fitting import errors_by_kind
+from kvyard.engine.timing.measurements import Measurement
+from kvyard.files import write_whole
+from kvyard.replay.calibrate.calibration import FittedProfile
+
+WORST = 5
+
+
+def show_fit(found: FittedProfile, output: Path | None) -> None:
+    """Print how far off the fit is, then write the profile to ``output`` if there is one. Raises ``KvyardError``."""
+    profile = found.profile
+    typer.echo(f"{profile.name}: {profile.source}{f', {profile.device}' if profile.device else ''}")
+    unseen = errors_by_kind(found.rows, found.fit.unseen_errors)
+    rows: list[tuple[str, ...]] = [("", "points", "mean error", "median", "largest", "mean, unseen")]
+    for kind, of in errors_by_kind(found.rows, found.fit.errors).items():
+        shares = (of.mean, of.median, of.largest, unseen[kind].mean)
+        rows.append((kind, str(of.points), *(f"{share:.1%}" for share in shares)))
+    print_table(rows)
+    show_worst(found.rows, found.fit.unseen_errors)
+    for note in found.notes:
+        typer.echo(f"\n{note}")
+    if output is not None:
+        write_whole(output, msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
+        typer.echo(f"written to {output}", err=True)
+
+
+def show_worst(rows: Sequence[Measurement], errors: Sequence[float]) -> None:
+    """Print the passes that are furthest off."""
+    typer.echo("\nworst points")
+    worst = sorted(zip(rows, errors), key=lambda pair: -abs(pair[1]))[:WORST]
+    print_table([(str(row), f"{row.ms + (row.host_ms or 0):.2f} ms", f"{error:+.1%}") for row, error in worst])
