@@ -170,3 +170,72 @@ def test_approx_without_a_time_goes_by_room() -> None:
     fleet.pick(["x", "y", "z"])
     fleet.pick(["p", "q", "r"])
     assert fleet.route(["one", "two"]).best == 0
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), PROMPTS, st.sampled_from([0, 1, 3]), st.integers(0, 3)), min_size=1, max_size=40
+    ),
+    ttl=st.sampled_from([None, 5, 12]),
+)
+def test_what_is_taken_back_was_never_sent(steps: list[tuple[int, list[int], int, int]], ttl: int | None) -> None:
+    """Against a list of what was sent. Each prompt may be taken back some steps later, with others of its prefix sent since."""
+    memory = RoutedMemory(ttl, 1 << 20)
+    sent: list[tuple[int, int, list[int], int]] = []
+    refused: list[tuple[int, int]] = []
+    now = exact = 0
+    for step, (slot, prompt, passed, later) in enumerate(steps):
+        now += passed
+        memory.expire(now)
+        sent = [entry for entry in sent if ttl is None or entry[0] + ttl > now]
+        keys = chain(prompt)
+        number = memory.remember(slot, keys, memory.tree.find(keys), now)
+        assert bool(number) == bool(keys)
+        sent.append((now, slot, keys, number))
+        if later:
+            refused.append((step + later - 1, number))
+        for due, number in refused:
+            if due == step:
+                memory.take_back(number)
+                sent = [entry for entry in sent if entry[3] != number or not number]
+        memory.check_integrity()
+        most = [depth(keys, [entry[2] for entry in sent if entry[1] == other]) for other in range(3)]
+        found = memory.tree.depths(memory.tree.find(keys), 3) or [0, 0, 0]
+        assert all(one <= bound for one, bound in zip(found, most)), "something is left of what was taken back"
+        exact += found == most
+        assert memory.tree.size <= sum(
+            len({key for _, to, keys, _ in sent if to == other for key in keys}) for other in range(3)
+        )
+    if not refused:
+        assert exact == len(steps)
+    if ttl is not None:
+        memory.expire(now + ttl)
+        assert memory.tree.size == 0 and not list(memory.tree.walk())
+
+
+def test_what_others_sent_stays_when_one_is_taken_back() -> None:
+    memory = RoutedMemory(None, 100)
+    numbers = []
+    for prompt in ("ab", "abcd", "abcx", "ab"):
+        keys = chain(prompt)
+        numbers.append(memory.remember(0, keys, memory.tree.find(keys), 0))
+    depths = []
+    for number in (numbers[1], numbers[3], numbers[2], numbers[0]):
+        memory.take_back(number)
+        memory.check_integrity()
+        depths.append([(memory.tree.depths(memory.tree.find(chain(name)), 1) or [0])[0] for name in ("abcd", "abcx")])
+    assert depths == [[3, 4], [3, 4], [2, 2], [0, 0]]
+    assert not memory.tree.size
+
+
+def test_what_the_index_knew_before_a_refused_prompt_is_left_to_the_index() -> None:
+    memory = RoutedMemory(None, 100)
+    keys = chain("abc")
+    memory.remember(0, keys, memory.tree.find(keys), 0)
+    memory.confirm(memory.tree.find(keys), [3])
+    again = memory.remember(0, keys, memory.tree.find(keys), 1)
+    assert memory.tree.depths(memory.tree.find(keys), 1) == [3]
+    memory.take_back(again)
+    memory.check_integrity()
+    assert memory.tree.depths(memory.tree.find(keys), 1) == [0]

@@ -40,6 +40,17 @@ def test_it_lasts_for_its_time_whether_or_not_the_request_does() -> None:
     assert fleet.route(PROMPT).best == 0
 
 
+def test_what_a_worker_refused_is_not_predicted() -> None:
+    fleet = Fleet(("a",))
+    fleet.route(PROMPT[:4])
+    refused = fleet.route(PROMPT)
+    assert _peek(fleet, PROMPT).predicted == 8
+    assert fleet.router.refused(refused.id, 0) and not fleet.router.refused(refused.id, 0)
+    assert _peek(fleet, PROMPT).predicted == 4, "what another request is about to bring is still on its way"
+    assert fleet.router.load(Holder("a")).requests == 1
+    fleet.router.check_integrity()
+
+
 def test_events_that_came_so_far_are_known_and_the_rest_is_predicted() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT)

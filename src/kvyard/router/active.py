@@ -11,7 +11,7 @@ from kvyard.router.tree import Path, PrefixTree, PromptStretch
 class Active:
     """One request under way."""
 
-    __slots__ = ("blocks", "num_tokens", "output_blocks", "prefill_tokens", "since", "slot", "tail")
+    __slots__ = ("blocks", "num_tokens", "output_blocks", "prefill_tokens", "sent", "since", "slot", "tail")
 
     def __init__(
         self, slot: int, tail: PromptStretch | None, num_tokens: int, blocks: int, prefill: int, since: int
@@ -23,6 +23,8 @@ class Active:
         self.prefill_tokens = prefill
         """Still to do; 0 once it is done."""
         self.output_blocks = 0
+        self.sent = 0
+        """Its number in the memory of what was routed; 0 where there is none."""
         self.since = since
 
 
@@ -44,8 +46,10 @@ class ActiveLoads:
         for figures in (self.prefill, self.blocks, self.requests):
             figures += [0] * missing
 
-    def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> None:
-        """Book a request on ``slot``. ``found`` is its way in ``tree``; ``reserved`` blocks are held for its output."""
+    def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> Active:
+        """Book a request on ``slot``, and return its entry. ``found`` is its way in ``tree``; ``reserved`` blocks are held for
+        its output.
+        """
         path = self.tree.extend(request.keys, found)
         fresh = 0
         for node in path:
@@ -63,6 +67,7 @@ class ActiveLoads:
         entry = Active(slot, tail, request.num_tokens, len(request.keys), prefill, now)
         entry.output_blocks = reserved
         self.active[request.id] = entry
+        return entry
 
     def prefill_done(self, entry: Active) -> None:
         """Its prompt is computed."""

@@ -169,6 +169,8 @@ class Ended(Entry, frozen=True, kw_only=True, tag="ended"):
     """A request was over, whichever way."""
 
     id: str
+    refused: bool = False
+    """Whether its worker computed nothing of it."""
 
 
 def number(key: int | bytes) -> int:

@@ -6,13 +6,17 @@ between routing and the events that tell of it, and lets go as soon as the index
 Bounded in time and in blocks; what went longest without being sent again goes first. It can't know of evictions.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from kvyard.index.places import bits
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 _FEW = 8
+_Sent: TypeAlias = tuple[int, int, int, PromptStretch, int]
+"""A prompt that was sent: its number, when, the slot, where it ends, and how many of its blocks counted there already."""
 
 
 class RoutedMemory:
@@ -23,8 +27,8 @@ class RoutedMemory:
         self.ttl = ttl
         self.max_blocks = max_blocks
         self.tree = PrefixTree()
-        self._entries: deque[tuple[int, int, int, PromptStretch]] = deque()
-        """(number, when, slot, where it ends), oldest first."""
+        self._entries: deque[_Sent] = deque()
+        """Oldest first."""
         self._number = 0
 
     def expire(self, now: int) -> None:
@@ -34,21 +38,55 @@ class RoutedMemory:
             while entries and entries[0][1] + ttl <= now:
                 self._forget(entries.popleft())
 
-    def remember(self, slot: int, keys: Sequence[int], found: Path, now: int) -> None:
-        """``slot`` was sent a prompt. ``found`` is what ``tree.find`` says of it, with nothing changed since."""
+    def remember(self, slot: int, keys: Sequence[int], found: Path, now: int) -> int:
+        """``slot`` was sent a prompt. ``found`` is what ``tree.find`` says of it, with nothing changed since. Returns a number
+        by which it can be taken back; 0 for a prompt without blocks.
+        """
         tree = self.tree
         path = tree.extend(keys, found)
         if not path:
-            return
+            return 0
         self._number += 1
+        before = 0
+        bit = 1 << slot
         for node in path:
-            node.mask |= 1 << slot
+            if node.mask & bit:
+                before = node.stop
+            node.mask |= bit
             if slot not in node.held:
                 tree.size += node.stop - node.start
             node.held[slot] = self._number
-        self._entries.append((self._number, now, slot, path[-1]))
+        self._entries.append((self._number, now, slot, path[-1], before))
         while tree.size > self.max_blocks and len(self._entries) > 1:
             self._forget(self._entries.popleft())
+        return self._number
+
+    def take_back(self, number: int) -> None:
+        """The prompt that got ``number`` was never computed: what counts because of it alone counts no longer.
+
+        Where stretches were joined since, what an earlier prompt had of them may go too: a prediction less, never one too many.
+        Goes through all that is remembered, which is no matter: few requests are refused.
+        """
+        entries, tree = self._entries, self.tree
+        at = bisect_left(entries, number, key=_number_of)
+        if at == len(entries) or entries[at][0] != number:
+            return  # forgotten already
+        _, _, slot, node, before = entries[at]
+        del entries[at]
+        ends = {end: other for other, _, to, end, _ in entries if to == slot}  # the latest of each: they are in order
+        while node is not tree.root and node.held.get(slot) == number:
+            parent = node.parent
+            assert parent is not None
+            below = max([child.held.get(slot, 0) for child in node.children.values()], default=0)
+            others = max(below, ends.get(node, 0))
+            if others:
+                node.held[slot] = others
+                if node.start >= before:
+                    node.mask &= ~(1 << slot)  # the index knew of it by then
+            else:
+                tree.leave(node, slot)
+                tree.settle(node if node.held else parent)
+            node = parent
 
     def confirm(self, found: Path, reach: Sequence[int]) -> None:
         """The index knows of the first ``reach`` blocks of a prompt, by slot: what ends within them counts no longer."""
@@ -76,9 +114,9 @@ class RoutedMemory:
                 parent = node.parent
                 assert parent is self.tree.root or parent is None or parent.held[slot] >= number
 
-    def _forget(self, entry: tuple[int, int, int, PromptStretch]) -> None:
+    def _forget(self, entry: _Sent) -> None:
         """Take a prompt off its path, from the end, up to what was sent again later."""
-        number, _, slot, node = entry
+        number, _, slot, node, _ = entry
         tree = self.tree
         while node is not tree.root and node.held.get(slot, number + 1) <= number:
             parent = node.parent
@@ -86,3 +124,7 @@ class RoutedMemory:
             tree.leave(node, slot)
             tree.settle(node if node.held else parent)
             node = parent
+
+
+def _number_of(entry: _Sent) -> int:
+    return entry[0]

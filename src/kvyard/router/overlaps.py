@@ -83,17 +83,22 @@ class OverlapView:
             return known
         return self._with_predictions(alignments, request, known, memory)
 
-    def sent(self, slot: int, keys: Sequence[int], now: int) -> None:
-        """The prompt that was looked at last went to ``slot``."""
-        if self.memory is not None:
-            self.memory.remember(slot, keys, self._path, now)
+    def sent(self, slot: int, keys: Sequence[int], now: int) -> int:
+        """The prompt that was looked at last went to ``slot``. Returns a number by which it can be taken back, or 0."""
+        return 0 if self.memory is None else self.memory.remember(slot, keys, self._path, now)
 
-    def heard(self, slot: int, keys: Sequence[int], now: int) -> None:
-        """Another router sent a prompt to ``slot``."""
+    def heard(self, slot: int, keys: Sequence[int], now: int) -> int:
+        """Another router sent a prompt to ``slot``. Returns as ``sent`` does."""
         memory = self.memory
-        if memory is not None:
-            memory.expire(now)
-            memory.remember(slot, keys, memory.tree.find(keys), now)
+        if memory is None:
+            return 0
+        memory.expire(now)
+        return memory.remember(slot, keys, memory.tree.find(keys), now)
+
+    def take_back(self, number: int) -> None:
+        """The worker that was sent a prompt never computed it."""
+        if self.memory is not None and number:
+            self.memory.take_back(number)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
 from kvyard.router import journal as did
-from kvyard.router.active import ActiveLoads
+from kvyard.router.active import Active, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.cost import costs
 from kvyard.router.explain import explain
@@ -166,8 +166,8 @@ class Router:
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, at.overlaps)
         record = _decision(self.config, at, choice, prefill, self._workers, detail)
-        self._begin(request, choice.slot, found, prefill, now)
-        self.overlaps.sent(choice.slot, request.keys, now)
+        entry = self._begin(request, choice.slot, found, prefill, now)
+        entry.sent = self.overlaps.sent(choice.slot, request.keys, now)
         self.policy.routed(at, choice)
         if self._journal is not None:
             brief = replace(record, candidates=()) if detail else record  # their figures follow from what came before
@@ -196,8 +196,8 @@ class Router:
         slot = self._slots[self._named(worker)[0]]
         found = self.loads.tree.find(request.keys)
         prefill = request.num_tokens if new_tokens is None else new_tokens
-        self._begin(request, slot, found, prefill, now)
-        self.overlaps.heard(slot, request.keys, now)
+        entry = self._begin(request, slot, found, prefill, now)
+        entry.sent = self.overlaps.heard(slot, request.keys, now)
         if self._journal is not None:
             self._journal(did.Booked(**self._asked(request, now), worker=worker, new_tokens=new_tokens))
 
@@ -226,6 +226,15 @@ class Router:
         if known:
             self._note(did.Ended, at=now, id=str(id_))
         return known
+
+    def refused(self, id_: object, now: int) -> bool:
+        """A request is over, and its worker computed nothing of it, so no prediction is left. Returns whether it was known."""
+        entry = self.loads.end(id_)
+        if entry is None:
+            return False
+        self.overlaps.take_back(entry.sent)
+        self._note(did.Ended, at=now, id=str(id_), refused=True)
+        return True
 
     def explain(self, record: Decision) -> str:
         """A decision in words, and with its details as a table."""
@@ -306,9 +315,9 @@ class Router:
             cached = round(worth * size)
         return max(0, request.num_tokens - cached)
 
-    def _begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, now: int) -> None:
+    def _begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, now: int) -> Active:
         reserved = int(self.config.reserve_output * (request.expected_output or 0) / self.block_size)
-        self.loads.begin(request, slot, found, prefill, reserved, now)
+        return self.loads.begin(request, slot, found, prefill, reserved, now)
 
     def _refuse_twice(self, request: RouteRequest) -> None:
         if request.id in self.loads.active:

@@ -40,6 +40,27 @@ def test_an_engine_that_refuses_is_left_for_another() -> None:
         gated.idle()
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_an_engine_refuses_is_not_taken_for_cached(streamed: bool) -> None:
+    with front(1, router={"predicted_ttl_s": 600.0}) as (gated, _):
+        gated.complete(PROMPT[:320])
+        # Readable for the gateway, and more than the engine has room for.
+        refused = gated.complete(PROMPT, 400, max_tokens=100_000, stream=streamed)
+        assert "hit=20/50" in refused.headers["x-kvyard-decision"], "what the first one left counted"
+        said = gated.post("/explain", body={"prompt": PROMPT}).json()
+        assert said["hit_blocks"] == 20, "and nothing of the second one does"
+        gated.idle()
+
+
+def test_what_no_engine_took_is_not_taken_for_cached() -> None:
+    with front(2, retries=1, router={"predicted_ttl_s": 600.0}) as (gated, served):
+        for url in served.urls:
+            assert httpx.post(f"{url}/admin/faults", json={"error_rate": 1.0, "error_status": 503}).status_code == 200
+        gated.complete(PROMPT, 503)
+        assert gated.post("/explain", body={"prompt": PROMPT}).json()["hit_blocks"] == 0
+        gated.idle()
+
+
 def test_an_engine_that_fails_what_others_answer_is_shunned_for_a_while() -> None:
     """It says that it is well, and it is the least busy one, since it fails so fast."""
     with front(2, router={"policy": "least-loaded"}, shun_seconds=60.0) as (gated, served):

@@ -145,6 +145,15 @@ def test_load_and_prefixes_of_one_are_known_to_the_other(redis: RedisServer) -> 
         await beats(one, two)
         assert two.load("a") == one.load("a") == (0, 0, 0)
         assert two.sharing.peers == {"one": 0}
+        # One that ends without a first token was refused: neither of them counts on it any longer.
+        one.send("t", "quite another prompt", "a")
+        await beats(one, two)
+        one.router.refused("t", one.clock.now())
+        one.sharing.finished("t")
+        await beats(one, two)
+        for gateway in (one, two):
+            seen = gateway.router.preview(RouteRequest("u", chain("quite another prompt"), 80), gateway.clock.now())
+            assert [one.predicted for one in seen.candidates] == [0, 0]
 
     live(story)
 

@@ -73,6 +73,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     _risked: int = 0
     """Tries in which an engine had the request and may have suffered from it; refused connections aren't among them."""
     _failed_at: list[Engine] = []
+    _computed: bool = True
+    """Whether the engine that has it may have computed the prompt."""
     _began: bool = False
     """Whether anything went to the client."""
     _hung_up: bool = False
@@ -132,6 +134,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 await pause(BREATH)
                 continue
             proxied.tries += 1
+            self._computed = True
             try:
                 proxy.traffic.placed(proxied, engine, decision)
                 await self._attempt(engine, decision)
@@ -139,6 +142,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 return "finished" if self.status_code < 400 else "refused"
             except EngineFailed as failed:
                 last = failed
+                self._computed = False
                 self._risked += failed.reached
                 place.tried.add(engine.name)
                 if not failed.busy:
@@ -148,7 +152,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 proxy.health.failed(engine, broken.args[0])
                 return "broken"
             finally:
-                pool.release(engine, place.request.id)
+                pool.release(engine, place.request.id, refused=not self._computed)
 
     # -- one engine -----------------------------------------------------------------------------------------------------
 
@@ -193,6 +197,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         if _ERROR.match(chunk) and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
             error = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
             raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), error))
+        self._computed = not _ERROR.match(chunk)
         pool, proxied = self.pool, self.proxied
         await self._start(response, downstream(response.raw_headers, decision_header(decision, proxied.tries)))
         earlier = before = last = b""
@@ -214,6 +219,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         """Pass an answer on that isn't streamed. Returns what it says of itself."""
         with engine_errors():
             body = await read_up_to(response, WHOLE)
+        self._computed = response.status < 400
         headers = downstream(response.raw_headers, decision_header(decision, self.proxied.tries))
         complete = response.content.at_eof()
         if complete:
@@ -231,7 +237,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     async def _start(self, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]]) -> None:
         """The engine answers: from now on there is no other."""
-        self.pool.first_token(self.proxied.id)
+        if self._computed:
+            self.pool.first_token(self.proxied.id)
         self.proxy.traffic.began_answer(self.proxied)
         self.status_code = response.status
         await self.send({"type": "http.response.start", "status": response.status, "headers": headers})

@@ -259,9 +259,9 @@ class EnginePool(msgspec.Struct, eq=False):
             self._take_back(waiting)
             raise
 
-    def release(self, engine: Engine, id_: object) -> None:
-        """A request has left an engine, whichever way."""
-        self.router.finished(id_, self.clock.now())
+    def release(self, engine: Engine, id_: object, refused: bool = False) -> None:
+        """A request has left an engine, whichever way; ``refused``: the engine did nothing for it, so far as is known."""
+        (self.router.refused if refused else self.router.finished)(id_, self.clock.now())
         if self.sharing is not None:
             self.sharing.finished(id_)
         engine.in_flight -= 1
@@ -347,7 +347,7 @@ class EnginePool(msgspec.Struct, eq=False):
         granted = waiting.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             decision, engine = granted.result()
-            self.release(engine, decision.id)
+            self.release(engine, decision.id, refused=True)
             return
         granted.cancel()
         if waiting in self.waiting:

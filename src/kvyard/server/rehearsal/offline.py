@@ -192,7 +192,7 @@ class Offline:
         elif isinstance(entry, did.Progressed):
             router.progressed(entry.id, entry.output_tokens, entry.at)
         elif isinstance(entry, did.Ended):
-            router.finished(entry.id, entry.at)
+            (router.refused if entry.refused else router.finished)(entry.id, entry.at)
         elif isinstance(entry, did.Joined):
             router.add_worker(entry.worker, entry.role)
         elif isinstance(entry, did.Drained):

@@ -128,7 +128,8 @@ class Peers(msgspec.Struct, eq=False):
                     self.books.prefill_done(known.request.id, now)
         elif change is False:
             if peer.requests.pop(number, None) is not None and known is not None and known.booked:
-                self.books.finished(known.request.id, now)
+                # With tokens still to compute it had no first token: its engine refused it, or was never reached.
+                (self.books.refused if known.new_tokens else self.books.finished)(known.request.id, now)
         elif known is None:
             if len(peer.requests) >= MOST:
                 self.counters.dropped += 1
