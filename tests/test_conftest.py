@@ -30,7 +30,7 @@ def run(folder: Path, tests: dict[str, str], strict: bool) -> subprocess.Complet
     if strict:
         env["KVYARD_CI_STRICT"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-n", "1", "-p", "no:cacheprovider"]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110, check=False)
 
 
 def test_strict_fails_on_skipped_tests_that_must_run(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def run(*argv: str) -> int | str | None:
 def modules_loaded_by(code: str) -> set[str]:
     """The modules that running ``code`` adds to a fresh interpreter."""
     script = f"import sys\nbefore = set(sys.modules)\n{code}\nprint('\\n' + ' '.join(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -144,6 +144,6 @@ def test_help_loads_no_part_of_kvyard() -> None:
 
 def test_module_runs_as_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "kvyard", "--version"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "kvyard", "--version"], capture_output=True, text=True, timeout=110, check=True
     )
     assert done.stdout == f"kvyard {kvyard.__version__}\n"

@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
-from tests.events.transport.live import free_ports
 from tests.index.fleet import PRESETS
+from tests.ports import free_ports
 from tests.server.support import LiveRank
 from tests.server.wire import Wire
 

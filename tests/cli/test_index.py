@@ -55,13 +55,13 @@ class Process:
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(number)
-        rest = self.process.communicate(timeout=60)[1]
+        rest = self.process.communicate(timeout=110)[1]
         return self.process.returncode, "".join(self.said) + rest
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=110)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.promql import asked
 from tests.deploy.support import DEPLOY, compose, containers, kustomized
 from tests.index.redis.server import PROGRAM, RedisServer
+from tests.ports import free_ports
 from tests.server.support import eventually
 
 pytestmark = [pytest.mark.zmq, pytest.mark.redis]
@@ -80,12 +81,8 @@ class Place:
     """This machine in place of a cluster: addresses and ports for those in the files."""
 
     def __init__(self) -> None:
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(6)]
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            free = [one.getsockname()[1] for one in sockets]
-        self.ports = dict(zip(("8000", "5557", "5558", "8080", "8090", "6379"), free, strict=True))
+        names = ("8000", "5557", "5558", "8080", "8090", "6379")
+        self.ports = dict(zip(names, count(free_ports(len(names)))))
 
     def here(self, text: str, host: str) -> str:
         text = text.replace("0.0.0.0", host).replace("tcp://*:", f"tcp://{host}:")

@@ -22,7 +22,7 @@ from kvyard.index import Holder, Identity, Indexer, Source
 pytestmark = pytest.mark.zmq
 
 LOOPBACK = "tcp://127.0.0.1:0"
-PATIENCE = 30.0
+PATIENCE = 60.0
 QUICK = Limits(reply=500_000_000, cooldown=300_000_000, probe=100_000_000, probe_most=400_000_000)
 PRESET = "full+window"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,17 @@ def eventually(true: Callable[[], Any], why: Callable[[], object] = lambda: "") 
             return found
         assert time.monotonic() < stop, why()
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def asking(url: str, path: str, headers: str = "", **body: Any) -> Iterator[socket.socket]:
+    """A client that has posted ``body`` and reads nothing by itself; it hangs up at the end."""
+    host, port = url.removeprefix("http://").split(":")
+    text = json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{headers}"
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as line:
+        line.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
+        yield line
 
 
 class Served:

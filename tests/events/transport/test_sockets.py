@@ -5,7 +5,8 @@ import threading
 from random import Random
 
 import pytest
-from tests.events.transport.live import LOOPBACK, QUICK, Engine, Reader, free_ports, read_until
+from tests.events.transport.live import LOOPBACK, QUICK, Engine, Reader, read_until
+from tests.ports import free_ports
 
 from kvyard.errors import KvyardError
 from kvyard.events import Mirror, Tier

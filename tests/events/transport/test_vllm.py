@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.events.transport.live import LOOPBACK, Engine, Reader, free_ports
+from tests.events.transport.live import LOOPBACK, Engine, Reader
 from tests.peers import peer_python, why_not
+from tests.ports import free_ports
 
 from kvyard.events import Mirror, Tier
 from kvyard.events.faults import Faults

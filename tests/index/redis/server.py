@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import shutil
 import signal
 import socket
@@ -11,17 +10,10 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.ports import free_ports
+
 PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
-PATIENCE = 30.0
-
-
-def free_port() -> int:
-    """A port that is free, and that the system gives to nobody while the server is down."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+PATIENCE = 60.0
 
 
 class RedisServer:
@@ -31,7 +23,7 @@ class RedisServer:
         self.folder = folder
         self.options = options
         self.process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        self.port = free_ports(1)
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self, *options: str, wait: bool = True) -> None:
@@ -56,7 +48,7 @@ class RedisServer:
     def ask(self, *words: str) -> str:
         """One command by hand, over a connection of its own; the raw answer."""
         text = b"".join(b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in words)
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as conn:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as conn:
             conn.sendall(b"*%d\r\n" % len(words) + text)
             return conn.recv(1 << 16).decode(errors="replace")
 

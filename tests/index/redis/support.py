@@ -14,7 +14,7 @@ from tests.index.redis.server import RedisServer
 from kvyard.index import Identity
 from kvyard.index.redis import RedisIndex, SharedIndexer
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 SLOW = 20.0
 """A time-out for tests that aren't about time-outs: others may have the processor for a while."""
 _numbers = itertools.count()

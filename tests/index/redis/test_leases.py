@@ -89,7 +89,7 @@ class TestRows:
 
     def test_a_second_process_waits_its_turn(self, shared_server: RedisServer) -> None:
         name = namespace()
-        with rows(shared_server, namespace=name, lease=0.3) as first, rows(shared_server, namespace=name) as second:
+        with rows(shared_server, namespace=name) as first, rows(shared_server, namespace=name, lease=3.0) as second:
             second.store(3, [7])
             assert not second.flush() and second.lookup([7]) == [] and second.unsent_keys == 1
             first.close()

@@ -15,7 +15,7 @@ pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("tokenizers", reason="needs kvyard[tokenizers]")
 
 from tests.cli.test_doctor import Seen, see
-from tests.events.transport.live import free_ports
+from tests.ports import free_ports
 from tests.server.doctor.tampered import Tampered
 from tests.server.mock.support import LOOPBACK, Served
 

@@ -16,7 +16,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.events.transport.live import free_ports
+from tests.ports import free_ports
 from tests.server.support import PATIENCE, eventually
 
 from kvyard.cli.app import build

@@ -12,6 +12,7 @@ pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.support import PATIENCE, Gated, eventually, front, together
+from tests.server.support import asking
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.server.mock.config import Lora
@@ -93,8 +94,8 @@ def test_who_leaves_the_queue_leaves_room() -> None:
     with front(1, mock={"engine": HALTING}, engine_requests=1, queue=1) as (gated, _):
         release = threading.Event()
         (held,) = holding(gated, 1, release)
-        with httpx.Client(timeout=0.4, trust_env=False) as client, pytest.raises(httpx.ReadTimeout):
-            client.post(f"{gated.url}/v1/completions", json={"prompt": "x"})
+        with asking(gated.url, "/v1/completions", prompt="x"):
+            eventually(lambda: gated.client.get("/health").json()["queued"] == 1)
         eventually(lambda: gated.client.get("/health").json()["queued"] == 0)
         release.set()
         held.join(PATIENCE)

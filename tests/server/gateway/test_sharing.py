@@ -252,13 +252,13 @@ def test_one_that_leaves_and_one_that_dies_take_their_load_along(redis: RedisSer
             dies.send("r", "without a word", "a")
             await beats(dies)
             # It says nothing more.
-            await until(lambda: one.load("a")[2] == 1 or one.sharing.counters.expired == 2)
+            await until(lambda: one.load("a")[2] == 1 or one.sharing.counters.expired >= 2)
             await until(lambda: one.load("a")[2] == 0)
             assert one.sharing.peers == {}
             # It had only slept: all is told again.
-            await beats(dies, times=3)
-            await until(lambda: one.load("a")[2] == 1)
-            assert dies.sharing.counters.joins == 2
+            async with running(dies):
+                await until(lambda: one.load("a")[2] == 1)
+            assert dies.sharing.counters.joins >= 2
 
     live(story)
 
@@ -284,15 +284,17 @@ def test_a_server_that_dies_and_comes_back_empty(own_redis: RedisServer, caplog:
             own_redis.start()
             await until(lambda: one.load("b")[2] == two.load("b")[2] == 2)
             assert one.load("a")[2] == two.load("a")[2] == 0
-            assert one.sharing.connected and one.sharing.reason == ""
+            await until(lambda: one.sharing.connected and one.sharing.reason == "")
             # All is as before: an end is heard of.
             one.end("meanwhile")
             await until(lambda: two.load("b")[2] == 1)
             assert one.sharing.counters.outages >= 1 and one.sharing.counters.failures >= 1
+            outages.append(one.sharing.counters.outages + two.sharing.counters.outages)
 
+    outages: list[int] = []
     live(story)
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert 2 <= len(said) <= 6 and all("its own view" in line for line in said)  # once per outage, not per beat
+    assert 2 <= len(said) <= outages[0] + 2 and all("its own view" in line for line in said)  # not with every beat
     assert [record for record in caplog.records if "shared again" in record.getMessage()]
 
 
@@ -312,9 +314,12 @@ def test_a_server_that_is_emptied_or_frozen(own_redis: RedisServer) -> None:
             own_redis.pause()
             await until(lambda: not two.sharing.connected)
             start = time.monotonic()
-            two.send("quick", "nobody waits", "b")
-            await asyncio.sleep(0)
-            assert time.monotonic() - start < 0.2
+            two.send("quick", "doesn't wait", "b")
+            for number in range(100):
+                two.send(f"quick {number}", "doesn't wait", "b")
+                two.end(f"quick {number}")
+                await asyncio.sleep(0)
+            assert time.monotonic() - start < 18  # if each waited for the server's time-out: 20 s
             own_redis.resume()
             await until(lambda: one.load("b")[2] == 1 and two.load("a")[2] == 1)
 
@@ -406,9 +411,10 @@ def test_a_beat_is_one_round_trip_and_nothing_stays_behind(redis: RedisServer) -
         one, two = Gateway(redis, space, "one", lease_s=0.2), Gateway(redis, space, "two", lease_s=0.2)
         await beats(one, two, times=2)
         one.send("r", "x", "a")
-        before = one.sharing._server.round_trips
+        before, joins = one.sharing._server.round_trips, one.sharing.counters.joins
         await beats(one, times=5)
-        assert one.sharing._server.round_trips - before == 5 + 3 * (one.sharing.counters.joins - 1)
+        # Where the machine was busy for longer than the lease, it has joined again.
+        assert one.sharing._server.round_trips - before == 5 + 3 * (one.sharing.counters.joins - joins)
         # Nobody beats any more: the server forgets all of it by itself.
         await until(lambda: f"kvyard:share1:{space}" not in redis.ask("KEYS", f"kvyard:share1:{space}*"))
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
-from tests.events.transport.live import free_ports
+from tests.ports import free_ports
 from tests.server.support import PATIENCE
 
 from kvyard.server.indexer.config import convert

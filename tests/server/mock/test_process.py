@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
-from tests.events.transport.live import free_ports
+from tests.ports import free_ports
 from tests.server.mock.support import PATIENCE, Process, Served, eventually
 
 from kvyard.cli.app import main
