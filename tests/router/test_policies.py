@@ -111,7 +111,9 @@ def _routing_input(fleet: Fleet) -> RoutingInput:
     from kvyard.router import RouteRequest
 
     router = fleet.router
-    return RoutingInput(RouteRequest("q", [], 4), 0, 0, [0, 1, 2], router.loads, None, None, router._rng, ["both"] * 3)
+    return RoutingInput(
+        RouteRequest("q", [], 4), 0, 0, [0, 1, 2], router.loads, None, None, router._rng, ["both"] * 3, router.paces
+    )
 
 
 class TestGuard:

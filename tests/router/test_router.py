@@ -132,7 +132,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("raw", "message"),
         [
-            ({"policy": "best"}, "unknown policy 'best' of a router: choose one of affinity, approx, kv"),
+            ({"policy": "best"}, "unknown policy 'best' of a router: choose one of affinity, aibrix, approx"),
             ({"temperature": -1}, "temperature of a router must be at least 0, got -1"),
             ({"temperature": float("nan")}, "temperature of a router must be at least 0, got nan"),
             ({"overlap_credit": "much"}, "overlap_credit of a router must be at least 0, got 'much'"),

@@ -103,6 +103,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """How many tokens the device holds, by the largest group."""
         return self.num_gpu_blocks * max(spec.block_size for spec in self.specs)
 
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many prompt tokens one pass computes at most."""
+        if self.backend == "sglang":
+            return (self.sglang or SglangSettings()).chunked_prefill_size
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
     def check(self) -> None:
         """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
         if self.role != "both":

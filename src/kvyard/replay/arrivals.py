@@ -15,6 +15,7 @@ from itertools import chain, count
 
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import TraceRequest
+from kvyard.replay.traces.changes import spread
 from kvyard.replay.traces.identity import cumulative
 
 
@@ -22,17 +23,22 @@ class TraceArrivals:
     """Requests as they become due. ``take`` hands them out, ``ended`` says that one is through."""
 
     def __init__(
-        self, requests: Iterable[TraceRequest], *, speedup: float = 1.0, concurrency: int | None = None
+        self,
+        requests: Iterable[TraceRequest],
+        *,
+        speedup: float = 1.0,
+        concurrency: int | None = None,
+        jitter: int = 0,
     ) -> None:
-        """Raises ``KvyardError`` for a speed-up or concurrency that makes no sense, and, once it is read that far, for a
-        trace whose ids aren't cumulative.
+        """``jitter`` spreads what was recorded together over so many nanoseconds of trace time. Raises ``KvyardError`` for a
+        speed-up or concurrency that makes no sense, and, once it is read that far, for a trace whose ids aren't cumulative.
         """
         if not speedup > 0:
             raise KvyardError(f"the speed-up must be above 0, got {speedup}")
         if concurrency is not None and concurrency < 1:
             raise KvyardError(f"concurrency must be at least 1, got {concurrency}")
         self._grouped = bool(getattr(requests, "grouped", False))
-        self._rows: Iterator[TraceRequest] = cumulative(requests)
+        self._rows: Iterator[TraceRequest] = cumulative(spread(requests, jitter) if jitter else requests)
         self._slots: dict[str, str] = {}
         """By request id: what its slot is taken by, where the request alone doesn't say."""
         self._whole = False

@@ -53,6 +53,12 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
     """Compute stays as it is."""
+    jitter: Annotated[
+        int,
+        Setting(
+            "Spread arrivals that were recorded together over up to this long, such as 3s.", flag=True, parse=duration
+        ),
+    ] = 0
     concurrency: Annotated[
         int | None,
         Setting("Closed loop: so many sessions (or requests) under way, whatever the recorded times.", flag=True),
@@ -67,6 +73,8 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise KvyardError(f"{key} must be at least 1, got {most}")
         if not 0 < self.speedup < math.inf:
             raise KvyardError(f"speedup must be a number above 0, got {self.speedup}")
+        if self.jitter < 0:
+            raise KvyardError(f"jitter must not be negative, got {self.jitter}")
 
 
 class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from kvyard.replay.shared import SharedTiers
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import SampleSeries, Worker
 from kvyard.router import Router, RouteRequest
+from kvyard.router.pace import Pace, engine_pace
 from kvyard.router.policies import make_policy
 
 
@@ -57,6 +58,9 @@ class Fleet:
         self._reads_keys = policy.needs_keys
         self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if policy.needs_index else None
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
+        self._paces: dict[Holder, Pace | None] = {}
+        """How fast they are, where the router asks."""
+        self._reads_pace = policy.needs_pace
         self._life: list[tuple[Worker, str]] = []
         """What is planned for workers, as the agenda numbers it."""
         self._shared = SharedTiers(config, self.indexer)
@@ -70,7 +74,7 @@ class Fleet:
         routing = replace(config.router, block_size=config.router.block_size or self._block_size)
         self.router = Router(routing, (), self.indexer, seed=config.seed)
         for holder in present:
-            self.router.add_worker(holder, self._by_holder[holder][0].role)
+            self.router.add_worker(holder, self._by_holder[holder][0].role, self._paces[holder])
         self.timeline = SampleSeries(config.samples)
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -81,7 +85,9 @@ class Fleet:
         A KeyboardInterrupt ends the run where it is: records are whole up to there and ``interrupted`` is set.
         """
         config = self.config
-        self._arrivals = TraceArrivals(requests, speedup=config.speedup, concurrency=config.concurrency)
+        self._arrivals = TraceArrivals(
+            requests, speedup=config.speedup, concurrency=config.concurrency, jitter=config.jitter
+        )
         # A run makes millions of objects and hardly a cycle among them: looking for cycles as often as usual is for nothing.
         often = gc.get_threshold()
         gc.set_threshold(20_000, often[1], often[2])
@@ -280,9 +286,11 @@ class Fleet:
     def _make(self, kind: WorkerConfig) -> None:
         size = min(spec.block_size for spec in kind.engine.specs)
         worker = Worker(len(self.workers), f"{kind.name}{len(self.workers)}", size, kind.engine.role)
+        pace = engine_pace(kind.engine) if self._reads_pace else None
         for rank in range(kind.dp_size):
             holder = Holder(worker.name, rank)
             self._by_holder[holder] = (worker, rank)
+            self._paces[holder] = pace
             recorder = Recorder(
                 len(self._by_holder) - 1,  # ranks have caches of their own
                 self.records,
@@ -328,7 +336,7 @@ class Fleet:
             self._open += len(holders)
             self._agenda.put(now, REROUTING)
             for holder in holders:
-                self.router.add_worker(holder, worker.role)
+                self.router.add_worker(holder, worker.role, self._paces[holder])
             return
         if not worker.draining:
             worker.draining = True

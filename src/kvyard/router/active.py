@@ -11,7 +11,7 @@ from kvyard.router.tree import Path, PrefixTree, PromptStretch
 class Active:
     """One request under way."""
 
-    __slots__ = ("blocks", "num_tokens", "output_blocks", "prefill_tokens", "sent", "since", "slot", "tail")
+    __slots__ = ("ahead", "blocks", "num_tokens", "output_blocks", "prefill_tokens", "sent", "since", "slot", "tail")
 
     def __init__(
         self, slot: int, tail: PromptStretch | None, num_tokens: int, blocks: int, prefill: int, since: int
@@ -26,6 +26,8 @@ class Active:
         self.sent = 0
         """Its number in the memory of what was routed; 0 where there is none."""
         self.since = since
+        self.ahead = 0
+        """Tokens to compute until its first one, when it was routed: those that waited there, and its own."""
 
 
 class ActiveLoads:
@@ -37,13 +39,15 @@ class ActiveLoads:
         self.prefill: list[int] = []
         self.blocks: list[int] = []
         self.requests: list[int] = []
+        self.computing_since: list[int] = []
+        """When the prefill that is computed now began; of no meaning where none waits."""
         self.active: dict[object, Active] = {}
         """By request id, oldest first."""
 
     def grow(self, slots: int) -> None:
         """Keep figures for ``slots`` workers from now on."""
         missing = slots - len(self.prefill)
-        for figures in (self.prefill, self.blocks, self.requests):
+        for figures in (self.prefill, self.blocks, self.requests, self.computing_since):
             figures += [0] * missing
 
     def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> Active:
@@ -61,16 +65,20 @@ class ActiveLoads:
                 fresh += node.stop - node.start
         self.tree.size += fresh
         self.blocks[slot] += fresh + reserved
+        if not self.prefill[slot]:
+            self.computing_since[slot] = now
         self.prefill[slot] += prefill
         self.requests[slot] += 1
         tail = path[-1] if path else None
         entry = Active(slot, tail, request.num_tokens, len(request.keys), prefill, now)
         entry.output_blocks = reserved
+        entry.ahead = self.prefill[slot]
         self.active[request.id] = entry
         return entry
 
-    def prefill_done(self, entry: Active) -> None:
+    def prefill_done(self, entry: Active, now: int) -> None:
         """Its prompt is computed."""
+        self.computing_since[entry.slot] = now
         self.prefill[entry.slot] -= entry.prefill_tokens
         entry.prefill_tokens = 0
 

@@ -1,12 +1,12 @@
 """What a router can be told. Checked once; each refusal is one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.settings import Setting
+from kvyard.settings import Setting, number
 
 LOADS = ("requests", "tokens", "blocks")
 _AT_LEAST_0 = (
@@ -14,6 +14,15 @@ _AT_LEAST_0 = (
     *("request_weight", "temperature", "predicted_ttl_s", "reserve_output", "guard"),
 )
 _OPTIONAL = ("guard", "approx_ttl_s")
+
+
+def _options(name: str, value: object) -> dict[str, float]:
+    if isinstance(value, str):
+        pairs = [one.partition("=") for one in value.split(",") if one.strip()]
+        value = {key.strip(): number(name, worth.strip()) for key, _, worth in pairs}
+    if isinstance(value, Mapping):
+        return {str(key): number(f"{name}, {key}", worth) for key, worth in value.items()}
+    raise KvyardError(f"{name} is {value!r}: write NAME=VALUE,NAME=VALUE, or a table")
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +43,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefill_scale: Annotated[float, Setting("What a block to compute costs, against one that is held.")] = 1.0
     request_weight: Annotated[float, Setting("What an active request costs by itself, in blocks.")] = 0.0
     temperature: Annotated[float, Setting("0: the least cost; above: by chance, less costly ones more often.")] = 0.0
+
+    options: Annotated[
+        dict[str, float],
+        Setting("Figures that only the chosen policy has, as NAME=VALUE,... .", name="router_options", parse=_options),
+    ] = msgspec.field(default_factory=dict)
+    """``docs/routing.md`` names each policy's."""
 
     load: Annotated[
         str, Setting("What least-loaded and the guard go by: requests, tokens or blocks.", "router_load")

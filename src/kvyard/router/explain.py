@@ -6,10 +6,14 @@ from kvyard.router.request import Decision
 
 REASONS = {
     "cost": "it costs least",
+    "hash": "its first tokens belong there",
     "guard": "loads were too far apart, and it has least to do",
     "load": "it has least to do",
+    "match": "it has most of the prompt",
     "random": "by chance",
+    "room": "it was given least so far",
     "session": "its session is there",
+    "time": "its first token comes soonest, or as soon as a second copy is worth",
     "turn": "it was its turn",
 }
 """What a decision's ``why`` says."""
@@ -30,7 +34,9 @@ def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:
         f"Before this one it had {_count(decision.active_requests, 'request')} under way, {decision.prefill_tokens} tokens "
         f"to prefill and {_blocks(decision.active_blocks)} held, {decision.shared_blocks} of them of this prompt."
     )
-    if decision.why == "cost":
+    if decision.why == "time":
+        lines.append(f"Its cost is {decision.cost:.1f} ms.")
+    elif decision.why == "cost" and decision.policy in ("kv", "approx", "affinity"):
         lines.append(f"Cost {_figure(decision.cost)} = {_sum(decision, config, block_size)}.")
     if decision.regret:
         were = "was" if decision.regret == 1 else "were"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kvyard.engine.role import Role
 from kvyard.router.active import ActiveLoads
+from kvyard.router.pace import Pace
 from kvyard.router.request import RouteRequest
 
 
@@ -53,7 +54,7 @@ class Reach(NamedTuple):
 class RoutingInput:
     """One decision's inputs."""
 
-    __slots__ = ("blocks", "loads", "now", "overlaps", "request", "rng", "roles", "shared", "slots")
+    __slots__ = ("blocks", "loads", "now", "overlaps", "paces", "request", "rng", "roles", "shared", "slots")
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class RoutingInput:
         overlaps: Overlaps | None,
         rng: Random,
         roles: Sequence[Role],
+        paces: Sequence[Pace],
     ) -> None:
         self.request = request
         self.blocks = blocks
@@ -80,6 +82,22 @@ class RoutingInput:
         self.rng = rng
         self.roles = roles
         """Per slot, what the worker does of a request."""
+        self.paces = paces
+        """Per slot, how fast the worker is."""
+
+    def cached(self, slot: int) -> int:
+        """Tokens of the prompt that a worker needn't compute, whichever of its tiers has them; never the last one."""
+        overlaps = self.overlaps
+        if overlaps is None:
+            return 0
+        tokens = overlaps.total[slot] * self.loads.block_size
+        if overlaps.confidence is not None:
+            tokens = int(overlaps.confidence[slot] * tokens)
+        return min(tokens, self.request.num_tokens - 1)
+
+    def work(self, slot: int) -> int:
+        """Tokens that a worker would have computed by the time of this request's first token: those that wait, and its own."""
+        return self.loads.prefill[slot] + self.request.num_tokens - self.cached(slot)
 
 
 class Choice(NamedTuple):

@@ -11,19 +11,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kvyard.clock import from_seconds
+from kvyard.clock import MS, from_seconds
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
 from kvyard.router import journal as did
 from kvyard.router.active import Active, ActiveLoads
 from kvyard.router.config import RouterConfig
-from kvyard.router.cost import costs
 from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
-from kvyard.router.policies import load_of, make_policy
+from kvyard.router.pace import LearntPace, Pace
+from kvyard.router.policies import Policy, load_of, make_policy
 from kvyard.router.request import Candidate, Decision, Load, RouteRequest
 from kvyard.router.tree import Path
 
@@ -74,6 +74,8 @@ class Router:
         """By slot; ``None`` where a slot is free."""
         self._roles: list[Role] = []
         """By slot."""
+        self.paces: list[Pace] = []
+        """By slot."""
         self._slots: dict[Holder, int] = {}
         self._draining: set[int] = set()
         self._open: list[int] = []
@@ -91,9 +93,9 @@ class Router:
         """Everyone, those that drain included."""
         return list(self._slots)
 
-    def add_worker(self, worker: Holder | str, role: Role = "both") -> None:
-        """Choose among this one too, from now on; one that was draining is back. Policies see its ``role``. Raises
-        ``KvyardError`` for a pool.
+    def add_worker(self, worker: Holder | str, role: Role = "both", pace: Pace | None = None) -> None:
+        """Choose among this one too, from now on; one that was draining is back. Policies see its ``role`` and its ``pace``,
+        which is learnt from its times to first token where it isn't given. Raises ``KvyardError`` for a pool.
         """
         holder = worker if isinstance(worker, Holder) else Holder(worker)
         if holder.shared:
@@ -107,8 +109,10 @@ class Router:
                 slot = len(self._workers)
                 self._workers.append(holder)
                 self._roles.append(role)
+                self.paces.append(LearntPace())
                 self.loads.grow(slot + 1)
             self._slots[holder] = slot
+            self.paces[slot] = pace or LearntPace()
         self._roles[slot] = role
         self._draining.discard(slot)
         self._changed()
@@ -165,7 +169,7 @@ class Router:
         at = self._look(request, now, slots, found, self._rng, known)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, at.overlaps)
-        record = _decision(self.config, at, choice, prefill, self._workers, detail)
+        record = _decision(self.policy, at, choice, prefill, self._workers, detail)
         entry = self._begin(request, choice.slot, found, prefill, now)
         entry.sent = self.overlaps.sent(choice.slot, request.keys, now)
         self.policy.routed(at, choice)
@@ -186,7 +190,7 @@ class Router:
         at = self._look(request, now, slots, self.loads.tree.find(request.keys), rng, known)
         choice = self._guard(at) or self.policy.choose(at)
         prefill = self._new_tokens(request, choice.slot, at.overlaps)
-        return _decision(self.config, at, choice, prefill, self._workers, True)
+        return _decision(self.policy, at, choice, prefill, self._workers, True)
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
         """Take in a request that another router, in another gateway, has routed: its load counts here too, and so does what it
@@ -206,7 +210,10 @@ class Router:
         entry = self.loads.active.get(id_)
         if entry is None:
             return False
-        self.loads.prefill_done(entry)
+        if self.policy.needs_pace:
+            self.paces[entry.slot].observe(entry.ahead, (now - entry.since) / MS)
+            entry.ahead = 0  # once is enough
+        self.loads.prefill_done(entry, now)
         self._note(did.FirstToken, at=now, id=str(id_))
         return True
 
@@ -269,7 +276,9 @@ class Router:
     ) -> RoutingInput:
         shared = self.loads.tree.depths(found, len(self._workers))
         overlaps = self.overlaps.look(request, now, known)
-        return RoutingInput(request, len(request.keys), now, slots, self.loads, shared, overlaps, rng, self._roles)
+        return RoutingInput(
+            request, len(request.keys), now, slots, self.loads, shared, overlaps, rng, self._roles, self.paces
+        )
 
     def _note(self, kind: type[did.Entry], **said: Any) -> None:
         if self._journal is not None:
@@ -361,7 +370,7 @@ def _block_size(config: RouterConfig, identity: Identity | None, remembers: bool
 
 
 def _decision(
-    config: RouterConfig, at: RoutingInput, choice: Choice, new_tokens: int, workers: list[Holder | None], detail: bool
+    policy: Policy, at: RoutingInput, choice: Choice, new_tokens: int, workers: list[Holder | None], detail: bool
 ) -> Decision:
     """The record of ``choice``, made before anything is booked; ``workers`` by slot."""
     request, slot, overlaps = at.request, choice.slot, at.overlaps
@@ -375,7 +384,7 @@ def _decision(
             best_worker = workers[next(other for other in at.slots if total[other] == best) if regret else slot]
     return Decision(
         id=request.id,
-        policy=config.policy,
+        policy=policy.config.policy,
         why=choice.why,
         tied=choice.tied,
         num_tokens=request.num_tokens,
@@ -385,7 +394,7 @@ def _decision(
         best_worker=best_worker,
         regret=regret,
         candidates=tuple(
-            [Candidate(**_figures(at, other, cost, workers)) for other, cost in zip(at.slots, costs(config, at))]
+            [Candidate(**_figures(at, other, cost, workers)) for other, cost in zip(at.slots, policy.costs(at))]
             if detail
             else ()
         ),

@@ -77,7 +77,9 @@ class LiveDriver:
     async def run(self, rows: Iterable[TraceRequest], progress: Callable[[int, int, int], None] | None = None) -> None:
         """Send everything and wait for the answers. ``progress`` is told (sent, through, now) now and then."""
         config = self.config
-        self._arrivals = arrivals = TraceArrivals(rows, speedup=config.speedup, concurrency=config.concurrency)
+        self._arrivals = arrivals = TraceArrivals(
+            rows, speedup=config.speedup, concurrency=config.concurrency, jitter=config.jitter
+        )
         self.origin = self._clock.now() - (arrivals.peek() or 0)  # nobody waits for a trace that begins late
         try:
             while not self.interrupted:

@@ -1,12 +1,12 @@
 """Traces made of traces: another speed, a part of one. As lazy as what they are made of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 
 import msgspec
 from msgspec.structs import replace
 
-from kvyard.clock import to_seconds
+from kvyard.clock import MS, to_seconds
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.laws import arrival_law, arrival_times
 from kvyard.replay.traces.reading import ReadingTally
@@ -25,6 +25,39 @@ def scaled(trace: Trace, speedup: float) -> Trace:
             yield replace(one, arrival=round(one.arrival / speedup), delay=delay)
 
     return Trace(f"{trace.name} at {speedup:g}x", trace.format, rows, grouped=trace.grouped)
+
+
+TOGETHER = 10 * MS
+"""Arrivals closer than this to the one before them were recorded as one."""
+
+
+def spread(requests: Iterable[TraceRequest], window: int) -> Iterator[TraceRequest]:
+    """``requests`` with those that were recorded together spread evenly over ``window`` nanoseconds, or over the time until the
+    next ones if that is shorter. Recorders that stamp in ticks make bursts which never were. Who waits for others stays.
+    """
+    batch: list[TraceRequest] = []
+    last = 0
+    for one in requests:
+        if one.delay is None:
+            if batch and one.arrival - last > TOGETHER:
+                yield from _spread(batch, min(window, one.arrival - batch[0].arrival))
+                batch = []
+            last = one.arrival
+        batch.append(one)
+    yield from _spread(batch, window)
+
+
+def _spread(batch: list[TraceRequest], window: int) -> Iterator[TraceRequest]:
+    free = [one for one in batch if one.delay is None]
+    first = free[0].arrival if free else 0
+    at = 0
+    for one in batch:
+        if one.delay is None:
+            # A recorded order stays, also where its stamps are apart by more than their share of the window.
+            yield replace(one, arrival=max(one.arrival, first + window * at // len(free)))
+            at += 1
+        else:
+            yield one
 
 
 def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:

@@ -7,10 +7,13 @@ for itself; load, index and decisions are the router's. What it declares of itse
 An installed package adds its own by an entry point of the group ``kvyard.policies``, a program by ``POLICIES.register``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
+from kvyard.errors import KvyardError
 from kvyard.registry import Registry
 from kvyard.router.config import RouterConfig
+from kvyard.router.cost import costs
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
 
@@ -22,18 +25,32 @@ class Policy:
     """Whether it reads overlaps that an index knows, and can't do without one."""
     needs_keys = True
     """Whether it reads the prompt: overlaps, or load in blocks that prompts share. Without, a replay works out no keys."""
+    needs_pace = False
+    """Whether it reads how fast workers are, so that they should be watched."""
     guarded = False
     """Whether the imbalance guard may overrule it."""
+    OPTIONS: ClassVar[Mapping[str, float]] = {}
+    """Its own figures with their defaults; ``RouterConfig.options`` may change them."""
 
     memory: RoutedMemory | None = None
     """Where overlaps come from, instead of the index."""
 
     def __init__(self, config: RouterConfig) -> None:
+        """Raises ``KvyardError`` for an option that this policy doesn't have."""
         self.config = config
+        for name in config.options:
+            if name not in self.OPTIONS:
+                has = f"it has {', '.join(self.OPTIONS)}" if self.OPTIONS else "it has none"
+                raise KvyardError(f"unknown option {name!r} of the routing policy {config.policy}: {has}")
+        self.options = {**self.OPTIONS, **config.options}
 
     def choose(self, at: RoutingInput) -> Choice:
         """One of ``at.slots``. Changes nothing that ``routed`` couldn't."""
         raise NotImplementedError
+
+    def costs(self, at: RoutingInput) -> list[float]:
+        """What each of ``at.slots`` would cost, for explanations: its own measure, else that of ``kv``."""
+        return costs(self.config, at)
 
     def routed(self, at: RoutingInput, choice: Choice) -> None:
         """The request went to ``choice.slot``: this policy's choice, or the guard's."""
@@ -57,11 +74,25 @@ POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(
     "kvyard.policies",
     {
         "kv": f"{_HERE}.kv:Kv",
+        "least-time": f"{_HERE}.least_time:LeastTime",
         "approx": f"{_HERE}.approx:Approx",
         "least-loaded": f"{_HERE}.least_loaded:LeastLoaded",
         "affinity": f"{_HERE}.affinity:Affinity",
         "round-robin": f"{_HERE}.round_robin:RoundRobin",
         "random": f"{_HERE}.random:Random",
+        "longest-match": f"{_HERE}.longest_match:LongestMatch",
+        "least-prefill": f"{_HERE}.least_prefill:LeastPrefill",
+        "lmetric": f"{_HERE}.lmetric:LMetric",
+        "sticky": f"{_HERE}.sticky:Sticky",
+        "llm-d-blend": f"{_HERE}.llmd_blend:LlmdBlend",
+        "cache-aware": f"{_HERE}.cache_aware:CacheAware",
+        "prefix-hash": f"{_HERE}.prefix_hash:PrefixHash",
+        "preble": f"{_HERE}.preble:Preble",
+        "aibrix": f"{_HERE}.aibrix:Aibrix",
+        "dualmap": f"{_HERE}.dualmap:DualMap",
+        "load-aware": f"{_HERE}.load_aware:LoadAware",
+        "ray-prefix": f"{_HERE}.ray_prefix:RayPrefix",
+        "conductor": f"{_HERE}.conductor:Conductor",
     },
 )
 

@@ -1,5 +1,7 @@
 """``affinity``: a session stays where it was, while that worker is there; ``RouterConfig.fallback`` says where it begins."""
 
+from msgspec.structs import replace
+
 from kvyard.clock import from_seconds
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
@@ -10,10 +12,11 @@ class Affinity(Policy):
     guarded = True
 
     def __init__(self, config: RouterConfig) -> None:
-        super().__init__(config)
+        super().__init__(replace(config, options={}))  # they are its fallback's
         self.fallback = POLICIES.get(config.fallback)(config)
         self.needs_index = self.fallback.needs_index
         self.needs_keys = self.fallback.needs_keys
+        self.needs_pace = self.fallback.needs_pace
         self.memory = self.fallback.memory
         self._ttl = from_seconds(config.session_ttl_s)
         self._bound: dict[str, tuple[int, int]] = {}

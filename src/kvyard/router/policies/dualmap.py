@@ -1,0 +1,37 @@
+"""``dualmap``: two workers by two hashes of the prefix; the one with the cache while it keeps its promise, else the idler.
+
+Source: DualMap (ICLR 26, arXiv 2602.06502). The prefix that is hashed has ``tokens`` tokens instead of an adaptive length, and
+requests that wait don't move to their other worker: this router routes once. ``slo_ms`` is the time to first token promised.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from kvyard.router.config import RouterConfig
+from kvyard.router.inputs import Choice, RoutingInput, least
+from kvyard.router.policies import Policy
+from kvyard.router.policies.ring import HashRing
+
+
+class DualMap(Policy):
+    needs_index = True
+    needs_pace = True
+    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 1024, "slo_ms": 2000.0}
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(config)
+        self._ring = HashRing()
+
+    def choose(self, at: RoutingInput) -> Choice:
+        blocks = min(at.blocks, max(1, int(self.options["tokens"]) // at.loads.block_size))
+        key = at.request.keys[blocks - 1] if blocks else at.rng.randrange(1 << 62)
+        first = next(self._ring.walk(key, at.slots))
+        second = next((slot for slot in self._ring.walk(~key, at.slots) if slot != first), first)
+        slots = [first] if first == second else [first, second]
+        times = [at.paces[slot].prefill(at.work(slot)) for slot in slots]
+        if len(slots) == 2:
+            here = at.cached(first) >= at.cached(second)
+            place = 0 if here else 1
+            if at.cached(first) != at.cached(second) and times[place] <= self.options["slo_ms"]:
+                return Choice(slots[place], times[place], 1, "match")
+        return least(slots, times, at.rng, "time")

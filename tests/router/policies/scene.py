@@ -1,0 +1,93 @@
+"""A scene for a policy: workers with loads, caches and a pace, put together by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from kvyard.router import Choice, Policy, RouterConfig, RouteRequest, RoutingInput
+from kvyard.router.active import ActiveLoads
+from kvyard.router.inputs import Overlaps
+from kvyard.router.policies import make_policy
+
+SIZE = 16
+
+
+class Steady:
+    """A pace that is easy to reckon with: a millisecond a token, ten a step, one a block that is loaded."""
+
+    def __init__(self, per_token: float = 1.0, capacity: int | None = 1000) -> None:
+        self.capacity = capacity
+        self.per_token = per_token
+
+    def prefill(self, tokens: int) -> float:
+        return self.per_token * tokens
+
+    def passes(self, tokens: int) -> int:
+        return -(-tokens // 1000)
+
+    def load(self, blocks: Sequence[int]) -> float:
+        return float(sum(blocks))
+
+    def step(self, requests: int, context: int) -> float:
+        return 10.0 * requests
+
+    def observe(self, tokens: int, ms: float) -> None:
+        raise AssertionError("no first token came")
+
+
+class Scene:
+    """Of each worker: tokens to prefill, requests, blocks held, blocks cached of the prompt (a list: by tier)."""
+
+    def __init__(
+        self,
+        *,
+        prefill: Sequence[int] = (0, 0, 0),
+        requests: Sequence[int] = (0, 0, 0),
+        held: Sequence[int] = (0, 0, 0),
+        cached: Sequence[int] = (0, 0, 0),
+        host: Sequence[int] | None = None,
+        tokens: int = 1600,
+        now: int = 0,
+        since: int = 0,
+        paces: Sequence[Steady] | None = None,
+        first_key: int = 7,
+        seed: int = 1,
+    ) -> None:
+        count = len(prefill)
+        loads = ActiveLoads(SIZE)
+        loads.grow(count)
+        loads.prefill[:] = prefill
+        loads.requests[:] = requests
+        loads.blocks[:] = held
+        loads.computing_since[:] = [since] * count
+        tiers = [list(cached)] + ([list(host)] if host is not None else [])
+        overlaps = Overlaps(tiers) if any(map(any, tiers)) else None
+        keys = [first_key * 1000 + at for at in range(tokens // SIZE)]
+        self.at = RoutingInput(
+            RouteRequest("r", keys, tokens),
+            len(keys),
+            now,
+            list(range(count)),
+            loads,
+            None,
+            overlaps,
+            Random(seed),
+            ["both"] * count,
+            list(paces or [Steady()] * count),
+        )
+
+    def choice(self, policy: Policy) -> Choice:
+        """What it says; it is told that this is what was done."""
+        made = policy.choose(self.at)
+        policy.routed(self.at, made)
+        return made
+
+
+def policy(name: str, options: Mapping[str, float] | None = None) -> Policy:
+    return make_policy(RouterConfig(policy=name, options=dict(options or {})))
+
+
+def pick(name: str, options: Mapping[str, float] | None = None, **scene: object) -> int:
+    """The worker that a fresh policy chooses."""
+    return Scene(**scene).choice(policy(name, options)).slot  # type: ignore[arg-type]

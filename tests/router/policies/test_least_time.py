@@ -1,0 +1,159 @@
+"""Least time: against a slow model of the rule, in scenes where each term decides, and through the router."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from tests.router.policies.scene import SIZE, Scene, Steady, pick, policy
+
+from kvyard.clock import MS
+from kvyard.engine.config import EngineConfig
+from kvyard.router import Router, RouterConfig, RouteRequest
+from kvyard.router.pace import PEAK_TOKENS_PER_S, LearntPace, engine_pace
+from kvyard.tiers.config import OffloadConfig, TierConfig
+from kvyard.tiers.links.config import LaneConfig, LinkConfig
+
+
+def slow(scene: Scene, interference: float = 0.15, stickiness: float = 1.0, least_match: int = 1024) -> set[int]:
+    """The rule of the module's first lines, written out; all workers that it allows."""
+    at = scene.at
+    costs: dict[int, float] = {}
+    cached: dict[int, int] = {}
+    for slot in at.slots:
+        tiers = at.overlaps.at(slot) if at.overlaps is not None else (0,)
+        cached[slot] = min(sum(tiers) * SIZE, at.request.num_tokens - 1)
+        new, waiting, pace = at.request.num_tokens - cached[slot], at.loads.prefill[slot], at.paces[slot]
+        elapsed = (at.now - at.loads.computing_since[slot]) / MS if waiting else 0.0
+        time = max(pace.prefill(new), pace.prefill(waiting + new) - elapsed)
+        requests = at.loads.requests[slot]
+        time += pace.passes(waiting + new) * pace.step(requests, at.loads.blocks[slot] * SIZE)
+        costs[slot] = max(time, pace.load(tiers[1:])) + interference * pace.prefill(new) * requests
+    longest = max(cached.values())
+    if longest >= least_match:
+        cost, slot = min((costs[slot], slot) for slot in at.slots if cached[slot] == longest)
+        if cost - min(costs.values()) <= stickiness * at.paces[slot].prefill(longest):
+            return {slot}
+    return {slot for slot in at.slots if costs[slot] == min(costs.values())}
+
+
+def test_it_is_the_rule_over_random_scenes() -> None:
+    rng = Random(4)
+    for _ in range(600):
+        scene = Scene(
+            prefill=[rng.choice((0, rng.randrange(4000))) for _ in range(3)],
+            requests=[rng.randrange(6) for _ in range(3)],
+            held=[rng.randrange(500) for _ in range(3)],
+            cached=[rng.choice((0, rng.randrange(120))) for _ in range(3)],
+            host=rng.choice((None, [rng.randrange(300) for _ in range(3)])),
+            tokens=rng.randrange(1, 3000),
+            now=rng.randrange(2000) * MS,
+            paces=[Steady(rng.choice((0.5, 1.0, 3.0))) for _ in range(3)],
+            seed=rng.randrange(99),
+        )
+        assert scene.choice(policy("least-time")).slot in slow(scene)
+
+
+def test_what_was_computed_meanwhile_counts() -> None:
+    assert pick("least-time", prefill=(900, 1000, 2000)) == 0
+    scene = Scene(prefill=(900, 1000, 2000), now=500 * MS)
+    scene.at.loads.computing_since[0] = 450 * MS
+    assert scene.choice(policy("least-time")).slot == 1
+
+
+def test_a_copy_stays_in_one_place_unless_that_takes_too_long() -> None:
+    holder = {"cached": (70, 0, 0)}  # 1120 tokens: computing them again takes 1120 ms
+    assert pick("least-time", **holder, prefill=(2240, 0, 0)) == 0
+    assert pick("least-time", **holder, prefill=(2241, 0, 0)) != 0
+    assert pick("least-time", {"stickiness": 0.0}, **holder, prefill=(1121, 0, 0)) != 0
+
+
+def test_a_load_that_takes_longer_than_computing_is_what_counts() -> None:
+    # All of it is in a lower tier, and comes in at a millisecond a block; 99 blocks, or 1600 tokens.
+    assert pick("least-time", cached=(0, 0, 0), host=(99, 0, 0)) == 0
+    # The same with a worker that computes a token in 0.05 ms: 80 ms, which is sooner than 99. The copy's worth is 0.05 * 1584.
+    fast = [Steady(0.05)] * 3
+    assert pick("least-time", {"stickiness": 0.1}, host=(99, 0, 0), paces=fast) != 0
+
+
+def test_slower_workers_get_less() -> None:
+    assert pick("least-time", prefill=(400, 0, 3000), paces=[Steady(1.0), Steady(2.0), Steady(1.0)]) == 0
+
+
+def test_a_router_that_knows_nothing_learns_who_is_slow() -> None:
+    config = RouterConfig(policy="least-time", block_size=SIZE)
+    from kvyard.hashing import algorithm
+    from kvyard.index import Identity
+
+    router = Router(config, ["slow", "fast"], Identity(SIZE, algorithm("xxh3", "test", {}), direct=True), seed=3)
+    now, chosen = 0, []
+    for number in range(300):
+        tokens = 500 + 37 * (number % 20)
+        decision = router.route(RouteRequest(number, [], tokens), now, known={})
+        took = tokens * (4 * MS if decision.worker.name == "slow" else MS)
+        router.prefill_done(number, now + took)
+        router.finished(number, now + took)
+        now += took
+        chosen.append(decision.worker.name)
+    assert {*chosen[:40]} == {"slow", "fast"} and set(chosen[-100:]) == {"fast"}
+    fast = router.paces[1]
+    assert fast.prefill(1000) == pytest.approx(1000, rel=0.1)
+
+
+class TestLearntPace:
+    def test_it_starts_as_llm_d_does(self) -> None:
+        assert LearntPace().prefill(15_928) == pytest.approx(1000.0)
+        assert LearntPace(2000).prefill(1000) == pytest.approx(500.0)
+        assert PEAK_TOKENS_PER_S == 15_928
+
+    def test_it_finds_the_line_and_follows_a_change(self) -> None:
+        rng = Random(1)
+        pace = LearntPace()
+        for fixed, per_token in ((40.0, 0.1), (10.0, 0.3)):
+            for _ in range(600):
+                tokens = rng.randrange(100, 9000)
+                pace.observe(tokens, (fixed + per_token * tokens) * rng.uniform(0.95, 1.05))
+            assert pace.prefill(4000) == pytest.approx(fixed + per_token * 4000, rel=0.05)
+
+    def test_a_stall_does_not_spoil_it(self) -> None:
+        pace = LearntPace()
+        for number in range(300):
+            pace.observe(1000 + number, 0.1 * (1000 + number))
+        pace.observe(1000, 500_000.0)
+        assert pace.prefill(1000) < 250
+
+    def test_nonsense_is_left_out(self) -> None:
+        pace = LearntPace()
+        for tokens, ms in ((0, 5.0), (-1, 5.0), (10, -1.0), (10, float("inf")), (10, float("nan"))):
+            pace.observe(tokens, ms)
+        assert pace.prefill(15_928) == pytest.approx(1000.0)
+
+    def test_one_length_alone_gives_its_own_time(self) -> None:
+        pace = LearntPace()
+        for _ in range(2000):
+            pace.observe(1000, 300.0)
+        assert pace.prefill(1000) == pytest.approx(300, rel=0.02) and pace.prefill(2000) > pace.prefill(1000)
+
+
+class TestModelPace:
+    def test_it_is_the_sum_of_the_engine_s_own_passes(self) -> None:
+        from kvyard.engine.timing import make_timing
+
+        config = EngineConfig(max_num_batched_tokens=2048)
+        timing, pace = make_timing(config.timing, config.capacity_tokens), engine_pace(config)
+        for tokens in (1, 100, 256, 700, 2047, 2048, 2049, 10_000):
+            full, rest = divmod(tokens, 2048)
+            ns = full * timing.pass_ns([(2048, 0)], 0, 0, 0) + (timing.pass_ns([(rest, 0)], 0, 0, 0) if rest else 0)
+            assert pace.prefill(tokens) == pytest.approx(ns / MS, rel=0.005), tokens
+            assert pace.passes(tokens) == full + bool(rest)
+        assert pace.prefill(0) == 0 and pace.capacity == config.num_gpu_blocks
+        assert pace.step(4, 4000) == timing.pass_ns((), 4, 4000, 1000) / MS
+
+    def test_loads_go_by_their_links(self) -> None:
+        lane = LaneConfig(bandwidth=10**9, first_byte_ns=5 * MS)
+        host = TierConfig(num_blocks=100, link=LinkConfig(inward=lane, duplex_bandwidth=5 * 10**8))
+        disk = TierConfig(num_blocks=100)
+        config = EngineConfig(bytes_per_block=10**6, tiers=OffloadConfig(tiers=(host, disk)))
+        pace = engine_pace(config)
+        assert pace.load((3, 0)) == pytest.approx(5 + 3 * 2)  # 2 ms each at half a gigabyte a second
+        assert pace.load((0, 0)) == 0 and pace.load((0, 7)) == 0
