@@ -27,7 +27,7 @@ class Sample(msgspec.Struct):
     mode: Annotated[Literal["slow", "fast"] | None, Setting("How: {choices}.", flag=True)] = None
     lag: Annotated[int, Setting("How late.", name="delay", parse=duration)] = 0
     loud: Annotated[bool, Setting("Whether to shout.", flag=True)] = False
-    place: Annotated[str, Setting("Where: {choices}.", also=("at",), flag=True, choices=places)] = "here"
+    place: Annotated[str, Setting("Where: {choices}.", also=("at", "-pl"), flag=True, choices=places)] = "here"
     internal: int = 3
 
 
@@ -85,6 +85,16 @@ def test_flags_files_and_set_are_one(tmp_path: Path) -> None:
     ):
         code, said, seen = run(*arguments)
         assert code != 0 and words in said and not seen
+
+
+def test_further_names_are_the_same_setting() -> None:
+    assert SAMPLE.parse({"at": "there"}) == {"place": "there"} == SAMPLE.parse({"place": "there"})
+    assert SAMPLE.merge({"at": "there"}, {"place": "here"}) == {"place": "here"}
+    assert run("-pl", "there")[2] == run("--set", "at=there")[2] == [{"place": "there"}]
+    with pytest.raises(KvyardError, match="at is another name of place: leave one of the two out"):
+        SAMPLE.parse({"at": "there", "place": "here"})
+    with pytest.raises(KvyardError, match="unknown setting '-pl'"):
+        SAMPLE.parse({"-pl": "there"})
 
 
 def test_help_has_choices_and_defaults() -> None:

@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     name: str = ""
     """What people call it, where that isn't the field's name."""
     also: tuple[str, ...] = ()
-    """Further names of its flag."""
+    """Further names of it; those with a dash, such as ``-tp``, are of its flag alone."""
     flag: bool = False
     """Whether it has a command-line flag of its own. The others are set with ``--set NAME=VALUE``."""
     parse: Parser | None = None
@@ -79,13 +79,24 @@ class Settings(dict[str, Declared]):
         """``left_out`` has names that are refused for a reason, and the reason."""
         super().__init__({name: one for part in parts for name, one in part.items()})
         self.left_out = left_out or {}
+        self._also = {also: name for name, one in self.items() for also in one.mark.also if not also.startswith("-")}
+
+    def named(self, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+        """``given`` with further names replaced by the first ones. Raises ``KvyardError`` for what is given under two."""
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            first = self._also.get(name, name)
+            if first in found or (first != name and first in given):
+                raise KvyardError(f"{name}{where} is another name of {first}: leave one of the two out")
+            found[first] = value
+        return found
 
     def check_names(self, names: Iterable[str], where: str = "") -> None:
         """Raise ``KvyardError`` at the first of ``names`` that can't be set, with the reason or the nearest name."""
         for name in names:
             if name in self.left_out:
                 raise KvyardError(f"{name}: {self.left_out[name]}")
-            if name not in self:
+            if name not in self and name not in self._also:
                 near = get_close_matches(name.replace("-", "_"), self, 1, 0.6)
                 hint = f"did you mean {near[0]}? " if near else ""
                 raise KvyardError(f"unknown setting {name!r}{where}: {hint}There are {', '.join(self)}")
@@ -93,12 +104,13 @@ class Settings(dict[str, Declared]):
     def parse(self, given: Mapping[str, object], where: str = "") -> dict[str, Any]:
         """``given`` with text made into values, and without what is ``None``. Raises ``KvyardError``, saying ``where``."""
         self.check_names(given, where)
-        return {name: self[name].parse(f"{name}{where}", value) for name, value in given.items() if value is not None}
+        said = self.named(given, where).items()
+        return {name: self[name].parse(f"{name}{where}", value) for name, value in said if value is not None}
 
     def merge(self, base: Mapping[str, object] | str | Path | None, on_top: Mapping[str, object]) -> dict[str, object]:
         """What a file or a mapping sets, with ``on_top`` over it. Raises ``KvyardError`` where a number replaces tables."""
-        found = base if isinstance(base, Mapping) else self.read(base) if base else {}
-        given = {name: value for name, value in on_top.items() if value is not None}
+        found = self.named(base if isinstance(base, Mapping) else self.read(base) if base else {})
+        given = {name: value for name, value in self.named(on_top).items() if value is not None}
         for name in given:
             if isinstance(found.get(name), list | tuple):
                 raise KvyardError(

@@ -102,7 +102,27 @@ def test_bad_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 requests" in out and "1 bad rows skipped, the first" in err
 
 
+def test_cards_and_models_as_people_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--gpu", "h100", "--model", "qwen3-30b-a3b", "-tp", 2, "-pp", 2, "-dp", 2, "-ep", "--quantization", "fp8"]
+    more = ["--kv-cache-dtype", "fp8", "--host-us", 300, "--timing", "roofline", "--workers", 1, "--limit", 3]
+    report = tmp_path / "r.json"
+    assert run(CONVERSATION, *asked, *more, "--report", report) == 0
+    assert "roofline of qwen3-30b-a3b on h100 TP2 PP2 DP2 EP fp8 weights fp8 cache" in capsys.readouterr().out
+    timing = json.loads(report.read_text())["config"]["workers"][0]["engine"]["timing"]
+    assert timing["host_us"] == 300 and timing["deployment"]["data_parallel_size"] == 2
+
+
+CARD = ["--gpu", "h100", "--model", "llama-3.1-70b"]
 WRONG = [
+    ([CONVERSATION, "--gpu", "h1000", "--model", "llama-3.1-8b"], "(nearest: h100, h200, a100); choose one of"),
+    ([CONVERSATION, "--gpu", "h100", "--model", "lama-3.1-8b"], "(nearest: llama-3.1-8b, llama-3.1-70b"),
+    ([CONVERSATION, *CARD], "tensor_parallel_size 2 would do"),
+    ([CONVERSATION, *CARD, "-tp", "3"], "tensor_parallel_size may be 1, 2, 4, 8, 16, 32, 64"),
+    ([CONVERSATION, *CARD, "-tp", "4", "-pp", "81"], "pipeline_parallel_size may be 1 to 80"),
+    ([CONVERSATION, *CARD, "-tp", "4", "-ep"], "has no experts"),
+    ([CONVERSATION, *CARD, "-tp", "4", "--weight-dtype", "int3"], "unknown type of weights 'int3'"),
+    ([CONVERSATION, "-tp", "4"], "tensor_parallel_size is for a model"),
+    ([CONVERSATION, "--dp-size", "2", "--set", "data_parallel_size=2"], "dp_size is set twice"),
     (["no-such-file.jsonl"], "no such file"),
     (["EMPTY"], "empty"),
     (["BLANK"], "empty"),

@@ -101,8 +101,53 @@ class TestTimingOfAModelOnACard:
         timing = engine(**self.CARD, tensor_parallel_size=2, kv_cache_dtype="fp8").timing
         assert isinstance(timing, RooflineTiming)
         assert (timing.deployment.tensor_parallel_size, timing.deployment.kv_cache_dtype) == (2, "fp8")
-        assert timing.describe() == "roofline of llama-3.1-8b on h100 TP2, no measurement"
+        assert timing.describe() == "roofline of llama-3.1-8b on h100 TP2 fp8 cache, no measurement"
         assert timing.error() == 0.10
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            ({"weight_dtype": "AWQ"}, "int4 weights, no measurement"),
+            ({"quantization": "fp8"}, "fp8 weights, no measurement"),
+            ({"dtype": "fp8"}, "fp8 weights, no measurement"),
+            ({"dtype": "bfloat16"}, "llama-3.1-8b on h100, no measurement"),
+            ({"gpu": "a100", "weight_dtype": "fp8"}, "computed in bf16 (a100 has no fp8)"),
+            ({"pipeline_parallel_size": 2}, "PP2, no measurement, pipeline stages one after the other"),
+            ({"data_parallel_size": 4}, "llama-3.1-8b on h100, no measurement"),  # ranks of a dense model share nothing
+            ({"model": "qwen3-30b-a3b", "dp_size": 4}, "qwen3-30b-a3b on h100 DP4, no measurement"),
+            (
+                {"model": "qwen3-30b-a3b", "dp_size": 4, "enable_expert_parallel": True},
+                "on h100 DP4 EP, no measurement",
+            ),
+        ],
+    )
+    def test_the_whole_deployment_counts(self, given: dict[str, Any], says: str) -> None:
+        made = engine(**{**self.CARD, "timing": "roofline", **given})
+        assert made.timing.describe().endswith(says)
+
+    def test_memory_and_time_follow_from_each(self) -> None:
+        def found(**given: object) -> tuple[int, int, int]:
+            made = engine(**{**self.CARD, "timing": "roofline", **given})
+            model = make_timing(made.timing, 1)
+            return made.num_gpu_blocks, model.pass_ns((), 8, 32_000, 4000), model.pass_ns([(4000, 0)], 0, 0, 0)
+
+        plain = found()
+        for given, blocks, step, prompt in (
+            ({"tensor_parallel_size": 2}, 1, -1, -1),
+            ({"pipeline_parallel_size": 2}, 1, 1, 1),
+            ({"weight_dtype": "fp8"}, 1, -1, -1),
+            ({"weight_dtype": "int4"}, 1, -1, -1),
+            ({"kv_cache_dtype": "fp8"}, 1, -1, 0),
+            ({"host_us": 900}, 0, 1, 1),
+            ({"data_parallel_size": 2}, 0, 0, 0),
+        ):
+            signs = [(now > before) - (now < before) for now, before in zip(found(**given), plain)]
+            assert signs == [blocks, step, prompt], given
+
+    def test_data_ranks_share_experts(self) -> None:
+        given = {"model": "qwen3-30b-a3b", "gpu": "h100", "timing": "roofline"}
+        alone, shared = engine(**given), engine(**given, dp_size=4, enable_expert_parallel=True)
+        assert shared.num_gpu_blocks > 1.5 * alone.num_gpu_blocks
 
     def test_with_tables_at_hand_those(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda deployment: True)
@@ -122,8 +167,24 @@ class TestTimingOfAModelOnACard:
         [
             ({"model": "llama-3.1-8b", "gpu_memory": "80GiB"}, "but not on which card: add gpu, one of a100, h100"),
             ({"gpu": "h100"}, "gpu is for a model"),
-            ({**CARD, "gpu": "h1000"}, "no card 'h1000' is known; choose one of a100"),
-            ({**CARD, "model": "llama-3.1-70b"}, "use a larger card, more tensor parallelism or smaller weights"),
+            ({**CARD, "gpu": "h1000"}, "no card 'h1000' is known (nearest: h100, h200, a100); choose one of a100"),
+            ({**CARD, "model": "llama-3.1-70b"}, "doesn't fit: a card needs 133.79 GiB"),
+            ({**CARD, "model": "llama-3.1-70b"}, "and has 73.28 GiB (79.65 GiB at gpu_memory_utilization 0.92)"),
+            ({**CARD, "model": "llama-3.1-70b"}, "; tensor_parallel_size 2 would do"),
+            ({**CARD, "model": "llama-3.1-80b"}, "no preset 'llama-3.1-80b' (nearest: llama-3.1-8b, llama-3.1-70b"),
+            ({**CARD, "model": "meta-llama/Llama-3.1-8B"}, "no such file or folder, and no hub is asked"),
+            ({**CARD, "pipeline_parallel_size": 33}, "pipeline_parallel_size may be 1 to 32"),
+            ({**CARD, "enable_expert_parallel": "yes"}, "LlamaForCausalLM has no experts"),
+            ({**CARD, "weight_dtype": "int3"}, "unknown type of weights 'int3'; choose one of bf16, fp8, int8, int4"),
+            ({**CARD, "dtype": "fp3"}, "unknown type of weights 'fp3'"),
+            ({**CARD, "dtype": "fp8", "weight_dtype": "int4"}, "dtype fp8 and weight_dtype int4 contradict each other"),
+            ({**CARD, "kv_cache_dtype": "int3"}, "unknown data type 'int3' of the cache; choose auto or one of"),
+            ({"weight_dtype": "fp8"}, "weight_dtype is for a model"),
+            (
+                {"timing": "fixed:1,2", "host_us": 3},
+                "host_us is for timing roofline and tables: fixed:1,2 has host work",
+            ),
+            ({**CARD, "host_us": -3}, "host_us is the host's part of a pass in microseconds, got -3"),
             ({**CARD, "tensor_parallel_size": 3}, "can't be split over 3 ranks"),
             (
                 {**CARD, "timing": "fixed:1,2", "calibrate": "itl=14@32"},
@@ -209,7 +270,7 @@ def test_what_is_left_out_is_refused_by_name(name: str) -> None:
         ({"model": "llama-3.1-8b"}, "how many blocks"),
         ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "num_gpu_blocks": 5}, "give one of the two"),
         ({"model": "llama-9", "gpu_memory": "80GiB"}, "no preset"),
-        ({"model": "llama-3.1-8b", "gpu_memory": "8GiB"}, "larger card"),
+        ({"model": "llama-3.1-8b", "gpu_memory": "8GiB"}, "tensor_parallel_size 4 would do"),
         ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "bytes_per_token": 5}, "follows from the model"),
         ({"groups": [{"kind": "full"}], "block_size": 16}, "each of groups has its own"),
         ({"groups": [{"kind": "full"}], "host_blocks": 16}, "what a block takes"),

@@ -8,6 +8,7 @@ import typer
 
 from kvyard.cli.settings import with_flags
 from kvyard.cli.tables import print_table
+from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.models import ModelPlan, find_config, plan, preset, presets
 from kvyard.engine.models.planning import PlanOptions
 from kvyard.errors import KvyardError
@@ -21,7 +22,8 @@ def model(
     config: Annotated[
         str | None, typer.Argument(metavar="CONFIG.json|PRESET", help="A Hugging Face config.json, or a preset's name.")
     ] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Memory of each card, such as 80GiB or 24GB.")] = None,
+    gpu: Annotated[str | None, typer.Option(help=f"The card: {', '.join(CARDS)}.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Or the memory of each card, such as 80GiB or 24GB.")] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Whether prefixes are cached (matters to Mamba).")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write JSON; its field engine is an engine's config.")
@@ -39,15 +41,17 @@ def model(
         return
     if config is None:
         raise KvyardError("which model? Give a config.json or a preset's name; kvyard model --list names the presets")
-    if gpu_memory is None:
-        raise KvyardError("how much memory has a card? Say --gpu-memory 80GiB")
+    fields = find_config(config)
+    if (gpu is None) == (gpu_memory is None):
+        raise KvyardError("how much memory has a card? Say --gpu h100 or --gpu-memory 80GiB, one of the two")
+    memory = parse_bytes(gpu_memory) if gpu_memory is not None else find_card(str(gpu)).memory
     options = {**settings_of(PlanOptions).parse(settings), "enable_prefix_caching": prefix_caching}
-    found = plan(find_config(config), parse_bytes(gpu_memory), **options)
+    found = plan(fields, memory, **options)
     if as_json:
         value = {**msgspec.to_builtins(found), "engine": found.engine_options()}
         typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
     else:
-        _show(found, config, options.get("tensor_parallel_size", 1))
+        _show(found, config, PlanOptions(**options))
 
 
 def _list() -> None:
@@ -59,9 +63,18 @@ def _list() -> None:
     print_table(rows, left=(0, 2, 3))
 
 
-def _show(of: ModelPlan, config: str, ranks: int) -> None:
-    each = f" on each of {ranks} cards" if ranks > 1 else ""
+def _show(of: ModelPlan, config: str, on: PlanOptions) -> None:
+    split = on.split
+    cards = split.expert_ranks * split.pipeline_parallel_size
+    each = f" over {cards} cards" if cards > 1 else ""
     typer.echo(f"{config}: {of.architecture}, {of.parameters / 1e9:.2f} B parameters{each}")
+    if cards > 1:
+        stage = (
+            f", of stage {of.stage + 1} of {split.pipeline_parallel_size}, the fullest"
+            if split.pipeline_parallel_size > 1
+            else ""
+        )
+        typer.echo(f"What follows is of one card{stage}.")
     typer.echo("")
     rows = [("group", "kind", "layers", "tokens a block", "bytes a token", "padding")]
     for number, count, group in _alike(of):

@@ -105,7 +105,8 @@ def parameter(name: str, kind: Any, option: Any, default: object = None) -> insp
 
 
 def _flag(setting: Declared) -> inspect.Parameter:
-    names = ["--" + name.replace("_", "-") for name in (setting.name, *setting.mark.also)]
+    spelled = (setting.name, *setting.mark.also)
+    names = [name if name.startswith("-") else "--" + name.replace("_", "-") for name in spelled]
     if setting.parse is flag:
         return parameter(setting.name, bool | None, typer.Option(*names, help=setting.full_help))
     metavar = "N" if setting.name == "workers" else METAVARS.get(setting.parse, "NAME")
@@ -121,6 +122,7 @@ def _assigned(texts: list[str], flagged: Mapping[str, object], known: Settings) 
         name, value = assignment(text, "--set")
         name = name.replace("-", "_")
         known.check_names([name], " after --set")
+        (name,) = known.named({name: value})
         if name in flagged or name in found:
             raise KvyardError(f"{name} is set twice: leave one of the two out")
         found[name] = value

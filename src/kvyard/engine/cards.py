@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, nearest
 
 GB = 10**9
 TERA = 10**12
@@ -61,11 +61,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Where ``shares`` were measured; empty for ``GENERIC``."""
 
     def rate(self, dtype: str) -> float:
-        """Operations a second for operands of ``dtype``; those of the next wider type where the card has none for it."""
-        for name in ("fp4", "fp8", "bf16")[("fp4", "fp8", "bf16").index(dtype) :]:
-            if name in self.flops:
-                return self.flops[name]
-        raise KvyardError(f"{self.title} has no arithmetic for {dtype}")
+        """Operations a second for operands of ``dtype``. Where the card has no such arithmetic, weights are widened to 16 bits
+        and multiplied there, as engines do.
+        """
+        return self.flops.get(dtype, self.flops["bf16"])
 
 
 NVLINK_US = 8.0
@@ -219,5 +218,5 @@ def find_card(name: str) -> Card:
     plain = name.lower().translate(_SPELLINGS).removeprefix("nvidia").removeprefix("amd").removeprefix("geforce")
     card = CARDS.get(plain) or CARDS.get(plain.removesuffix("sxm"))
     if card is None:
-        raise KvyardError(f"no card {name!r} is known; choose one of {', '.join(CARDS)}")
+        raise KvyardError(f"no card {name!r} is known{nearest(plain, CARDS)}; choose one of {', '.join(CARDS)}")
     return card

@@ -26,7 +26,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     engine: EngineConfig = EngineConfig()
     count: Annotated[int, Setting("How many of them.")] = 1
-    dp_size: Annotated[int, Setting("Data-parallel ranks of each worker.", flag=True)] = 1
+    dp_size: Annotated[
+        int, Setting("Data-parallel ranks of each worker.", also=("data_parallel_size", "-dp"), flag=True)
+    ] = 1
     """They start every pass together."""
     name: Annotated[str, Setting("What the names of these workers begin with.")] = "w"
     start: Annotated[int, Setting("When they begin to take requests.", parse=duration)] = 0

@@ -16,7 +16,9 @@ from kvyard.blocks.eviction import ORDERS
 from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import find_config, plan
-from kvyard.engine.models.planning import PlanOptions
+from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.planning import PlanOptions, weight_dtypes
+from kvyard.engine.models.weights import find_weight_dtype
 from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.tables import tables_at_hand
@@ -47,14 +49,29 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory: Annotated[
         int | None, Setting("The card's memory, where it isn't the usual, such as 80GiB.", flag=True, parse=size)
     ] = None
-    gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.")] = 0.92
-    tensor_parallel_size: Annotated[int, Setting("Cards that share the model.", flag=True)] = 1
-    pipeline_parallel_size: Annotated[int, Setting("Stages that the model's layers are cut into.")] = 1
-    enable_expert_parallel: Annotated[bool, Setting("Spread whole experts over the cards.")] = False
+    gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.", flag=True)] = 0.92
+    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("-tp",))] = 1
+    pipeline_parallel_size: Annotated[
+        int, Setting("Stages that the model's layers are cut into.", flag=True, also=("-pp",))
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("-ep",))
+    ] = False
     weight_dtype: Annotated[
-        Literal["bf16", "fp8", "fp4"] | None, Setting("{choices}: what weights are stored in, if not as in the model.")
+        str | None,
+        Setting(
+            "What weights are stored in, if not as in the model: {choices}.",
+            flag=True,
+            also=("quantization",),
+            choices=weight_dtypes,
+        ),
     ] = None
-    kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...")] = "auto"
+    dtype: Annotated[
+        str | None, Setting("The same by vLLM's name; auto and 16-bit types leave weights as in the model.", flag=True)
+    ] = None
+    kv_cache_dtype: Annotated[
+        str, Setting("What the cache is stored in: auto (the model's), bfloat16, fp8, ...", flag=True)
+    ] = "auto"
     bytes_per_token: Annotated[
         int | None,
         Setting("Without a model: what a token takes in the cache, 128KiB by default.", flag=True, parse=size),
@@ -69,6 +86,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     calibrate: Annotated[
         str | None, Setting("Two measured times for roofline, as in ttft=120@2048,itl=14@32 (ms@tokens, ms@batch).")
+    ] = None
+    host_us: Annotated[
+        float | None,
+        Setting("Microseconds of host work per pass, of roofline and tables; 500 by default.", flag=True),
     ] = None
     timing_speedup: Annotated[float, Setting("Divides what passes take.")] = 1.0
 
@@ -145,6 +166,7 @@ ONLY_WITH_MODEL = (
     "pipeline_parallel_size",
     "enable_expert_parallel",
     "weight_dtype",
+    "dtype",
     "kv_cache_dtype",
 )
 ONLY_WITHOUT_MODEL = ("groups", "bytes_per_token", "bytes_per_block")
@@ -182,15 +204,19 @@ def _kinds(workers: object, shared: Mapping[str, Any], seed: int) -> Iterable[Wo
 
 
 def _kind(given: Mapping[str, Any], where: str, seed: int) -> WorkerConfig:
-    engine = engine_config({name: value for name, value in given.items() if name in OF_AN_ENGINE}, seed)
+    mine = {name: value for name, value in given.items() if name in OF_AN_ENGINE}
+    engine = engine_config(mine, seed, given.get("dp_size", 1))
     kind = WorkerConfig(engine=engine, **chosen(WorkerConfig, given))
     if kind.count < 1:
         raise KvyardError(f"count{where} is {kind.count}: it must be at least 1")
     return kind
 
 
-def engine_config(given: Mapping[str, Any], seed: int = 0) -> EngineConfig:
-    """The engine of parsed settings. Raises ``KvyardError`` for what contradicts itself."""
+def engine_config(given: Mapping[str, Any], seed: int = 0, ranks: int = 1) -> EngineConfig:
+    """One of so many data-parallel ``ranks`` of parsed settings. Raises ``KvyardError`` for what contradicts itself."""
+    given = _with_weights(given)
+    if "model" in given and Fields(find_config(given["model"])).integer("num_experts", 0):
+        given = {**given, "data_parallel_size": ranks}  # they share the experts; ranks of other models share nothing
     options = chosen(EngineConfig, given) | (_from_model(given) if "model" in given else _from_numbers(given))
     tiers = _tiers(given)
     if tiers is not None and options.get("bytes_per_block") is None:
@@ -205,6 +231,21 @@ def engine_config(given: Mapping[str, Any], seed: int = 0) -> EngineConfig:
     )
     config.check()
     return config
+
+
+def _with_weights(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with one name for what weights are stored in."""
+    found = dict(given)
+    asked = found.pop("dtype", None)
+    if asked is not None and asked != "auto" and "model" in given:
+        name = find_weight_dtype(asked)
+        if name != "bf16":
+            if "weight_dtype" in found:
+                raise KvyardError(f"dtype {asked} and weight_dtype {found['weight_dtype']} contradict each other")
+            found["weight_dtype"] = name
+    if "weight_dtype" in found and "model" in given:
+        found["weight_dtype"] = find_weight_dtype(found["weight_dtype"])
+    return found
 
 
 def _timing(given: Mapping[str, Any]) -> TimingConfig:
@@ -228,6 +269,10 @@ def _timing(given: Mapping[str, Any]) -> TimingConfig:
             raise KvyardError(f"calibrate tightens timing roofline, not {asked}: leave one of the two out")
         asked = f"roofline:{calibrate}"
     timing = parse_timing(asked, speedup, deployment)
+    if "host_us" in given:
+        if "host_us" not in timing.__struct_fields__:
+            raise KvyardError(f"host_us is for timing roofline and tables: {asked} has host work in its own times")
+        timing = msgspec.structs.replace(timing, host_us=given["host_us"])
     timing.check()
     return timing
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from vllm.config import CacheConfig, VllmConfig
+from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator as Shapes
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
@@ -120,6 +121,19 @@ def describe(config, made):
     return {"num_blocks": whole.num_blocks, "groups": rows}
 
 
+def staged(config, made, layers, stages):
+    """Of each pipeline stage: its layers, blocks from ``MEMORY``, and layers of each group."""
+    groups = kv_cache_utils.get_kv_cache_groups(config, made)
+    rows = []
+    for rank in range(stages):
+        first, end = get_pp_indices(layers, rank, stages)
+        mine = {name: spec for name, spec in made.items() if first <= int(name.partition(".")[2]) < end}
+        here = kv_cache_utils._project_kv_cache_groups_to_worker(groups, mine)
+        blocks = kv_cache_utils.get_kv_cache_config_from_groups(config, here, MEMORY).num_blocks if mine else None
+        rows.append([first, end, blocks, [len(group.layer_names) for group in here]])
+    return rows
+
+
 def main(presets, out):
     found = {}
     config = VllmConfig(cache_config=CacheConfig())
@@ -128,6 +142,12 @@ def main(presets, out):
         for tp in (1, 2, 8):
             made = specs(path.stem, json.loads(path.read_text()), tp)
             found[f"{path.stem}@{tp}"] = describe(config, made)
+        text = json.loads(path.read_text())
+        text = {**text, **text.get("text_config", {})}
+        layers = text.get("num_hidden_layers") or len(text["hybrid_override_pattern"])
+        for stages in (3, 4):
+            made = specs(path.stem, text, 1)
+            found[f"{path.stem}/{stages}"] = {"stages": staged(config, made, layers, stages)}
     for name, layers in SYNTHETIC.items():
         found[name] = {**describe(config, synthetic(layers)), "layers": layers}
     text = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())

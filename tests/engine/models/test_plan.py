@@ -218,7 +218,8 @@ def test_dtypes_and_block_sizes():
 
 def test_weights_are_shared_by_ranks():
     one, four = (plan(LLAMA, 80 * GIB, tensor_parallel_size=ranks) for ranks in (1, 4))
-    assert four.weights_bytes == -(-one.weights_bytes // 4)
+    norms = 65 * 4096 * 2
+    assert four.weights_bytes == (one.weights_bytes - norms) // 4 + norms
     assert four.num_blocks > 4 * one.num_blocks
     assert one.cache_bytes == int(80 * GIB * 0.92) - one.weights_bytes - one.reserve_bytes
 
@@ -340,8 +341,18 @@ def test_configs_that_say_too_little(config, words):
         ({"tensor_parallel_size": 3}, "32 heads with 8 KV heads can't be split over 3 ranks"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1"),
-        ({"kv_cache_dtype": "fp3"}, "unknown data type 'fp3'"),
-        ({"memory": 16 * GIB}, "leave 0 B for the cache after 14.96 GiB of weights"),
+        ({"kv_cache_dtype": "fp3"}, "unknown data type 'fp3' of the cache; choose auto or one of float32, bfloat16"),
+        ({"weight_dtype": "fp3"}, "unknown type of weights 'fp3'; choose one of bf16, fp8, int8, int4, fp4, mxfp4"),
+        ({"weight_dtype": "mxfp4"}, "LlamaForCausalLM has no experts, and mxfp4 is for those alone"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size may be 1, 2, 4, 8, 16, 32"),
+        (
+            {"pipeline_parallel_size": 33},
+            "32 layers can't be cut into 33 pipeline stages; pipeline_parallel_size may be 1 to 32",
+        ),
+        ({"enable_expert_parallel": True}, "LlamaForCausalLM has no experts: leave enable_expert_parallel out"),
+        ({"data_parallel_size": 0}, "data_parallel_size must be at least 1, got 0"),
+        ({"memory": 16 * GIB, "weights": 16 * GIB}, "use a larger card or smaller weights"),
+        ({"memory": 16 * GIB}, "; tensor_parallel_size 2 would do"),
     ],
 )
 def test_options_that_cant_work(options, words):
@@ -352,7 +363,9 @@ def test_options_that_cant_work(options, words):
 
 def test_states_that_cant_be_split():
     with pytest.raises(KvyardError, match="linear attention can't be split over 3 ranks"):
-        bare({**preset("qwen3.5-9b"), "num_attention_heads": 16}, tensor_parallel_size=3)
+        config = preset("qwen3.5-9b")
+        config["text_config"] |= {"num_attention_heads": 12, "num_key_value_heads": 3}
+        bare(config, tensor_parallel_size=3)
 
 
 def test_config_files(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 
 from kvyard.engine.models.fields import Fields, preset, presets
 from kvyard.engine.models.planning import plan
+from kvyard.engine.models.split import Parallelism
 from kvyard.engine.models.weights import count_weights
-from kvyard.engine.timing.operators import Operators, Parallelism, make_operators
+from kvyard.engine.timing.operators import Operators, make_operators
 from kvyard.errors import KvyardError
 
 
@@ -75,5 +76,7 @@ def test_what_can_not_be_split_is_refused(split: Parallelism, says: str) -> None
 
 
 def test_an_unknown_weight_type_is_refused() -> None:
-    with pytest.raises(KvyardError, match="weight_dtype is one of bf16, fp8, fp4, got 'int3'"):
+    with pytest.raises(
+        KvyardError, match="unknown type of weights 'int3'; choose one of bf16, fp8, int8, int4, fp4, mxfp4"
+    ):
         make_operators(preset("llama-3.1-8b"), Parallelism(), weight_dtype="int3")

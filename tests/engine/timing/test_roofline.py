@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.models.fields import preset
+from kvyard.engine.models.split import Parallelism
 from kvyard.engine.timing import make_timing
 from kvyard.engine.timing.deployment import Deployment
-from kvyard.engine.timing.operators import Parallelism, make_operators
+from kvyard.engine.timing.operators import make_operators
 from kvyard.engine.timing.roofline import RooflineModel, padded
 from kvyard.engine.timing.roofline_timing import RooflineTiming, parse_calibration
 from kvyard.errors import KvyardError

@@ -72,3 +72,17 @@ def test_a_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "a") != fingerprint(tmp_path / "b") and fingerprint(tmp_path) != before
     with pytest.raises(KvyardError, match="no such file"):
         fingerprint(tmp_path / "c")
+
+
+def test_cards_and_splits_are_varied_by_any_of_their_names() -> None:
+    base = {"model": "llama-3.1-8b", "timing": "roofline"}
+    grid = make_grid(
+        base, {"gpu": ["h100", "a100"], "tensor_parallel_size": ["1", "2"], "quantization": ["fp8", "awq"]}
+    )
+    assert list(grid.axes) == ["gpu", "tensor_parallel_size", "weight_dtype"] and len(grid.points) == 8
+    sources = {point.config.workers[0].engine.timing.describe() for point in grid.points}
+    assert len(sources) == 8 and "roofline of llama-3.1-8b on h100 TP2 int4 weights, no measurement" in sources
+    with pytest.raises(KvyardError, match="weight_dtype is both set and varied"):
+        make_grid({**base, "gpu": "h100", "weight_dtype": "fp8"}, {"quantization": ["awq"]})
+    with pytest.raises(KvyardError, match=r"at the point gpu=l4: .*doesn't fit"):
+        make_grid({**base, "model": "llama-3.1-70b"}, {"gpu": ["l4"]})

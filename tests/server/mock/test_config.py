@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.server.mock.support import ENGINE
 
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.models import preset
 from kvyard.errors import KvyardError
 from kvyard.server.mock.config import MockConfig, make_config
 
@@ -48,3 +51,26 @@ def test_flat_settings_describe_a_fleet() -> None:
     assert (plain.served_model_name, plain.engine.block_size, plain.engine.max_model_len) == ("mock", 16, 32_768)
     with pytest.raises(KvyardError, match="did you mean max_num_seqs"):
         make_config({"max_num_seq": 1})
+
+
+def test_a_mock_has_real_times_once_a_card_is_named() -> None:
+    assert make_config({"model": "llama-3.1-8b"}).engine.timing.describe().startswith("Dynamo's default polynomial")
+    real = make_config({"model": "llama-3.1-8b", "gpu": "h100", "tensor_parallel_size": 2, "timing": "roofline"})
+    assert real.engine.timing.describe() == "roofline of llama-3.1-8b on h100 TP2, no measurement"
+    experts = {"model": "qwen3-30b-a3b", "gpu": "h100", "data_parallel_size": 2, "enable_expert_parallel": True}
+    assert "DP2 EP" in make_config({**experts, "timing": "roofline"}).engine.timing.describe()
+
+
+def test_the_served_name_is_the_models(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-3.1-8B"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(msgspec.json.encode(preset("llama-3.1-8b")))
+    (tmp_path / "mine.json").write_bytes(msgspec.json.encode(preset("llama-3.1-8b")))
+    for model, name in (
+        ("llama-3.1-8b", "llama-3.1-8b"),
+        (folder, "Llama-3.1-8B"),
+        (folder / "config.json", "Llama-3.1-8B"),
+        (tmp_path / "mine.json", "mine"),
+    ):
+        assert make_config({"model": str(model)}).served_model_name == name
+    assert make_config({"model": "llama-3.1-8b", "served_model_name": "it"}).served_model_name == "it"

@@ -34,27 +34,42 @@ class _LayerPage(msgspec.Struct, frozen=True):
 
 
 def group_layers(
-    layers: Sequence[CacheLayer], *, block_size: int, state_mode: str, state_block: int
-) -> list[LayerGroup]:
-    """Groups in the order of their first layers. ``block_size`` is the least tokens of an attention block.
+    layers: Sequence[CacheLayer], *, block_size: int, state_mode: str, state_block: int, stages: Sequence[range] = ()
+) -> list[list[LayerGroup]]:
+    """For each of the pipeline ``stages`` (one with all layers, by default) its part of the groups, the same for all stages.
+
+    Groups are in the order of their first layers, and made of the whole model's; a stage may have none of a group's layers.
+    ``block_size`` is the least tokens of an attention block.
 
     A state's block holds one state and spans ``state_block`` tokens, or, in mode ``align`` next to attention, an attention
     block's. Raises ``KvyardError`` for layers whose pages can't be made equal.
     """
     pages = _pages(layers, block_size, state_mode, state_block)
+    groups = _grouped(layers, pages)
+    return [
+        [_group(of, [one for one in of if layers[one[0]].number in stage]) for of in groups]
+        for stage in stages or [range(1 + max(layer.number for layer in layers))]
+    ]
+
+
+_Numbered = tuple[int, _LayerPage]
+"""Where a layer is among those given, and its page."""
+
+
+def _grouped(layers: Sequence[CacheLayer], pages: Sequence[_LayerPage]) -> list[list[_Numbered]]:
     if len({_kind(layer) for layer in layers}) == 1:
         # Layers of one kind share a table even if some keep more per token than others.
-        return [_group(pages)]
-    pages = _equal(pages)
-    buckets: dict[_LayerPage, int] = {}
-    for page in pages:
-        buckets[page] = buckets.get(page, 0) + 1
-    smallest, largest = min(buckets.values()), max(buckets.values())
+        return [list(enumerate(pages))]
+    buckets: dict[_LayerPage, list[_Numbered]] = {}
+    for at, page in enumerate(_equal(pages)):
+        buckets.setdefault(page, []).append((at, page))
+    smallest, largest = min(map(len, buckets.values())), max(map(len, buckets.values()))
     size = largest if largest < 1.5 * smallest else smallest
     groups = []
-    for page, count in buckets.items():
-        number = -(-count // size)
-        groups += [_group([page] * len(range(index, count, number))) for index in range(number)]
+    for bucket in buckets.values():
+        number = -(-len(bucket) // size)
+        # Every so many-th layer, so that pipeline stages have about as many layers of each group.
+        groups += [bucket[index::number] for index in range(number)]
     return groups
 
 
@@ -103,12 +118,12 @@ def _equal(pages: Sequence[_LayerPage]) -> list[_LayerPage]:
     return found
 
 
-def _group(pages: Sequence[_LayerPage]) -> LayerGroup:
+def _group(whole: Sequence[_Numbered], here: Sequence[_Numbered]) -> LayerGroup:
     return LayerGroup(
-        spec=pages[0].spec,
-        layers=len(pages),
-        used_bytes=sum(page.used for page in pages),
-        page_bytes=sum(page.size for page in pages),
+        spec=whole[0][1].spec,
+        layers=len(here),
+        used_bytes=sum(page.used for _, page in here),
+        page_bytes=sum(page.size for _, page in here),
     )
 
 

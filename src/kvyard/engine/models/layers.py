@@ -42,6 +42,8 @@ class CacheLayer(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     """A kind of ``kvyard.blocks.spec``."""
+    number: int = 0
+    """Of the layer in its model."""
     token_bytes: int = 0
     state_bytes: int = 0
     window: int | None = None
@@ -106,21 +108,23 @@ def _mixers(fields: Fields) -> list[str]:
 def cache_layers(fields: Fields, precision: Precision, ranks: int) -> list[CacheLayer]:
     """What each layer that keeps anything keeps on one rank. Raises ``KvyardError`` for shapes that can't be split."""
     found = []
-    for kind in mixers(fields):
+    for number, kind in enumerate(mixers(fields)):
         if kind in ("mamba", "mamba1", "delta", "both"):
             of = {"mamba1": _mamba1_bytes, "delta": _delta_bytes}.get(kind, _mamba_bytes)
-            found.append(CacheLayer(kind="mamba", state_bytes=of(fields, precision, ranks)))
+            found.append(CacheLayer(kind="mamba", number=number, state_bytes=of(fields, precision, ranks)))
         if kind == "mla":
             width = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim")
-            found.append(CacheLayer(kind="mla", token_bytes=width * precision.cache))  # every rank holds all of it
+            # Every rank holds all of it.
+            found.append(CacheLayer(kind="mla", number=number, token_bytes=width * precision.cache))
         elif kind in ("window", "chunk", "full", "both"):
             size = _attention_bytes(fields, precision, ranks, everywhere=kind in ("full", "both"))
+            layer = CacheLayer(kind="full", number=number, token_bytes=size)
             if kind == "window":
-                layer = CacheLayer(kind="sliding_window", token_bytes=size, window=fields.integer("sliding_window"))
+                window = fields.integer("sliding_window")
+                layer = msgspec.structs.replace(layer, kind="sliding_window", window=window)
             elif kind == "chunk":
-                layer = CacheLayer(kind="chunked_local", token_bytes=size, chunk=fields.integer("attention_chunk_size"))
-            else:
-                layer = CacheLayer(kind="full", token_bytes=size)
+                chunk = fields.integer("attention_chunk_size")
+                layer = msgspec.structs.replace(layer, kind="chunked_local", chunk=chunk)
             found.append(layer)
     if not found:
         raise KvyardError(f"{fields.architecture}: no layer of this model keeps a cache")
@@ -132,6 +136,21 @@ def head_dim(fields: Fields) -> int:
     if fields.get("head_dim") is not None:
         return fields.integer("head_dim")
     return fields.integer("hidden_size") // fields.integer("num_attention_heads")
+
+
+def check_heads(fields: Fields, heads: int, kv_heads: int, ranks: int) -> None:
+    """Raise ``KvyardError``, with the numbers of ranks that would do, unless heads can be split over ``ranks``."""
+
+    def fits(count: int) -> bool:
+        return not heads % count and not (kv_heads % count and count % kv_heads)
+
+    if not fits(ranks):
+        few = ", ".join(str(count) for count in range(1, heads + 1) if fits(count))
+        shared = f" with {kv_heads} KV heads" if kv_heads not in (1, heads) else ""
+        raise KvyardError(
+            f"{fields.architecture}: {heads} heads{shared} can't be split over {ranks} ranks;"
+            f" tensor_parallel_size may be {few}"
+        )
 
 
 def conv_width(fields: Fields, ranks: int = 1) -> int:
@@ -197,11 +216,7 @@ def _attention_bytes(fields: Fields, precision: Precision, ranks: int, everywher
     if everywhere and fields.get("global_head_dim") is not None:
         width = fields.integer("global_head_dim")
         kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
-    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
-        raise KvyardError(
-            f"{fields.architecture}: {heads} heads with {kv_heads} KV heads can't be split over {ranks} ranks;"
-            " choose another tensor_parallel_size"
-        )
+    check_heads(fields, heads, kv_heads, ranks)
     return 2 * max(1, kv_heads // ranks) * width * precision.cache
 
 

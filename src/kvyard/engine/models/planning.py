@@ -7,15 +7,16 @@ the config; activations are estimated, and both can be said instead.
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.grouping import LayerGroup, bytes_per_block, group_layers
-from kvyard.engine.models.layers import Precision, cache_layers
-from kvyard.engine.models.weights import count_weights, dtype_bytes, weight_bytes
+from kvyard.engine.models.layers import Precision, cache_layers, mixers
+from kvyard.engine.models.split import Parallelism, check_split
+from kvyard.engine.models.weights import DTYPE_BYTES, WEIGHT_DTYPES, count_weights, dtype_bytes, weight_bytes
 from kvyard.errors import KvyardError
 from kvyard.settings import Setting, size
 from kvyard.units import show_bytes
@@ -26,7 +27,7 @@ model on an RTX 4090 to a percent."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine needs of a model on a card. Bytes are of one rank."""
+    """What the engine needs of a model on a card. Bytes are of one rank, of the pipeline stage with the fewest blocks."""
 
     architecture: str
     layer_groups: tuple[LayerGroup, ...]
@@ -44,6 +45,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     reserve_bytes: int
     cache_bytes: int
+    stage: int
+    """The pipeline stage that all this is of; the others have room for more blocks, and use as many."""
     max_model_len: int
     longest: int
     """The longest request, up to ``max_model_len``, that fits alone."""
@@ -73,11 +76,29 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+def weight_dtypes() -> list[str]:
+    """Names of what weights may be stored in."""
+    return list(WEIGHT_DTYPES)
+
+
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is run. Names and defaults are vLLM's."""
 
     gpu_memory_utilization: Annotated[float, Setting("The share of it that the engine may use.", flag=True)] = 0.92
-    tensor_parallel_size: Annotated[int, Setting("Cards that share the model.", flag=True)] = 1
+    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("-tp",))] = 1
+    pipeline_parallel_size: Annotated[
+        int, Setting("Stages that the layers are cut into.", flag=True, also=("-pp",))
+    ] = 1
+    data_parallel_size: Annotated[
+        int, Setting("Ranks that share the experts, each with requests of its own.", flag=True, also=("-dp",))
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("-ep",))
+    ] = False
+    weight_dtype: Annotated[
+        str | None,
+        Setting("What weights are stored in, if not as in the model: {choices}.", flag=True, choices=weight_dtypes),
+    ] = None
     block_size: Annotated[int | None, Setting("Tokens per block; by default 16, or 64 for MLA.", flag=True)] = None
     kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...", flag=True)] = "auto"
     max_model_len: Annotated[int | None, Setting("Longest request; by default the model's.", flag=True)] = None
@@ -96,10 +117,39 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.gpu_memory_utilization <= 1:
             share = self.gpu_memory_utilization
             raise KvyardError(f"gpu_memory_utilization is a share above 0 and at most 1, got {share:g}")
-        for name in ("tensor_parallel_size", "block_size", "max_num_batched_tokens"):
+        for name in ("block_size", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise KvyardError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def split(self) -> Parallelism:
+        """How the model is split."""
+        return Parallelism(**{name: getattr(self, name) for name in Parallelism.__struct_fields__})
+
+
+class _StagePlan(NamedTuple):
+    """What one card of a pipeline stage has. Bytes."""
+
+    groups: list[LayerGroup]
+    weights: int
+    reserve: int
+    cache: int
+    """What is left for the cache."""
+
+    @property
+    def block(self) -> int:
+        return bytes_per_block(self.groups)
+
+    @property
+    def blocks(self) -> int:
+        return self.cache // self.block if self.block else UNLIMITED
+
+
+UNLIMITED = 1 << 62
+"""Blocks of a stage whose layers keep nothing."""
+MOST_RANKS = 64
+"""Up to here a number of cards that suffices is looked for."""
 
 
 def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
@@ -112,26 +162,17 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
     if memory < 1:
         raise KvyardError(f"gpu_memory must be above 0, got {memory}")
     on.check()
-    ranks, batched, caching = on.tensor_parallel_size, on.max_num_batched_tokens, on.enable_prefix_caching
     fields = Fields(config)
-    count = count_weights(fields)
-    longest = on.max_model_len or fields.integer("max_position_embeddings")
-    layers = cache_layers(fields, _precision(fields, on.kv_cache_dtype), ranks)
-    least = on.block_size or (64 if any(layer.kind == "mla" for layer in layers) else 16)
-    mode = "align" if caching else "none"
-    groups = group_layers(layers, block_size=least, state_mode=mode, state_block=least if caching else longest)
-    taken = -(-weight_bytes(fields, count) // ranks) if on.weights is None else on.weights
-    reserve = _reserve(fields, ranks, batched, on.max_num_seqs) if on.reserve is None else on.reserve
-    cache = int(memory * on.gpu_memory_utilization) - taken - reserve
-    page = bytes_per_block(groups)
-    blocks = cache // page
-    needs = [_blocks_per_request(group.spec, longest, batched) for group in groups]
+    parameters = count_weights(fields).parameters
+    check_split(fields, on.split)
+    stages = _stages(fields, memory, on)
+    number = min(range(len(stages)), key=lambda at: stages[at].blocks)
+    tight, batched = stages[number], on.max_num_batched_tokens
+    groups, page, blocks = tight.groups, tight.block, tight.blocks
     if blocks < 2:
-        raise KvyardError(
-            f"{show_bytes(memory)} at gpu_memory_utilization {on.gpu_memory_utilization:g} leave {show_bytes(max(0, cache))}"
-            f" for the cache after {show_bytes(taken)} of weights and {show_bytes(reserve)} of activations;"
-            " use a larger card, more tensor parallelism or smaller weights"
-        )
+        raise KvyardError(_too_large(fields, memory, on, tight))
+    longest = on.max_model_len or fields.integer("max_position_embeddings")
+    needs = [_blocks_per_request(group.spec, longest, batched) for group in groups]
     full = [group for group in groups if group.spec.is_full] or [g for g in groups if not g.spec.is_state]
     kept = [need for group, need in zip(groups, needs) if not group.spec.is_full]
     concurrency = blocks / sum(needs)
@@ -143,19 +184,73 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
         bytes_per_block=page,
         bytes_per_token=sum(page // group.spec.block_size for group in full),
         bytes_per_request=sum(kept) * page,
-        parameters=count.parameters,
+        parameters=parameters,
         memory=memory,
-        weights_bytes=taken,
-        reserve_bytes=reserve,
-        cache_bytes=cache,
+        weights_bytes=tight.weights,
+        reserve_bytes=tight.reserve,
+        cache_bytes=tight.cache,
+        stage=number,
         max_model_len=longest,
         longest=_longest(groups, longest, batched, blocks - 1),
         max_tokens=int(concurrency * longest),
         max_concurrency=concurrency,
         max_num_batched_tokens=batched,
         max_num_seqs=on.max_num_seqs,
-        enable_prefix_caching=caching,
+        enable_prefix_caching=on.enable_prefix_caching,
     )
+
+
+def _stages(fields: Fields, memory: int, on: PlanOptions) -> list[_StagePlan]:
+    split, caching = on.split, on.enable_prefix_caching
+    longest = on.max_model_len or fields.integer("max_position_embeddings")
+    layers = cache_layers(fields, _precision(fields, on.kv_cache_dtype), on.tensor_parallel_size)
+    least = on.block_size or (64 if any(layer.kind == "mla" for layer in layers) else 16)
+    spans = split.stages(len(mixers(fields)))
+    grouped = group_layers(
+        layers,
+        block_size=least,
+        state_mode="align" if caching else "none",
+        state_block=least if caching else longest,
+        stages=spans,
+    )
+    found = []
+    for number, groups in enumerate(grouped):
+        weights, reserve = on.weights, on.reserve
+        if weights is None:
+            weights = weight_bytes(fields, count_weights(fields, split, number), on.weight_dtype)
+        if reserve is None:
+            reserve = _reserve(fields, on, last=number == len(grouped) - 1)
+        cache = int(memory * on.gpu_memory_utilization) - weights - reserve
+        found.append(_StagePlan(groups, weights, reserve, cache))
+    return found
+
+
+def _too_large(fields: Fields, memory: int, on: PlanOptions, tight: _StagePlan) -> str:
+    """Why there is no room for a cache, and how many cards would do."""
+    usable = int(memory * on.gpu_memory_utilization)
+    needed = tight.weights + tight.reserve + 2 * tight.block
+    more = _enough_ranks(fields, memory, on)
+    advice = "use a larger card or smaller weights" if more is None else f"tensor_parallel_size {more} would do"
+    return (
+        f"{fields.architecture} doesn't fit: a card needs {show_bytes(needed)}, {show_bytes(tight.weights)} of them for weights"
+        f" and {show_bytes(tight.reserve)} for activations, and has {show_bytes(usable)}"
+        f" ({show_bytes(memory)} at gpu_memory_utilization {on.gpu_memory_utilization:g}); {advice}"
+    )
+
+
+def _enough_ranks(fields: Fields, memory: int, on: PlanOptions) -> int | None:
+    """The fewest tensor ranks on which there is room; ``None`` where nobody knows of any."""
+    if on.weights is not None:
+        return None  # what a card has of them was said, and it doesn't follow from the ranks
+    for ranks in range(on.tensor_parallel_size + 1, MOST_RANKS + 1):
+        wider = msgspec.structs.replace(on, tensor_parallel_size=ranks)
+        try:
+            check_split(fields, wider.split)
+            if min(stage.blocks for stage in _stages(fields, memory, wider)) >= 2:
+                return ranks
+        except KvyardError:
+            continue
+    return None
 
 
 def _precision(fields: Fields, kv_cache_dtype: str) -> Precision:
@@ -163,6 +258,9 @@ def _precision(fields: Fields, kv_cache_dtype: str) -> Precision:
     ssm = fields.get("mamba_ssm_cache_dtype") or fields.get("mamba_ssm_dtype")
     if ssm is None and fields.model_type == "nemotron_h":
         ssm = "float32"
+    if kv_cache_dtype != "auto" and kv_cache_dtype not in DTYPE_BYTES:
+        names = ", ".join(DTYPE_BYTES)
+        raise KvyardError(f"unknown data type {kv_cache_dtype!r} of the cache; choose auto or one of {names}")
     return Precision(
         cache=model if kv_cache_dtype == "auto" else dtype_bytes(kv_cache_dtype),
         state=model,
@@ -187,12 +285,14 @@ def _longest(groups: Sequence[LayerGroup], most: int, batched: int, blocks: int)
     return bisect_right(range(1, most + 1), blocks, key=needed)
 
 
-def _reserve(fields: Fields, ranks: int, batched: int, sequences: int) -> int:
-    """Activations of the largest pass: the widest layer, the residual stream, and the logits with their float copies."""
-    hidden = fields.integer("hidden_size")
+def _reserve(fields: Fields, on: PlanOptions, last: bool) -> int:
+    """Activations of the largest pass: the widest layer, the residual stream, and, on the last stage, the logits with their
+    float copies.
+    """
+    hidden, batched = fields.integer("hidden_size"), on.max_num_batched_tokens
     inner = fields.integer("intermediate_size", fields.integer("moe_intermediate_size", 4 * hidden))
     if fields.integer("num_experts", 0) and fields.get("moe_intermediate_size") is not None:
         inner = fields.integer("moe_intermediate_size") * fields.integer("num_experts_per_tok", 1)
-    wide = batched * (2 * inner // ranks + 4 * hidden) * 2
-    logits = sequences * fields.integer("vocab_size") * (2 + 4 + 4)
-    return CONTEXT_BYTES + wide + logits
+    wide = batched * (2 * inner // on.tensor_parallel_size + 4 * hidden) * 2
+    logits = on.max_num_seqs * fields.integer("vocab_size") * (2 + 4 + 4)
+    return CONTEXT_BYTES + wide + logits * last

@@ -11,6 +11,7 @@ import msgspec
 
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
+from kvyard.engine.models.split import WHOLE, Parallelism
 from kvyard.errors import KvyardError
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -24,6 +25,17 @@ DTYPE_BYTES: Mapping[str, int] = {
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
 }
+WEIGHT_DTYPES: Mapping[str, tuple[str, ...]] = {
+    "bf16": ("bfloat16", "fp16", "float16", "half"),
+    "fp8": ("fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2", "fbgemm_fp8", "w8a8_fp8"),
+    "int8": ("w8a16", "gptq_int8"),
+    "int4": ("w4a16", "awq", "gptq", "awq_marlin", "gptq_marlin", "gptq_int4"),
+    "fp4": ("nvfp4", "modelopt_fp4"),
+    "mxfp4": (),
+}
+"""What weights may be stored in, with other spellings."""
+WEIGHT_BITS: Mapping[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.16, "fp4": 4.5, "mxfp4": 4.25}
+"""Scales included: groups of 128 share 16 bits and a zero point (int4), of 16 a byte (fp4), of 32 a byte (mxfp4)."""
 FOUR_BIT = ("mxfp4", "nvfp4", "awq", "gptq", "awq_marlin", "gptq_marlin")
 NOT_GATED = ("nemotron_h", "gpt2", "opt", "falcon", "gpt_neox", "gpt_bigcode", "starcoder2", "phi")
 """Families whose MLPs have two matrices rather than three."""
@@ -64,42 +76,72 @@ def dtype_bytes(name: str) -> int:
     return size
 
 
-def count_weights(fields: Fields) -> Weights:
-    """Parameters of the language model. Raises ``KvyardError`` naming the fields that are missing."""
+def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) -> Weights:
+    """Parameters of the language model, or those that one rank of a pipeline stage has.
+
+    Tensor ranks share matrices and have copies of norms, of routers, of what MLA projects down, and of KV heads of which
+    there are fewer than ranks. The first stage has the embeddings, the last the output layer, and both have them where they
+    are the same. Raises ``KvyardError`` naming the fields that are missing.
+    """
     if fields.get("is_encoder_decoder"):
         raise KvyardError(f"{fields.architecture}: encoder-decoder models are not supported")
     listed = fields.get("hybrid_override_pattern") is not None or _types(fields) is not None
     fields.require(*(() if listed else ("num_hidden_layers",)), "hidden_size", "num_attention_heads", "vocab_size")
-    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
-    tied = bool(fields.get("tie_word_embeddings") or fields.model_type.startswith("gemma"))
-    plain = vocab * hidden * (1 if tied else 2) + hidden
-    linear = experts = 0
+    hidden, ranks = fields.integer("hidden_size"), split.tensor_parallel_size
+    vocabulary = -(-fields.integer("vocab_size") // ranks) * hidden
     kinds = mixers(fields)
+    last = stage == split.pipeline_parallel_size - 1
+    tied = bool(fields.get("tie_word_embeddings") or fields.model_type.startswith("gemma"))
+    plain = vocabulary * (int(stage == 0) + int(last and not (tied and stage == 0))) + hidden * last
+    linear = experts = 0
     shared = fields.integer("num_kv_shared_layers", 0)
-    for index, kind in enumerate(kinds):
-        alone = _alone(fields)
+    for index in split.stages(len(kinds))[stage]:
+        alone, kind = _alone(fields), kinds[index]
         reads = index >= len(kinds) - shared
-        linear += _mixer(fields, "full" if reads and not alone else kind)
+        linear += _mixer(fields, "full" if reads and not alone else kind, ranks)
         plain += hidden * (1 if alone else 2)
         mlp = mlp_shape(fields, index, kind)
         if mlp is not None:
-            linear += hidden * mlp.experts + mlp.matrices * hidden * mlp.dense
+            linear += hidden * mlp.experts + mlp.matrices * hidden * -(-mlp.dense // ranks)
+            mine, width = split.experts_of(mlp.experts, mlp.expert_width)
             if fields.model_type == "gpt_oss":
-                linear += mlp.experts * (2 * mlp.expert_width + hidden)
-            experts += mlp.experts * mlp.matrices * hidden * mlp.expert_width
+                linear += mine * (2 * width + hidden)
+            experts += mine * mlp.matrices * hidden * width
     return Weights(plain=plain, linear=linear, experts=experts)
 
 
-def weight_bytes(fields: Fields, of: Weights) -> int:
-    """Bytes of ``of`` as the checkpoint stores it, by its ``quantization_config``."""
+def weight_bytes(fields: Fields, of: Weights, dtype: str | None = None) -> int:
+    """Bytes of ``of`` in ``dtype``, a name of ``WEIGHT_BITS``, or as the checkpoint stores it (``quantization_config``)."""
     plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
-    linear, experts = stored_bits(
-        fields.outer.get("quantization_config") or fields.get("quantization_config"), 8 * plain
-    )
+    linear, experts = weight_bits(fields, dtype)
     return of.plain * plain + round((of.linear * linear + of.experts * experts) / 8)
 
 
-def stored_bits(quantisation: Mapping[str, Any] | None, plain: int) -> tuple[float, float]:
+def weight_bits(fields: Fields, dtype: str | None = None) -> tuple[float, float]:
+    """Bits of one weight of a layer's matrices and of the experts', scales included. Raises ``KvyardError`` for a ``dtype``
+    that isn't known.
+    """
+    plain = 8.0 * dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
+    if dtype is None:
+        return stored_bits(fields.outer.get("quantization_config") or fields.get("quantization_config"), plain)
+    name = find_weight_dtype(dtype)
+    if name == "mxfp4" and not fields.integer("num_experts", 0):
+        raise KvyardError(f"{fields.architecture} has no experts, and mxfp4 is for those alone: choose int4 or fp4")
+    return (plain if name == "mxfp4" else WEIGHT_BITS[name]), WEIGHT_BITS[name]
+
+
+def find_weight_dtype(name: str) -> str:
+    """The name of ``WEIGHT_BITS`` that ``name``, as engines spell it, stands for. Raises ``KvyardError`` for an unknown one."""
+    plain = name.strip().lower().replace("-", "_").removeprefix("torch.")
+    for found, spellings in WEIGHT_DTYPES.items():
+        if plain in (found, *spellings):
+            return found
+    raise KvyardError(
+        f"unknown type of weights {name!r}; choose one of {', '.join(WEIGHT_DTYPES)} (awq and gptq are int4, nvfp4 is fp4)"
+    )
+
+
+def stored_bits(quantisation: Mapping[str, Any] | None, plain: float) -> tuple[float, float]:
     """Bits of one weight of a layer's matrices and of the experts', scales included."""
     if not isinstance(quantisation, Mapping):
         return plain, plain
@@ -128,44 +170,47 @@ def _group_bits(quantisation: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _mixer(fields: Fields, kind: str) -> int:
+def _mixer(fields: Fields, kind: str, ranks: int) -> int:
     hidden = fields.integer("hidden_size")
     if kind == "none":
         return 0
     if kind == "mla":
-        return _mla(fields)
+        return _mla(fields, ranks)
     if kind == "delta":
         keys = fields.integer("linear_num_key_heads") * fields.integer("linear_key_head_dim")
         heads = fields.integer("linear_num_value_heads")
         values = heads * fields.integer("linear_value_head_dim")
-        return hidden * (2 * keys + 2 * values + 2 * heads) + values * hidden + 4 * (2 * keys + values)
+        return (hidden * (2 * keys + 2 * values + 2 * heads) + values * hidden + 4 * (2 * keys + values)) // ranks
     total = 0
     if kind in ("mamba", "both"):
         width, heads = mamba_width(fields), fields.integer("mamba_heads", mamba_width(fields) // 64)
-        total += hidden * (width + conv_width(fields) + heads) + width * hidden
-        total += conv_width(fields) * (fields.integer("mamba_conv", 4) + 1) + 3 * heads + width
+        wide = conv_width(fields, ranks)
+        total += hidden * (width + wide + heads) + width * hidden
+        total += wide * (fields.integer("mamba_conv", 4) + 1) + 3 * heads + width
+        total //= ranks
     if kind == "mamba1":
         width, state = mamba_width(fields), fields.integer("mamba_state")
         rank = -(-hidden // 16)
-        total += hidden * 3 * width + width * (rank + 2 * state) + rank * width + width * (state + 6)
+        total += (hidden * 3 * width + width * (rank + 2 * state) + rank * width + width * (state + 6)) // ranks
     if kind in ("full", "window", "chunk", "both"):
         heads, width = fields.integer("num_attention_heads"), head_dim(fields)
-        kv_heads = fields.integer("num_key_value_heads", heads)
+        stored = max(1, fields.integer("num_key_value_heads", heads) // ranks)
         gate = 2 if fields.get("attn_output_gate") or fields.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
-        total += hidden * width * (heads * gate + 2 * kv_heads) + heads * width * hidden
+        mine = heads // ranks
+        total += hidden * width * (mine * gate + 2 * stored) + mine * width * hidden
         if fields.get("attention_bias"):
-            total += width * (heads + 2 * kv_heads) + hidden
+            total += width * (mine + 2 * stored) + hidden
     return total
 
 
-def _mla(fields: Fields) -> int:
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+def _mla(fields: Fields, ranks: int) -> int:
+    hidden, mine = fields.integer("hidden_size"), fields.integer("num_attention_heads") // ranks
     plain, turned = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     value, rank = fields.integer("v_head_dim"), fields.integer("kv_lora_rank")
     queries = fields.integer("q_lora_rank", 0)
-    width = heads * (plain + turned)
+    width = mine * (plain + turned)
     total = hidden * queries + queries * width if queries else hidden * width
-    return total + hidden * (rank + turned) + rank * heads * (plain + value) + heads * value * hidden
+    return total + hidden * (rank + turned) + rank * mine * (plain + value) + mine * value * hidden
 
 
 def _is_mixture(fields: Fields, index: int) -> bool:

@@ -17,7 +17,8 @@ from typing import Any
 
 from kvyard.engine.cards import Card
 from kvyard.engine.models.fields import Fields
-from kvyard.engine.timing.operators import Operators, Parallelism
+from kvyard.engine.models.split import Parallelism
+from kvyard.engine.timing.operators import Operators
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.errors import KvyardError
 
@@ -154,7 +155,7 @@ class _Handle:
         options: dict[str, Any] = {
             "tp_size": split.tensor_parallel_size,
             "pp_size": split.pipeline_parallel_size,
-            "attention_dp_size": split.data_parallel_size if split.enable_expert_parallel else 1,
+            "attention_dp_size": split.data_parallel_size,
             "moe_tp_size": 1 if split.enable_expert_parallel else experts,
             "moe_ep_size": experts if split.enable_expert_parallel else 1,
         }

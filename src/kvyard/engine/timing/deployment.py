@@ -9,7 +9,8 @@ import msgspec
 
 from kvyard.engine.cards import Card, find_card
 from kvyard.engine.models.fields import find_config
-from kvyard.engine.timing.operators import Operators, Parallelism, make_operators
+from kvyard.engine.models.split import Parallelism
+from kvyard.engine.timing.operators import Operators, make_operators
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,4 +55,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         parts = [f"{name}{size}" for name, size in ways.items() if size > 1]
         if self.enable_expert_parallel:
             parts.append("EP")
+        if self.weight_dtype is not None:
+            parts.append(f"{self.weight_dtype} weights")
+        if self.kv_cache_dtype != "auto":
+            parts.append(f"{self.kv_cache_dtype} cache")
         return " ".join([Path(self.model).name, "on", self.gpu, *parts])

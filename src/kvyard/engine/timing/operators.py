@@ -12,32 +12,11 @@ import msgspec
 
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
-from kvyard.engine.models.weights import dtype_bytes, mlp_shape, stored_bits
-from kvyard.errors import KvyardError
+from kvyard.engine.models.split import Parallelism, check_split
+from kvyard.engine.models.weights import dtype_bytes, find_weight_dtype, mlp_shape, weight_bits
 
 ACTIVATION = 2
 """Bytes of an activation: engines keep them in 16 bits between products."""
-
-
-class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model is split over cards; names are vLLM's."""
-
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    """Whether whole experts are spread over all tensor and data ranks, instead of slices of every expert."""
-
-    def check(self) -> None:
-        """Raise ``KvyardError`` for a size that can't be."""
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            if getattr(self, name) < 1:
-                raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    @property
-    def expert_ranks(self) -> int:
-        """Ranks that share the experts of a layer."""
-        return self.tensor_parallel_size * (self.data_parallel_size if self.enable_expert_parallel else 1)
 
 
 class Product(msgspec.Struct, frozen=True):
@@ -118,17 +97,16 @@ def make_operators(
 ) -> Operators:
     """The operators of the model in ``config`` (a Hugging Face config.json), split as ``split`` says.
 
-    ``weight_dtype`` (``bf16``, ``fp8``, ``fp4``) stands in for what the checkpoint says. Raises ``KvyardError`` for a model
-    that lacks fields or can't be split so.
+    ``weight_dtype`` (a name of ``WEIGHT_BITS``) stands in for what the checkpoint says. Raises ``KvyardError`` for a model that
+    lacks fields or can't be split so.
     """
-    split.check()
     fields = Fields(config)
-    if weight_dtype is not None and weight_dtype not in WEIGHT_BITS:
-        raise KvyardError(f"weight_dtype is one of {', '.join(WEIGHT_BITS)}, got {weight_dtype!r}")
+    check_split(fields, split)
     return _Counter(fields, split, weight_dtype, kv_cache_dtype).count()
 
 
-WEIGHT_BITS = {"bf16": 16.0, "fp8": 8.0, "fp4": 4.5}
+MULTIPLIED_IN = {"fp8": "fp8", "fp4": "fp4"}
+"""By what weights are stored in; all others are widened to 16 bits first."""
 
 
 class _Counter:
@@ -140,14 +118,13 @@ class _Counter:
         self._ranks = split.tensor_parallel_size
         plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
         self._cache = plain if kv_cache_dtype == "auto" else dtype_bytes(kv_cache_dtype)
+        linear, routed = weight_bits(fields, weight_dtype)
         if weight_dtype is None:
             quantised = fields.outer.get("quantization_config") or fields.get("quantization_config")
-            linear, routed = stored_bits(quantised, 8 * plain)
             method = str(quantised.get("quant_method", "")) if isinstance(quantised, Mapping) else ""
             self._dtype = "fp8" if "fp8" in method else "fp4" if method in ("nvfp4", "modelopt_fp4") else "bf16"
         else:
-            linear = routed = WEIGHT_BITS[weight_dtype]
-            self._dtype = weight_dtype
+            self._dtype = MULTIPLIED_IN.get(find_weight_dtype(weight_dtype), "bf16")
         self._linear, self._routed = linear / 8, routed / 8
         self._hidden = fields.integer("hidden_size")
         self._products: dict[tuple[int, int], int] = {}
@@ -158,10 +135,6 @@ class _Counter:
     def count(self) -> Operators:
         fields, split = self._fields, self._split
         kinds = mixers(fields)
-        if split.pipeline_parallel_size > len(kinds):
-            raise KvyardError(
-                f"{fields.architecture}: {len(kinds)} layers can't be cut into {split.pipeline_parallel_size} pipeline stages"
-            )
         for index, kind in enumerate(kinds):
             self._mixer(kind)
             self._mlp(index, kind)
@@ -178,7 +151,7 @@ class _Counter:
             small_bytes=self._moved,
             collectives=self._collectives if self._ranks > 1 else 0,
             collective_bytes=self._hidden * ACTIVATION,
-            exchanges=self._exchanges if split.enable_expert_parallel and split.data_parallel_size > 1 else 0,
+            exchanges=self._exchanges if split.data_parallel_size > 1 else 0,
             hops=split.pipeline_parallel_size - 1,
             dtype=self._dtype,
             ranks=self._ranks,
@@ -211,11 +184,6 @@ class _Counter:
         if kind in ("full", "window", "chunk", "both"):
             heads, width = fields.integer("num_attention_heads"), head_dim(fields)
             keys = fields.integer("num_key_value_heads", heads)
-            if heads % ranks or (keys % ranks and ranks % keys):
-                raise KvyardError(
-                    f"{fields.architecture}: {heads} heads with {keys} KV heads can't be split over {ranks} ranks;"
-                    " choose another tensor_parallel_size"
-                )
             mine, stored = heads // ranks, max(1, keys // ranks)
             gate = 2 if fields.get("attn_output_gate") or fields.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
             self._product((mine * gate + 2 * stored) * width, hidden)
@@ -236,8 +204,6 @@ class _Counter:
     def _mla(self) -> None:
         fields, hidden, ranks = self._fields, self._hidden, self._ranks
         heads = fields.integer("num_attention_heads")
-        if heads % ranks:
-            raise KvyardError(f"{fields.architecture}: {heads} heads can't be split over {ranks} ranks")
         mine = heads // ranks
         plain, turned = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
         value, rank = fields.integer("v_head_dim"), fields.integer("kv_lora_rank")
@@ -298,9 +264,8 @@ class _Counter:
         self._product(experts, hidden)  # which experts
         self._small(2 * experts * ACTIVATION)
         split = self._split
-        spread = split.expert_ranks
-        mine, slice_ = (-(-experts // spread), inner) if split.enable_expert_parallel else (experts, -(-inner // ranks))
-        sources = split.data_parallel_size if split.enable_expert_parallel else 1
+        mine, slice_ = split.experts_of(experts, inner)
+        sources = split.data_parallel_size
         self._exchanges += 2
         self._small(matrices * slice_ * chosen * ACTIVATION)
         one = Experts(

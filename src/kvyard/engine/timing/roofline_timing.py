@@ -66,11 +66,18 @@ class RooflineTiming(TimingConfig, frozen=True, kw_only=True, tag="roofline"):
         )
 
     def describe(self) -> str:
-        if self.calibration is not None:
-            return f"roofline of {self.deployment}, scaled to your measurements"
-        return f"roofline of {self.deployment}, no measurement"
+        based = "scaled to your measurements" if self.calibration is not None else "no measurement"
+        text, card = f"roofline of {self.deployment}, {based}", self.deployment.card
+        used = self.deployment.operators().dtype
+        if used not in card.flops:
+            text += f", computed in bf16 ({card.name} has no {used})"
+        if self.deployment.pipeline_parallel_size > 1:
+            text += ", pipeline stages one after the other"
+        return text
 
     def error(self) -> float | None:
+        if self.deployment.pipeline_parallel_size > 1:
+            return None  # engines have several batches in the pipeline at once, which isn't modelled
         if self.calibration is not None:
             return CALIBRATED
         return MEASURED_SHARES if self.deployment.card.shares_source or self.shares is not None else GENERIC_SHARES

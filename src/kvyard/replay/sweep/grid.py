@@ -65,6 +65,7 @@ def make_grid(
     if not vary:
         raise KvyardError("a sweep varies something: say what, as in --vary host_blocks=0,20k,80k")
     SETTINGS.check_names(vary, " to vary")
+    vary = SETTINGS.named(vary)
     axes: dict[str, list[str]] = {}
     for name, values in vary.items():
         if isinstance(values, str) or not values:

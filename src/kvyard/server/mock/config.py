@@ -35,7 +35,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     engine: EngineConfig
     workers: Annotated[int, Setting("Workers, each at a port of its own.", flag=True)] = 1
     dp_size: Annotated[
-        int, Setting("Ranks of each worker.", name="data_parallel_size", also=("dp_size",), flag=True)
+        int, Setting("Ranks of each worker.", name="data_parallel_size", also=("dp_size", "-dp"), flag=True)
     ] = 1
     served_model_name: Annotated[
         str, Setting("What clients call the model. [default: the preset's name, or mock]", flag=True)
@@ -134,7 +134,7 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
     given = SETTINGS.parse(settings)
     engine = {name: value for name, value in given.items() if name in OF_AN_ENGINE}
     if "model" in given:
-        given.setdefault("served_model_name", Path(given["model"]).name.removesuffix(".json"))
+        given.setdefault("served_model_name", _served_name(given["model"]))
         if "gpu" not in given:
             # A mock stands in for an engine whose speed doesn't matter: any times will do until a card is named.
             engine.setdefault("timing", "polynomial")
@@ -144,4 +144,11 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
         engine.setdefault("max_model_len", LONGEST)
         if "groups" not in given:
             engine.setdefault("block_size", BLOCK_SIZE)
-    return MockConfig(engine=engine_config(engine, given.get("seed", 0)), **chosen(MockConfig, given), **fields)
+    made = engine_config(engine, given.get("seed", 0), given.get("data_parallel_size", 1))
+    return MockConfig(engine=made, **chosen(MockConfig, given), **fields)
+
+
+def _served_name(model: str) -> str:
+    """What a model is called that was named by a preset, by its config.json or by the folder of that."""
+    path = Path(model)
+    return (path.absolute().parent if path.name == "config.json" else path.absolute()).name.removesuffix(".json")

@@ -1,0 +1,69 @@
+"""How a model is split over cards, by vLLM's rules: which layers a stage has, and what can't be split so."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.layers import check_heads, mixers
+from kvyard.errors import KvyardError
+
+
+class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model is split over cards; names are vLLM's."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Ranks that each have requests of their own. They share the experts, and have copies of all else."""
+    enable_expert_parallel: bool = False
+    """Whether whole experts are spread over all tensor and data ranks, instead of slices of every expert."""
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for a size that can't be."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) < 1:
+                raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of a stage that share the experts of a layer."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    def experts_of(self, experts: int, width: int) -> tuple[int, int]:
+        """How many experts a rank has, and which part of their width."""
+        if self.enable_expert_parallel:
+            return -(-experts // self.expert_ranks), width
+        return experts, -(-width // self.expert_ranks)
+
+    def stages(self, layers: int) -> list[range]:
+        """The layers of each pipeline stage. What doesn't divide goes to stages before the last, which has the output layer."""
+        count = self.pipeline_parallel_size
+        sizes = [layers // count] * count
+        for back in range(layers % count):
+            sizes[-2 - back] += 1
+        starts = [sum(sizes[:at]) for at in range(count)]
+        return [range(start, start + size) for start, size in zip(starts, sizes)]
+
+
+WHOLE = Parallelism()
+"""On one card."""
+
+
+def check_split(fields: Fields, split: Parallelism) -> None:
+    """Raise ``KvyardError`` for a model that can't be split so, saying what can be."""
+    split.check()
+    layers = len(mixers(fields))
+    if split.pipeline_parallel_size > layers:
+        raise KvyardError(
+            f"{fields.architecture}: {layers} layers can't be cut into {split.pipeline_parallel_size} pipeline stages;"
+            f" pipeline_parallel_size may be 1 to {layers}"
+        )
+    if split.enable_expert_parallel and not fields.integer("num_experts", 0):
+        raise KvyardError(
+            f"{fields.architecture} has no experts: leave enable_expert_parallel out, it is for mixtures of experts"
+        )
+    heads = fields.integer("num_attention_heads")
+    # MLA keeps one latent for all heads, so only the heads of queries count.
+    kv_heads = 1 if fields.get("kv_lora_rank") is not None else fields.integer("num_key_value_heads", heads)
+    check_heads(fields, heads, kv_heads, split.tensor_parallel_size)
