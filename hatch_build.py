@@ -21,7 +21,7 @@ MODULES = {
     "cache_map coordinator eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
     "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
-    "policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
+    "policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
     "hashing": "chain stretches",
     "index": "chains runs",
     "replay": "agenda arrivals fleet gaps recorder shared worker",

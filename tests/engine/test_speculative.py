@@ -29,8 +29,29 @@ def test_a_draft_holds_only_if_all_before_it_do_and_the_rest_is_taken_back(rates
     manager.allocate(job, 4, lookahead=3)
     assert batch.verify(job, 4) == kept + 1
     assert (job.num_computed_tokens, job.num_tokens, job.output) == (21 + kept, 22 + kept, 2 + kept)
-    job.max_tokens = job.output + 1
-    assert batch.tokens(job) == 1, "no drafts for an answer that has one token left"
+
+
+def test_an_answer_gets_no_more_tokens_than_it_asked_for_though_more_drafts_hold():
+    manager = BlockManager(20, [GroupSpec(block_size=16)], max_model_len=40)
+    batch = SpeculativeBatch(manager, (1.0, 1.0, 1.0), 0)
+    job = Job("a", TraceChain((1,), 512, 20, 16, 0), 3)
+    manager.allocate(job, 20)
+    job.running, job.num_computed_tokens = True, 20
+    job.emit(1)
+    batch.join(job)
+    assert batch.tokens(job) == 4, "drafts are made whether they are of use or not"
+    manager.allocate(job, 4)
+    assert batch.verify(job, 4) == 2
+    assert (job.num_computed_tokens, job.num_tokens, job.output) == (22, 23, 3)
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [(35, 4), (36, 3), (37, 2), (38, 1)])
+def test_no_draft_goes_beyond_the_length_of_the_model(prompt, tokens):
+    manager = BlockManager(20, [GroupSpec(block_size=16)], max_model_len=40)
+    batch = SpeculativeBatch(manager, (1.0, 1.0, 1.0), 0)
+    job = Job("a", TraceChain((1,), 512, prompt, 16, 0), 10)
+    job.emit(1)
+    assert batch.tokens(job) == tokens
 
 
 def test_drafts_make_bursts():

@@ -97,7 +97,9 @@ def _scheduler(
     speculative: SpeculativeBatch | None = None
     if config.speculative is not None:
         rates = config.speculative.acceptance_rates[: config.speculative.num_speculative_tokens]
-        speculative = SpeculativeBatch(manager, rates, config.seed)
+        # Its own drafts are where a drafter that needs hidden states writes to: vLLM's num_lookahead_tokens.
+        lookahead = len(rates) if config.speculative.eagle else 0
+        speculative = SpeculativeBatch(manager, rates, config.seed, lookahead=lookahead)
     blocks = DecodeBlocks(
         manager,
         batch,

@@ -64,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     long_prefill_token_threshold: Annotated[int, Setting("Tokens of a prompt per pass; 0 is off.")] = 0
     long_prefill_token_threshold_adaptive: Annotated[bool, Setting("Raise that to an even share of a pass.")] = False
     max_num_scheduled_tokens: Annotated[int | None, Setting("Tokens that a pass hands out, if fewer.")] = None
+    max_loras: Annotated[int | None, Setting("LoRA adapters per pass. [default: any number]")] = None
+    """A request whose adapter is one too many is passed over by those behind it."""
     enable_prefix_caching: Annotated[bool, Setting("Whether prefixes are cached.")] = True
     enable_chunked_prefill: Annotated[bool, Setting("Whether prompts are cut into chunks.")] = True
     scheduling_policy: Annotated[Literal["fcfs", "priority"], Setting("Who goes first: {choices}.", flag=True)] = "fcfs"
@@ -141,6 +143,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_num_scheduled_tokens ({scheduled}) must be from max_num_seqs ({self.max_num_seqs}) to "
                 f"max_num_batched_tokens ({self.max_num_batched_tokens})"
             )
+        if self.max_loras is not None and self.max_loras < 1:
+            raise ConfigError(f"max_loras must be at least 1, got {self.max_loras}; leave it out for no limit")
         if self.speculative is not None:
             self.speculative.check()
         if self.tiers is not None:

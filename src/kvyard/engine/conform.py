@@ -21,13 +21,13 @@ import numpy as np
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.conform import Difference, LogError, Verdict
 from kvyard.engine.build import make_core
-from kvyard.engine.config import EngineConfig
+from kvyard.engine.config import EngineConfig, SpeculativeConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
 from kvyard.engine.timing import Durations, TimingConfig
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
-from kvyard.hashing import TokenChain, algorithm
+from kvyard.hashing import PLAIN, Namespace, TokenChain, algorithm
 
 FORMAT = "scheduler-log/1"
 SHOWN_BEFORE = 3
@@ -126,8 +126,6 @@ def is_scheduler_log(path: Path) -> bool:
 
 def engine_config(config: Record, timing: Record) -> EngineConfig:
     """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
-    if config["num_speculative_tokens"]:
-        raise LogError("draft tokens differ by chance and can't be compared")
     groups = tuple(
         GroupSpec(
             kind=group["type"],
@@ -142,6 +140,8 @@ def engine_config(config: Record, timing: Record) -> EngineConfig:
         scheduling_policy=config["policy"],
         retention_interval=config["prefix_cache_retention_interval"],
         timing=LogTiming(**timing),
+        max_loras=config.get("max_loras"),
+        speculative=drafts(config),
         **{name: config[name] for name in SAME_NAMES},
     )
     try:
@@ -149,6 +149,16 @@ def engine_config(config: Record, timing: Record) -> EngineConfig:
     except KvyardError as refused:
         raise LogError(f"this configuration can't be replayed: {refused}") from refused
     return made
+
+
+def drafts(config: Record) -> SpeculativeConfig | None:
+    """The settings for draft tokens. How many hold is in the log."""
+    count = config["num_speculative_tokens"]
+    if not count:
+        return None
+    return SpeculativeConfig(
+        num_speculative_tokens=count, acceptance_rates=(0.0,) * count, eagle=config["drafter"] == "eagle"
+    )
 
 
 class LoggedRun(Watcher):
@@ -177,13 +187,22 @@ class LoggedRun(Watcher):
         """In the pass under way: vLLM doesn't know of them before it ends."""
         self._next: Record = {}
         """What is to be written down with the next step."""
+        speculative = self._core.scheduler.jobs.speculative
+        if speculative is not None:
+            holds = {request["request"]: request["holds"] for request in log.requests}
+            speculative.holding = lambda job, most: min(most, holds[job.id][job.output % len(holds[job.id])])
         sha = algorithm("sha256_cbor")
         size = self._core.scheduler.manager.geometry.hash_block_size
         self.jobs: dict[str, Job] = {}
         for request in log.requests:
             self.jobs[request["request"]] = Job(
                 request["request"],
-                TokenChain([token for low, count in request["prompt"] for token in range(low, low + count)], size, sha),
+                TokenChain(
+                    [token for low, count in request["prompt"] for token in range(low, low + count)],
+                    size,
+                    sha,
+                    Namespace(lora_name=f"adapter-{request['lora']}") if request.get("lora") else PLAIN,
+                ),
                 request["output"][1],
                 arrival=request["arrival"],
                 priority=request["priority"],
@@ -243,6 +262,7 @@ class LoggedRun(Watcher):
         scheduler = self._core.scheduler
         pool = scheduler.manager.pool
         chunks = [(job.serial, job.id, new) for job, new, _ in made.chunks]
+        chunks += [(job.serial, job.id, tokens) for job, tokens in made.drafted]
         decoding = [(job.serial, job.id, 1) for job in scheduler.lockstep()] if made.decoding else []
         self.steps.append(
             {

@@ -172,10 +172,10 @@ class Lifecycle:
         for job, new, past in done.chunks:
             if job.state.ended:
                 continue  # it was given up in this pass
-            job.num_computed_tokens = past + new
+            job.num_computed_tokens = min(past + new, job.num_tokens)  # made-up drafts may come after those it knows
             if loads is not None:
                 loads.offload.offload(job, end)
-            if past + new == job.num_tokens:
+            if past + new >= job.num_tokens:
                 del self.prefilling[job.serial]
                 job.emit(1)
                 watcher.produced(job, 1, end)

@@ -40,9 +40,8 @@ class Queue(Protocol):
 class ArrivalQueue:
     """First come, first served."""
 
-    strict = True
-
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = True) -> None:
+        self.strict = strict
         self._jobs: deque[Job] = deque()
         self.push = self._jobs.append
         self.push_front = self._jobs.appendleft
@@ -93,6 +92,6 @@ class PriorityQueue:
         return (entry[3] for entry in self._jobs)
 
 
-def make_queue(policy: str) -> Queue:
-    """The queue of a ``scheduling_policy``."""
-    return PriorityQueue() if policy == "priority" else ArrivalQueue()
+def make_queue(policy: str, *, strict: bool = True) -> Queue:
+    """The queue of a ``scheduling_policy``; unless it is ``strict``, a job may be skipped for a later one."""
+    return PriorityQueue() if policy == "priority" else ArrivalQueue(strict=strict)

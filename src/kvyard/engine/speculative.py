@@ -3,24 +3,55 @@
 How many hold differs from job to job, so these don't take part in the lockstep of ``DecodeBatch``; every pass is worked out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from kvyard.blocks import BlockManager
 from kvyard.engine.job import Job, JobState
 
 
-class SpeculativeBatch:
-    """The jobs that decode with drafts. Chance is seeded per request, so that the order of scheduling changes nothing."""
+class DraftChances:
+    """Draws how many drafts hold. Chance is seeded per request, so that the order of scheduling changes nothing."""
 
-    def __init__(self, manager: BlockManager, rates: Sequence[float], seed: int) -> None:
+    def __init__(self, rates: Sequence[float], seed: int) -> None:
         """``rates``: of each draft of a step, how likely it holds given that those before it do."""
-        self.jobs: dict[int, Job] = {}
-        """By serial."""
-        self._manager = manager
         self._rates = rates
         self._seed = seed
         self._chance: dict[str, Random] = {}
+
+    def holding(self, job: Job, drafts: int) -> int:
+        """How many of the next ``drafts`` of ``job`` hold."""
+        chance = self._chance.get(job.id)
+        if chance is None:
+            chance = self._chance[job.id] = Random(f"{self._seed}:{job.id}")
+        held = 0
+        for rate in self._rates[:drafts]:
+            if chance.random() >= rate:
+                break
+            held += 1
+        return held
+
+    def forget(self, job: Job) -> None:
+        """``job`` has ended."""
+        self._chance.pop(job.id, None)
+
+
+class SpeculativeBatch:
+    """The jobs that decode with drafts."""
+
+    def __init__(self, manager: BlockManager, rates: Sequence[float], seed: int, *, lookahead: int = 0) -> None:
+        """``rates`` and ``seed``: of ``DraftChances``; ``lookahead``: slots that the drafter writes to beyond the tokens of a
+        pass.
+        """
+        self.jobs: dict[int, Job] = {}
+        """By serial."""
+        self.drafts = len(rates)
+        """Per step."""
+        self.lookahead = lookahead
+        self._manager = manager
+        self._chances = DraftChances(rates, seed)
+        self.holding: Callable[[Job, int], int] = self._chances.holding
+        """Says how many of so many drafts of a job hold. A recorded run puts in its own."""
 
     def join(self, job: Job) -> None:
         """``job`` has its first token and decodes from now on."""
@@ -29,26 +60,27 @@ class SpeculativeBatch:
 
     def forget(self, job: Job) -> None:
         """``job`` has ended, wherever it was."""
-        self._chance.pop(job.id, None)
+        self._chances.forget(job)
 
     def tokens(self, job: Job) -> int:
-        """How many tokens ``job`` computes in a pass: its last one and as many drafts as it can use."""
-        return 1 + max(0, min(len(self._rates), job.max_tokens - job.output - 1))
+        """How many tokens ``job`` computes in a pass: its last one and the drafts, of which more than it may still produce are
+        computed for nothing; none that would go beyond the model's length.
+        """
+        return min(1 + self.drafts, self._manager.max_model_len - job.num_tokens)
+
+    def filler(self, past: int) -> int:
+        """How many made-up drafts join the one token that a job admitted with ``past`` computed ones has to compute, so that
+        all jobs of the pass compute as many. They never hold.
+        """
+        return self.drafts if past + self.drafts + 2 <= self._manager.max_model_len else 0
 
     def verify(self, job: Job, tokens: int) -> int:
-        """``job`` computed its last token and ``tokens - 1`` drafts: take those back that don't hold. Returns how many tokens
-        it has produced.
+        """``job`` computed its last token and ``tokens - 1`` drafts: take those back that don't hold, or that are more than it
+        may produce. Returns how many tokens it has produced.
         """
-        chance = self._chance.get(job.id)
-        if chance is None:
-            chance = self._chance[job.id] = Random(f"{self._seed}:{job.id}")
-        accepted = 0
-        for rate in self._rates[: tokens - 1]:
-            if chance.random() >= rate:
-                break
-            accepted += 1
+        produced = min(1 + self.holding(job, tokens - 1), job.remaining)
         job.num_computed_tokens += tokens
-        job.emit(accepted + 1)
-        if tokens - 1 > accepted:
-            self._manager.rollback(job, tokens - 1 - accepted)
-        return accepted + 1
+        job.emit(produced)
+        if tokens > produced:
+            self._manager.rollback(job, tokens - produced)
+        return produced

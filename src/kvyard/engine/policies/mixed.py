@@ -17,6 +17,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.loads import NO_ROOM
 from kvyard.engine.passes import Chunk, Pass
+from kvyard.engine.policies.adapters import AdapterLimit
 from kvyard.engine.policies.chunks import UNLIMITED, ChunkSizes
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.hashing import Key
@@ -63,13 +64,19 @@ class FitsNow(AdmissionRule):
     def __init__(self, jobs: Lifecycle, whole: bool) -> None:
         self._jobs = jobs
         self._whole = whole
+        self._lookahead = jobs.speculative.lookahead if jobs.speculative is not None else 0
         self.waits_for_free_blocks = whole
 
     def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
         jobs = self._jobs
         return (
             jobs.manager.allocate(
-                job, new, hit, must_fit=self._whole and not job.running, has_running=bool(jobs.running)
+                job,
+                new,
+                hit,
+                lookahead=self._lookahead,
+                must_fit=self._whole and not job.running,
+                has_running=bool(jobs.running),
             )
             is not None
         )
@@ -146,6 +153,8 @@ class MixedPasses(PassMaker):
         self._decoding_first = decoding_first
         self._budget = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         self._max_seqs = config.max_num_seqs
+        self._lookahead = jobs.speculative.lookahead if jobs.speculative is not None else 0
+        self._adapters = AdapterLimit(config.max_loras) if config.max_loras is not None else None
         self._chunked = config.enable_chunked_prefill
         self._usable = manager.pool.num_blocks - 1
         specs = config.specs
@@ -239,7 +248,7 @@ class MixedPasses(PassMaker):
                 past = job.num_computed_tokens
                 new = self._chunk.cut(job, past, self._left)
                 if new > 0:
-                    provided = self._provide(job, new, 0, now)
+                    provided = self._provide(job, new, now)
                     if provided:
                         self._chunks.append((job, new, past))
                         self._left -= new
@@ -248,12 +257,12 @@ class MixedPasses(PassMaker):
             elif speculative is not None:
                 tokens = min(speculative.tokens(job), self._left)
                 if tokens > 0:
-                    provided = self._provide(job, tokens, tokens - 1, now)
+                    provided = self._provide(job, tokens, now)
                     if provided:
                         self._drafted.append((job, tokens))
                         self._left -= tokens
             elif self._reserved:
-                provided = self._provide(job, 1, 0, now)
+                provided = self._provide(job, 1, now)
             elif job.end < 0:
                 continue  # it waits for a block to be copied
             elif not self._left:
@@ -261,7 +270,7 @@ class MixedPasses(PassMaker):
             elif job.serial not in needy:
                 self._left -= 1
             else:
-                provided = self._provide(job, 1, 0, now)
+                provided = self._provide(job, 1, now)
                 self._left -= provided
             if not provided and job.state is JobState.WAITING and self._victim is not oldest:
                 self._end_walk(job.serial)
@@ -286,10 +295,10 @@ class MixedPasses(PassMaker):
                 self.jobs.join(job)
         self._without = []
 
-    def _provide(self, job: Job, new: int, lookahead: int, now: int) -> bool:
+    def _provide(self, job: Job, new: int, now: int) -> bool:
         """Get blocks for a running job, preempting others for it; false if it was itself the one to go."""
         jobs = self.jobs
-        loads = jobs.loads
+        loads, lookahead = jobs.loads, self._lookahead
         in_lockstep = job.state is JobState.DECODE and jobs.speculative is None
         if loads is not None and loads.cleans and loads.must_wait(job, new + lookahead, now):
             if in_lockstep:
@@ -330,8 +339,17 @@ class MixedPasses(PassMaker):
         """Let waiting jobs in, in their order, until one has to wait."""
         jobs, blocked = self.jobs, self._blocked
         waiting, running, manager, loads = jobs.waiting, jobs.running, jobs.manager, jobs.loads
+        adapters, speculative = self._adapters, jobs.speculative
+        computes_prompts = len(chunks) > 0
+        skipped: list[Job] = []
+        if adapters is not None:
+            drafting = [job for job, _ in self._drafted]
+            adapters.begin_pass([job for job, _, _ in chunks] + jobs.lockstep() + drafting)
         while waiting and budget > 0 and len(running) < self._max_seqs:
             job = waiting.peek()
+            if adapters is not None and not adapters.allows(job):
+                skipped.append(waiting.pop())  # those behind it may come in
+                continue
             if blocked is not None and blocked.still(job, manager.pool.free, chunks):
                 break
             if job.num_tokens > self._surely_fits and self._hopeless(job):
@@ -363,6 +381,12 @@ class MixedPasses(PassMaker):
                     f"its {job.num_tokens - past} tokens don't fit into a pass of {self._budget}, and chunks are off",
                 )
                 continue
+            if speculative is not None and job.num_tokens - past == 1 and not computes_prompts:
+                # Jobs that decode compute so many each, and if this one does too, it doesn't slow their pass down.
+                filler = speculative.filler(past) if past or self._drafted else 0
+                if new + filler > budget:
+                    break
+                new += filler
             if new <= 0 or (loads is not None and loads.cleans and loads.must_wait(job, new, now, hit)):
                 break
             if not self._admission.enter(job, new, hit):
@@ -379,6 +403,10 @@ class MixedPasses(PassMaker):
             budget -= new
             jobs.start(job, past, now)
             chunks.append((job, new, past))
+            if adapters is not None:
+                adapters.add(job)
+        for job in reversed(skipped):
+            waiting.push_front(job)
 
     def _hopeless(self, job: Job) -> bool:
         """Whether ``job`` can't fit even alone. Windows and states hold less than their length: those must be tried."""

@@ -24,6 +24,7 @@ from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 
 UNUSED = {
+    "max_loras": "a limit of adapters per pass is modelled for vllm",
     "max_num_batched_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
     "long_prefill_token_threshold": "it has sglang.chunked_prefill_size",
     "long_prefill_token_threshold_adaptive": "it has sglang.chunked_prefill_size",

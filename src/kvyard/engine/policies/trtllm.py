@@ -16,6 +16,7 @@ from kvyard.engine.policies.mixed import AdmissionRule, MixedPasses
 from kvyard.engine.queue import make_queue
 
 UNUSED = {
+    "max_loras": "a limit of adapters per pass is modelled for vllm",
     "preemption_mode": "it never preempts",
     "scheduler_reserve_full_isl": "it always reserves a request to its end",
     "watermark": "it always reserves a request to its end",

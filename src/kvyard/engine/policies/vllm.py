@@ -1,6 +1,5 @@
 """vLLM's way: a known sequence that fits gets in, and when blocks run out the newest running job is preempted."""
 
-from kvyard.blocks.spec import ConfigError
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.policies.backend import SchedulerBackend
@@ -19,17 +18,13 @@ def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
 
 
 def check(config: EngineConfig) -> None:
-    """Raise ``ConfigError`` for a pass that would have too few tokens for the drafts of all requests."""
+    """Raise ``ConfigError`` for a pass that has too few tokens."""
     config.check_token_budget()
-    if config.speculative is not None:
-        step = 1 + config.speculative.num_speculative_tokens
-        if config.max_num_batched_tokens < config.max_num_seqs * step:
-            raise ConfigError(
-                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least {step} per request of "
-                f"max_num_seqs ({config.max_num_seqs}) with draft tokens"
-            )
 
 
 VLLM = SchedulerBackend(
-    block_size=64, check=check, queue=lambda config: make_queue(config.scheduling_policy), policy=policy
+    block_size=64,
+    check=check,
+    queue=lambda config: make_queue(config.scheduling_policy, strict=config.max_loras is None),
+    policy=policy,
 )

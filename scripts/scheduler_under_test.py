@@ -1,0 +1,281 @@
+"""The scheduler of the installed vLLM, made from the settings of a log, without a model.
+
+The only file here that knows vLLM's API, written for 0.32. Where a new version has moved something, this is what to change.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "max_position_embeddings": 1 << 20,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+"""The config.json of a model that is never loaded: the scheduler asks it for limits."""
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "CUDA_VISIBLE_DEVICES": "",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+REASONS = {"FINISHED_LENGTH_CAPPED": "length", "FINISHED_ABORTED": "aborted"}
+
+
+def import_vllm() -> str:
+    """Import vLLM, which takes 10 to 30 s, with all it prints sent to stderr; returns its version."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.pop("PYTHONHASHSEED", None)
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        import vllm
+        import vllm.v1.core.sched.async_scheduler
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    return str(vllm.__version__)
+
+
+class Observed:
+    """Mixed into vLLM's schedulers: notes who is preempted and who is freed, in order, and changes nothing."""
+
+    def observe(self) -> None:
+        self.preempted: list[str] = []
+        self.freed: list[tuple[str, str]] = []
+        """Who, and why."""
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.preempted.append(request.request_id)
+        return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.freed.append((request.request_id, REASONS[request.status.name]))
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class SchedulerUnderTest:
+    """One scheduler, and what the loop around it needs."""
+
+    def __init__(self, settings: dict[str, Any], model: str) -> None:
+        """``model``: a folder with ``MODEL`` as its config.json. Raises ``ValueError`` if vLLM makes something else of a
+        setting, which would be recorded as if it had been asked for.
+        """
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core import kv_cache_utils
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        config = _vllm_config(settings, model)
+        cache = _cache_config(settings)
+        block_size, hash_size = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
+        base = AsyncScheduler if settings["async_scheduling"] else Scheduler
+        self._of_vllm = type("Observed" + base.__name__, (Observed, base), {})(
+            vllm_config=config,
+            kv_cache_config=cache,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=block_size,
+            hash_block_size=hash_size,
+            include_finished_set=False,
+            log_stats=False,
+        )
+        self._of_vllm.observe()
+        hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        kv_cache_utils.init_none_hash(hash_fn)
+        self._hasher = (
+            kv_cache_utils.get_request_block_hasher(hash_size, hash_fn) if settings["enable_prefix_caching"] else None
+        )
+        self._drafts = settings["num_speculative_tokens"]
+
+    # -- what clients send ------------------------------------------------------------------------------------------
+
+    def add(self, request: dict[str, Any]) -> None:
+        """A request of a log arrives."""
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        adapter = request.get("lora")
+        self._of_vllm.add_request(
+            Request(
+                request_id=request["request"],
+                prompt_token_ids=[token for low, count in request["prompt"] for token in range(low, low + count)],
+                sampling_params=SamplingParams(max_tokens=request["output"][1], ignore_eos=True),
+                pooling_params=None,
+                arrival_time=float(request["arrival"]),
+                priority=request["priority"],
+                lora_request=LoRARequest(f"adapter-{adapter}", adapter, f"/adapters/{adapter}") if adapter else None,
+                block_hasher=self._hasher,
+            )
+        )
+
+    def abort(self, name: str) -> None:
+        """A request is given up, if it is still there."""
+        from vllm.v1.request import RequestStatus
+
+        self._of_vllm.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Any:
+        """Decide on a step; returns vLLM's ``SchedulerOutput``."""
+        return self._of_vllm.schedule()
+
+    def update(self, output: Any, sampled: dict[str, list[int]]) -> None:
+        """The model has run ``output`` and sampled these tokens. Those who sampled have new drafts, if there are any."""
+        from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+
+        names = list(output.num_scheduled_tokens)
+        result = EMPTY_MODEL_RUNNER_OUTPUT
+        if names:
+            result = ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: at for at, name in enumerate(names)},
+                sampled_token_ids=[sampled[name] for name in names],
+            )
+        self._of_vllm.update_from_output(output, result)
+        if names and self._drafts:
+            self._of_vllm.update_draft_token_ids(DraftTokenIds(names, [[0] * self._drafts for _ in names]))
+
+    # -- what can be seen -------------------------------------------------------------------------------------------
+
+    def has_requests(self) -> bool:
+        """Whether vLLM's loop would schedule a step."""
+        return bool(self._of_vllm.has_requests())
+
+    def outputs(self) -> dict[str, int]:
+        """Of the requests that are there, how many tokens each has produced."""
+        return {name: request.num_output_tokens for name, request in self._of_vllm.requests.items()}
+
+    def computes_prompt(self, name: str) -> bool:
+        """Whether a request has known tokens left after the step that was just scheduled, so that nothing is sampled."""
+        return bool(self._of_vllm.requests[name].is_prefill_chunk)
+
+    def follow(self, requests: Iterable[str]) -> Callable[[], dict[str, int]]:
+        """A function that says how many tokens these have produced, even when they have ended."""
+        watched = {name: self._of_vllm.requests[name] for name in requests}
+        return lambda: {name: request.num_output_tokens for name, request in watched.items()}
+
+    def take_preempted(self) -> list[str]:
+        """Who was preempted since it was last asked."""
+        taken, self._of_vllm.preempted = self._of_vllm.preempted, []
+        return list(taken)
+
+    def take_freed(self) -> list[tuple[str, str]]:
+        """Who ended since it was last asked, in the order in which blocks went back, and why."""
+        taken, self._of_vllm.freed = self._of_vllm.freed, []
+        return list(taken)
+
+    def state(self, *, with_line: bool) -> dict[str, int | None]:
+        """How many run and wait, how many blocks are free, and their order as a checksum."""
+        scheduler = self._of_vllm
+        pool = scheduler.kv_cache_manager.block_pool
+        line = None
+        if with_line:
+            ids = ",".join([str(block.block_id) for block in pool.free_block_queue.get_all_free_blocks()])
+            line = zlib.crc32(ids.encode())
+        running, waiting = scheduler.get_request_counts()
+        return {"running": running, "waiting": waiting, "free": pool.get_num_free_blocks(), "line": line}
+
+
+def _vllm_config(settings: dict[str, Any], model: str) -> Any:
+    from vllm.config import CacheConfig, LoRAConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+
+    of_scheduler = (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "enable_chunked_prefill",
+        "policy",
+        "scheduler_reserve_full_isl",
+        "watermark",
+    )
+    of_cache = ("block_size", "enable_prefix_caching", "prefix_cache_retention_interval")
+    length, drafts, overlaps = (
+        settings[name] for name in ("max_model_len", "num_speculative_tokens", "async_scheduling")
+    )
+    if drafts and overlaps:
+        raise ValueError("drafts are recorded with synchronous scheduling only")
+    made = VllmConfig(
+        model_config=ModelConfig(model=model, skip_tokenizer_init=True, max_model_len=length, dtype="float32", seed=0),
+        scheduler_config=SchedulerConfig(
+            is_encoder_decoder=False, async_scheduling=False, **{name: settings[name] for name in of_scheduler}
+        ),
+        cache_config=CacheConfig(**{name: settings[name] for name in of_cache}),
+        lora_config=LoRAConfig(max_loras=settings["max_loras"]) if "max_loras" in settings else None,
+        speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=drafts, prompt_lookup_max=4)
+        if drafts
+        else None,
+    )
+    # Of a drafter, the scheduler asks for no more than its kind; that of eagle would need a second model.
+    if drafts:
+        made.speculative_config.method = settings["drafter"]
+    # The CPU platform turns these off, which an engine on a GPU has.
+    made.scheduler_config.async_scheduling = overlaps
+    for group in settings["groups"]:
+        if group["type"] == "mamba":
+            made.cache_config.mamba_cache_mode = group.get("mode", "align")
+    made.cache_config.num_gpu_blocks = settings["num_blocks"]
+    in_flight = settings["max_num_batched_tokens"] * (2 if overlaps else 1)
+    if made.max_in_flight_tokens != in_flight:
+        raise ValueError(f"vLLM made max_in_flight_tokens {made.max_in_flight_tokens}, expected {in_flight}")
+    for part in (made.scheduler_config, made.cache_config):
+        for name, value in settings.items():
+            if getattr(part, name, value) != value:
+                raise ValueError(f"vLLM made {name} {getattr(part, name)!r}, asked for {value!r}")
+    return made
+
+
+def _cache_config(settings: dict[str, Any]) -> Any:
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    groups = [KVCacheGroupSpec([f"layer{at}"], _spec(group, settings)) for at, group in enumerate(settings["groups"])]
+    return KVCacheConfig(
+        num_blocks=settings["num_blocks"],
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=settings["prefix_cache_retention_interval"],
+    )
+
+
+def _spec(group: dict[str, Any], settings: dict[str, Any]) -> Any:
+    import torch
+    from vllm.v1 import kv_cache_interface as specs
+
+    size = group.get("block_size", settings["block_size"])
+    attention = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    match group["type"]:
+        case "full":
+            return specs.FullAttentionSpec(**attention)
+        case "sliding_window":
+            return specs.SlidingWindowSpec(**attention, sliding_window=group["window"])
+        case "chunked_local":
+            return specs.ChunkedLocalAttentionSpec(**attention, attention_chunk_size=group["chunk"])
+        case "mamba":
+            mode = group.get("mode", "align")
+            return specs.MambaSpec(block_size=size, shapes=((1, 1),), dtypes=(torch.float32,), mamba_cache_mode=mode)
+    raise ValueError(f"no group is of type {group['type']!r}")

@@ -1,0 +1,29 @@
+"""How many LoRA adapters a pass may have: vLLM's ``max_loras``."""
+
+from collections.abc import Iterable
+
+from kvyard.engine.job import Job
+
+
+class AdapterLimit:
+    """The adapters of the pass being formed. Jobs without one are never in the way."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used: set[str] = set()
+
+    def begin_pass(self, scheduled: Iterable[Job]) -> None:
+        """The pass being formed has these jobs so far."""
+        names = {job.chain.namespace.lora_name for job in scheduled}
+        self._used = {name for name in names if name is not None}
+
+    def allows(self, job: Job) -> bool:
+        """Whether ``job`` may join the pass."""
+        name = job.chain.namespace.lora_name
+        return name is None or name in self._used or len(self._used) < self._most
+
+    def add(self, job: Job) -> None:
+        """``job`` has joined the pass."""
+        name = job.chain.namespace.lora_name
+        if name is not None:
+            self._used.add(name)
