@@ -67,7 +67,7 @@ clean:
 
 setup: $(READY)
 
-# `import pip` fails in a venv that was left half-made or whose Python is gone: such a one is made anew.
+# `import pip` fails in a venv that was left half-made or whose Python is gone: such a one is made again.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "kvyard needs Python 3.11 or newer as '$(PYTHON)': install it, or name one with make PYTHON=/path/to/python3." >&2; \

@@ -92,7 +92,7 @@ def removals(workload: Any, make: Callable[[int, list[int]], Any], apply: Callab
     for name, workers, chunk in REMOVALS:
         for worker in workers:
             items = [make(worker, gone) for gone in _evictions(workload, worker, chunk)]
-            gc.collect()  # what making them left behind is nobody's business
+            gc.collect()  # what making them left behind isn't measured
             yield PAUSE
             start = time.process_time()
             for item in items:

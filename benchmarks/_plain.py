@@ -1,7 +1,7 @@
 """What a plain ``pip install`` gives: benchmarks measure that, since that is what people run.
 
 The checkout's own environment is editable, hence uncompiled. So the sources are installed once more into ``build/``, compiled
-as for anybody, and our side runs from there. It is made anew when a source changes; that takes a minute or two.
+as for any user, and our side runs from there. It is made again when a source changes; that takes a minute or two.
 """
 
 from __future__ import annotations

@@ -99,27 +99,27 @@ def report_batcher() -> None:
     runs = [Run(chain, at * length, (at + 1) * length) for at in range(calls)]
     scattered = runs[::2] + runs[1::2]
 
-    def work(deed: str, order: list[Run]) -> None:
+    def work(action: str, order: list[Run]) -> None:
         batcher = Batcher(GROUPS)
-        call = batcher.entered if deed == "entered" else batcher.left
+        call = batcher.entered if action == "entered" else batcher.left
         for run in order:
             call(run, 0, Tier.G1, True)
         batcher.end_iteration(0)
 
-    def calls_only(deed: str, order: list[Run], flag: bool) -> None:
+    def calls_only(action: str, order: list[Run], flag: bool) -> None:
         batcher = Batcher(GROUPS, max_runs=1 << 40)
-        call = batcher.entered if deed == "entered" else batcher.left
+        call = batcher.entered if action == "entered" else batcher.left
         for run in order:
             call(run, 0, Tier.G1, flag)
 
-    for label, deed, order, flag in (
+    for label, action, order, flag in (
         ("entered, one growing chain", "entered", runs, True),
         ("entered, scattered", "entered", scattered, True),
         ("left", "left", runs, True),
         ("left, other copies stay", "left", runs, False),
     ):
-        call = best(lambda d=deed, o=order, f=flag: calls_only(d, o, f)) / calls
-        blocks = calls * length / best(lambda d=deed, o=order: work(d, o)) if flag else float("nan")
+        call = best(lambda d=action, o=order, f=flag: calls_only(d, o, f)) / calls
+        blocks = calls * length / best(lambda d=action, o=order: work(d, o)) if flag else float("nan")
         print(f"{label:34}{call * 1e9:>12.0f}{blocks:>14,.0f}")
 
 

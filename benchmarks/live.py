@@ -112,7 +112,7 @@ def reading() -> None:
         as_text = json.dumps({"model": "m", "prompt": text, "stream": True}).encode()
         turns = max(5, 2_000_000 // tokens // 10)
         print(f" {tokens} tokens, {tokens // SIZE} blocks")
-        for name, deed in (
+        for name, action in (
             (f"parse a body of token ids ({len(as_ids) / 1e3:.0f} kB)", lambda: read_body(COMPLETIONS, as_ids)),  # noqa: B023
             (f"parse a body of text ({len(as_text) / 1e3:.0f} kB)", lambda: read_body(COMPLETIONS, as_text)),  # noqa: B023
             ("tokenise it (bytes)", lambda: tokenizer.encode(text)),  # noqa: B023
@@ -121,7 +121,7 @@ def reading() -> None:
             took = []
             for _ in range(turns):
                 began = time.process_time_ns()
-                deed()
+                action()
                 took.append((time.process_time_ns() - began) / 1e6)
             shown(name, took, "ms")
 

@@ -111,7 +111,7 @@ def main() -> None:
             with meter:
                 for _ in range(500):
                     index.lookup([rng.getrandbits(64) for _ in range(4096)])
-            print(meter.line("lookups, 4096 blocks, nobody has the first", 500, "lookups"))
+            print(meter.line("lookups, 4096 blocks, no worker has the first", 500, "lookups"))
             with meter:
                 for worker, text in jobs[: len(jobs) // 2]:
                     index.remove(worker, text[::-1])
@@ -128,7 +128,7 @@ def main() -> None:
                 index.close()
                 while not index.flush():
                     pass
-            print(meter.line("announced anew", sum(len(run) for w in range(8) for run in index.held(w)), "blocks"))
+            print(meter.line("announced again", sum(len(run) for w in range(8) for run in index.held(w)), "blocks"))
             index.check_integrity()
         finally:
             process.kill()

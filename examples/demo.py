@@ -97,7 +97,7 @@ def replay_all(out: Path, limit: int | None, jobs: int, console: Console) -> lis
             if why is not None:
                 raise KvyardError(f"{label}: {why}")
 
-        # The longest first, so that nobody waits for it at the end.
+        # The longest first, so that it isn't waited for at the end.
         run_tasks(tasks[::-1], jobs, ended, told)
     return [read_report(path) for path in paths]
 

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    if name == "replay":  # a package that can be called, loaded when somebody does
+    if name == "replay":  # a package that can be called, loaded when it is called
         from importlib import import_module
 
         return import_module("kvyard.replay")

@@ -1,6 +1,6 @@
 """The shapes of the OpenAI API, as vLLM has them: those that servers here take and write, and those that clients here read.
 
-What is read from somebody else's server is typed only where it is used: an engine with a strange field elsewhere still works.
+What is read from another server is typed only where it is used: an engine with a strange field elsewhere still works.
 """
 
 from typing import Any, Literal

@@ -236,7 +236,7 @@ def bandwidth(name: str, value: object) -> tuple[int | None, int | None]:
 
 
 def as_it_is(name: str, value: object) -> object:
-    """Whatever was written: whoever uses it looks into it."""
+    """Whatever was written; its user checks it."""
     return value
 
 

@@ -119,7 +119,7 @@ def test_tokens_come_from_the_environment_or_a_file(tmp_path) -> None:
         (["query", "--tokens", "-1"], "no token id"),
         (["query", "--tokens-file", "/no/such"], "can't read /no/such"),
         (["query", "--text-file", "/no/such"], "--tokenizer"),
-        (["query", "--tokens", "1", "--url", "http://127.0.0.1:1"], "nobody answers"),
+        (["query", "--tokens", "1", "--url", "http://127.0.0.1:1"], "no server answers"),
         (["query", "--tokens", "1", "--replay", "tcp://x:1"], "--replay belongs to --endpoint"),
         (["query", "--tokens", "1", "--endpoint", "x"], "not an endpoint"),
         (

@@ -186,7 +186,7 @@ class TestExplain:
         bench.say(stored(TEXT, 4, 0, 3))
         bench.say(stored(TEXT, 4, 0, 5), stream="b")
         assert "block 3 is on b@0" in bench.indexer.explain(TEXT, A).summary
-        assert "nobody holds block 5" in bench.indexer.explain(TEXT, Holder("b")).summary
+        assert "no worker holds block 5" in bench.indexer.explain(TEXT, Holder("b")).summary
         assert "don't fill one block" in bench.indexer.explain(TEXT[:3], A).summary
         assert "isn't registered" in bench.indexer.explain(TEXT, Holder("c")).summary
         bench.say(seq=0, origin=Origin.STATE, state=State.STALE, reason="the cable")

@@ -178,7 +178,7 @@ class TestExplanations:
         assert "It has nothing of the 13 tokens (3 blocks)." in text
         fleet.router.prefill_done("r", 0)
         text = fleet.router.explain(fleet.route("abc"))
-        assert "3 in device memory, 3 of them not announced yet" in text and "Nobody has more." in text
+        assert "3 in device memory, 3 of them not announced yet" in text and "No worker has more." in text
 
     def test_every_reason_has_words(self) -> None:
         guard = Fleet(("a", "b"), policy="affinity", fallback="round-robin", guard=0, guard_ratio=1)

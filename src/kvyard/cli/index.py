@@ -157,7 +157,7 @@ def _post(url: str, path: str, body: dict[str, Any], token: str | None) -> Any:
         reply = httpx.post(f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=60.0, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = str(error) or type(error).__name__
-        raise KvyardError(f"nobody answers at {url}: {why}; is `kvyard index serve` running?") from None
+        raise KvyardError(f"no server answers at {url}: {why}; is `kvyard index serve` running?") from None
     try:
         found = reply.json()
     except ValueError:

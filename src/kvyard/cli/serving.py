@@ -69,4 +69,4 @@ def warn_if_open(host: str, token: str | None) -> None:
     from kvyard.server.running import is_loopback
 
     if token is None and not is_loopback(host):
-        typer.echo(f"warning: everybody who reaches {host} can use this: set a token with --token-file", err=True)
+        typer.echo(f"warning: all who reach {host} can use this: set a token with --token-file", err=True)

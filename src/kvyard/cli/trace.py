@@ -101,7 +101,7 @@ def scale(
     reading: Mapping[str, Any],
     speedup: Annotated[float, typer.Option(help="Divide gaps and think times by this.")] = 1.0,
     arrivals: Annotated[
-        str | None, typer.Option(help="Draw arrivals anew before that, such as poisson:2 or gamma:2,3.")
+        str | None, typer.Option(help="Draw new arrivals before that, such as poisson:2 or gamma:2,3.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
     to: To = "mooncake",

@@ -12,7 +12,7 @@ from kvyard.engine.loads import Loads
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.speculative import SpeculativeBatch
 from kvyard.engine.timing import make_timing
-from kvyard.engine.watcher import NOBODY, Watcher
+from kvyard.engine.watcher import NO_WATCHER, Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.timeline import Timeline
@@ -22,7 +22,7 @@ def make_core(
     config: EngineConfig,
     *,
     name: str = "",
-    watcher: Watcher = NOBODY,
+    watcher: Watcher = NO_WATCHER,
     batcher: EventBatcher | None = None,
     events: bool = False,
     with_tokens: bool = False,

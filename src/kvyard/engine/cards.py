@@ -1,7 +1,7 @@
 """Cards by name: what a data sheet says of one, and what share of it kernels reach. Numbers only; nothing is computed here.
 
 Peak rates are dense (without sparsity) and per card, links per card and direction. The shares are measured, where a
-line says so; ``GENERIC`` stands for cards that nobody measured.
+line says so; ``GENERIC`` stands for cards that weren't measured.
 """
 
 from __future__ import annotations

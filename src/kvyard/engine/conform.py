@@ -376,7 +376,7 @@ def _ends(log: SchedulerLog, run: LoggedRun) -> Difference | None:
             "preemptions": job.preemptions,
         }
         if end["reason"] == "aborted":
-            # One that waits leaves our queue at once, and vLLM's with the pass; in between it is in nobody's way.
+            # One that waits leaves our queue at once, and vLLM's with the pass; in between it blocks no other request.
             ours["at"] = end["at"]
         for field, value in ours.items():
             if end[field] != value:

@@ -35,7 +35,7 @@ class EventBatcher(Sink, Protocol):
     """The sink of every tier's map, which gathers what happens in a pass."""
 
     def end_iteration(self, now: int) -> EventBatch | None:
-        """A pass is over: what it changed, if anybody wants it as a batch."""
+        """A pass is over: what it changed, if it is wanted as a batch."""
 
 
 class EngineCore:

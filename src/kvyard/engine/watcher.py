@@ -55,4 +55,4 @@ class Watcher:
         """KV events of a pass that ended at ``now``."""
 
 
-NOBODY = Watcher()
+NO_WATCHER = Watcher()

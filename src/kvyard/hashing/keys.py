@@ -76,7 +76,7 @@ class DigestKeys(Sequence[bytes]):
         return part
 
     packed = cut
-    """The same: cheaper than a list where nobody looks at each of them."""
+    """The same: cheaper than a list where they aren't looked at one by one."""
 
     def narrowed(self) -> list[int]:
         """The last 64 bits of each digest, as events carry them by default."""

@@ -25,7 +25,7 @@ NAMES: dict[str, str] = {
     "kvyard_index_stream_resets_total": "Restarts and snapshots.",
     "kvyard_index_feed_stored_blocks_total": "Blocks stored.",
     "kvyard_index_feed_removed_blocks_total": "Blocks removed.",
-    "kvyard_index_feed_unresolved_blocks_total": "Blocks announced without a text that anybody knew.",
+    "kvyard_index_feed_unresolved_blocks_total": "Blocks announced without a known text.",
     "kvyard_index_feed_orphan_blocks_total": "Blocks announced before their parent.",
     "kvyard_index_feed_refused_blocks_total": "Blocks that can't be named.",
     "kvyard_index_feed_waiting_blocks": "Blocks that wait for a parent or a text.",

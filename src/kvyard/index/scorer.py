@@ -320,7 +320,7 @@ class Scorer:
         row = next((held for stop, held in rows if block < stop), 0)
         name = f"block {block}"
         if not row:
-            return f"nobody holds {name}: never computed, evicted, or another adapter, salt or medium"
+            return f"no worker holds {name}: never computed, evicted, or another adapter, salt or medium"
         holders = [view.worker, *places.pools(view.worker)]
         mine = [place for place in places.names(row & ~mask) if place.holder in holders]
         for place in mine:

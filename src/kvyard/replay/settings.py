@@ -346,7 +346,7 @@ def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, int]) -> Tier
 
 
 def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
-    """The capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where nobody asked for it."""
+    """The capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where it wasn't asked for."""
     found = {name: given[f"{tier}_{name}"] for name in ("blocks", "bytes") if f"{tier}_{name}" in given}
     if len(found) > 1:
         raise KvyardError(f"{tier}_blocks and {tier}_bytes say the same: give one of the two")

@@ -39,7 +39,7 @@ class SharedTiers:
             self._indexer.share(POOL.name, members)
 
     def due(self) -> int | None:
-        """When something lands next in a tier of anybody who shares one."""
+        """When something lands next in a tier of any worker that shares one."""
         return self._timeline.earliest()
 
     def begin(self, now: int, due: Collection[int], workers: Iterable[Worker]) -> None:
@@ -49,7 +49,7 @@ class SharedTiers:
         self.settle(now)
 
     def land(self, now: int) -> None:
-        """What has landed by ``now`` is there for everybody, each copy from its own instant on."""
+        """What has landed by ``now`` is there for all workers, each copy from its own instant on."""
         timeline = self._timeline
         while (at := timeline.earliest()) is not None and at <= now:
             timeline.advance(at)

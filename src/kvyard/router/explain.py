@@ -44,7 +44,7 @@ def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:
             f"{decision.best_worker} has {decision.best}: {_blocks(decision.regret)} {were} left on the table."
         )
     elif decision.best:
-        lines.append("Nobody has more.")
+        lines.append("No worker has more.")
     if decision.candidates:
         lines.append("")
         lines += _table(decision)

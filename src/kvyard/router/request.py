@@ -65,7 +65,7 @@ class Decision(Candidate, frozen=True, kw_only=True, gc=False):
     blocks: int
     """Full blocks of the prompt."""
     best: int = 0
-    """The longest prefix that anybody has who could have been chosen, from all tiers."""
+    """The longest prefix that any worker has that could have been chosen, from all tiers."""
     best_worker: Holder | None = None
     regret: int = 0
     """How much longer that is than the chosen worker's."""

@@ -111,9 +111,9 @@ class TestScore:
         assert found[0]["groups"][0]["tokens"] == 12
         assert "all that could be used" in found[0]["groups"][0]["why"]
         more = served.post("/explain", model_name="m", token_ids=[*TEXT, 17])["explanations"][0]
-        assert "nobody holds block 3" in more["summary"] and more["worker"]["limited_by"] is None
+        assert "no worker holds block 3" in more["summary"] and more["worker"]["limited_by"] is None
         other = served.post("/explain", model_name="m", token_ids=[9, *TEXT], instance_id=1)["explanations"][0]
-        assert other["worker"]["tokens"] == 0 and "nobody holds block 0" in other["summary"]
+        assert other["worker"]["tokens"] == 0 and "no worker holds block 0" in other["summary"]
         served.post("/explain", 404, model_name="m", token_ids=TEXT, instance_id=5)
         served.post("/explain", 422, model_name="m", token_ids=TEXT, dp_rank=0)
 

@@ -50,4 +50,4 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How the ``trtllm`` backend admits requests."""
 
     capacity_scheduler_policy: Literal["guaranteed_no_evict"] = "guaranteed_no_evict"
-    """Only what can run to its end without anybody's blocks is admitted."""
+    """Only what can run to its end without blocks of others is admitted."""

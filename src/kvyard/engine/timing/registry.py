@@ -41,7 +41,7 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return str(self.__struct_config__.tag)
 
     def error(self) -> float | None:
-        """The error that was seen where it could be checked, as a share (0.1 is 10 %); ``None`` where nobody knows."""
+        """The error that was seen where it could be checked, as a share (0.1 is 10 %); ``None`` where it isn't known."""
         return None
 
     @classmethod

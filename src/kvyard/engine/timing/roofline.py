@@ -1,4 +1,4 @@
-"""``roofline``: a pass on a card that nobody measured, from the card's data sheet and the model's config.
+"""``roofline``: a pass on a card without measurements, from the card's data sheet and the model's config.
 
 Every operator is bound by the memory it reads or by its arithmetic, each at the share of the peak that kernels reach; between
 the two they blend. Small kernels and collectives cost at least their launch. Two measured numbers, the time of a prompt and of

@@ -18,7 +18,7 @@ MEASURED_SHARES, GENERIC_SHARES, CALIBRATED = 0.10, 0.20, 0.08
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Two times that somebody measured on the engine: of one prompt alone, and of a decode step of a batch."""
+    """Two times measured on the engine: of one prompt alone, and of a decode step of a batch."""
 
     ttft_ms: float | None = None
     prompt_tokens: int = 0

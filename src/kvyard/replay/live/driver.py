@@ -80,7 +80,7 @@ class LiveDriver:
         self._arrivals = arrivals = TraceArrivals(
             rows, speedup=config.speedup, concurrency=config.concurrency, jitter=config.jitter
         )
-        self.origin = self._clock.now() - (arrivals.peek() or 0)  # nobody waits for a trace that begins late
+        self.origin = self._clock.now() - (arrivals.peek() or 0)  # no waiting for a trace that begins late
         try:
             while not self.interrupted:
                 if self._error is not None:
@@ -123,7 +123,7 @@ class LiveDriver:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._error = self._error or error  # nobody else would ever hear of it
+            self._error = self._error or error  # it would be lost otherwise
             self._changed.set()
 
     async def _wait(self, due: int | None) -> None:

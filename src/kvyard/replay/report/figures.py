@@ -1,7 +1,7 @@
 """Figures of a page as plain descriptions: kind, data, axis titles with units, colours by name. ``page.js`` draws them.
 
 Colours follow what they stand for, everywhere: cool ones for what was reused, warm ones for what need not have been computed,
-grey for what nobody could have known.
+grey for what could not have been known.
 """
 
 from bisect import bisect_right

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROOMY = 104
 """Columns from which metrics have their full names."""
 PLAIN_WIDTH = 110
-"""Where nobody knows how wide the paper is: in a file or a pipe."""
+"""Where the width isn't known: in a file or a pipe."""
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -58,7 +58,7 @@ def report_text(report: Report, width: int = PLAIN_WIDTH) -> str:
 
 
 def plain_console() -> Console:
-    """Where to print if nobody says."""
+    """Where to print by default."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -4,8 +4,8 @@ The model: prompts are looked up one after the other; a hit is the longest prefi
 touched front to back, and LRU evicts what was touched longest ago. Belady's bound may keep any blocks at all, so long as they
 fit, and knows the future.
 
-It works on stretches rather than blocks. Ids are cumulative, so whoever shares a block shares all before it. Of what a
-prompt touched, the part that nobody touched since is therefore always its tail, and a new prompt takes over whole stretches:
+It works on stretches rather than blocks. Ids are cumulative, so prompts that share a block share all before it. Of what a
+prompt touched, the part that wasn't touched since is therefore always its tail, and a new prompt takes over whole stretches:
 the front from the latest prompt that shares anything with it, the next from an older one that shares more, and so on. All
 blocks of a stretch were last used by the same prompt and are used next by the same prompt.
 """
@@ -60,7 +60,7 @@ class Accesses:
         """Different blocks touched since its first block was: a larger LRU cache hits it."""
         self._latest: dict[Hashable, int] = {}
         self._tails: list[int] = []
-        """Where the part that nobody touched since begins, by prompt."""
+        """Where the part that wasn't touched since begins, by prompt."""
         self._live = _Sums()
 
     def add(self, ids: Sequence[Hashable], tokens: int | None = None, block_size: int = 1) -> int:

@@ -61,7 +61,7 @@ def _spread(batch: list[TraceRequest], window: int) -> Iterator[TraceRequest]:
 
 
 def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
-    """The trace with arrivals drawn anew, such as ``poisson:2``; who waits for others still does, and has no time of its own.
+    """The trace with newly drawn arrivals, such as ``poisson:2``; who waits for others still does, and has no time of its own.
 
     This puts sessions that have clocks of their own on a common one. Raises ``KvyardError`` for a law that makes no sense.
     """

@@ -57,7 +57,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generate(workload: Workload) -> Trace:
-    """A trace by a workload, made anew on each pass. Raises ``KvyardError`` for one that makes no sense."""
+    """A trace by a workload, generated again on each pass. Raises ``KvyardError`` for one that makes no sense."""
     for name, value in (("requests", workload.requests), ("block_size", workload.block_size)):
         if value < 1:
             raise KvyardError(f"{name} must be at least 1, not {value}")
@@ -136,7 +136,7 @@ class _Tree:
         self.known: dict[tuple[int, ...], list[int]] = {(): []}
 
     def new(self, count: int) -> list[int]:
-        """Ids that nobody has."""
+        """Ids that are not in use."""
         self.next += count
         return list(range(self.next - count, self.next))
 

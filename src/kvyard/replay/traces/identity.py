@@ -9,7 +9,7 @@ from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.request import TraceRequest
 
 TOKEN_BLOCK = 16
-"""Tokens an id stands for where a trace has tokens and nobody asked for another size: the usual block of an engine."""
+"""Tokens an id stands for where a trace has tokens and no other size was asked for: the usual block of an engine."""
 
 CHECKED = 4096
 """Requests whose ids are looked at before a trace is taken to have cumulative ones."""

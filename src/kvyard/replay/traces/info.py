@@ -14,7 +14,7 @@ from kvyard.replay.traces.identity import TOKEN_BLOCK, cumulative, prefix_ids
 from kvyard.replay.traces.trace import Trace
 
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
-"""Cache sizes in blocks that are looked at if nobody names others."""
+"""Cache sizes in blocks that are looked at if no others are named."""
 CURVE_POINTS = 60
 BEST_POINTS = 15
 WINDOWS = 120

@@ -35,7 +35,7 @@ class ReadingTally(msgspec.Struct):
 
 
 class Reading:
-    """What a reader of a format works with. Made anew for each pass."""
+    """What a reader of a format works with. A new one is made for each pass."""
 
     __slots__ = ("_names", "_start", "_time", "block_size", "path", "skip_bad", "tally", "unordered")
 
@@ -47,7 +47,7 @@ class Reading:
         """Tokens an id stands for; 0 where the format or its rows say it."""
         self.skip_bad = skip_bad
         self.unordered = unordered
-        """Whether times may go back, because somebody sorts afterwards."""
+        """Whether times may go back, because rows are sorted afterwards."""
         self.tally = tally
         self._start: int | None = None
         self._time = 0
@@ -95,7 +95,7 @@ class Reading:
         return found if self.unordered else max(0, found)
 
     def name(self, number: int, given: str | int | None = None) -> str:
-        """The row's id: its own if it has one, else its number. Raises ``BadRow`` where somebody has it already."""
+        """The row's id: its own if it has one, else its number. Raises ``BadRow`` where another row has it already."""
         if given is None:
             if not self._names:
                 return str(number)

@@ -16,7 +16,7 @@ from kvyard.replay.traces.request import TraceRequest
 
 
 class Trace:
-    """Requests in order. Iterate it as often as you like; each pass reads its source anew."""
+    """Requests in order. Iterate it as often as you like; each pass reads its source again."""
 
     def __init__(
         self, name: str, format: str, rows: Callable[[ReadingTally], Iterator[TraceRequest]], *, grouped: bool = False

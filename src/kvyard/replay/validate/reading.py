@@ -73,7 +73,7 @@ class RunContent(NamedTuple):
     rows: Iterable[RunRow]
     settings: Mapping[str, object] = {}
     closed_loop_s: float | None = None
-    """How long the run took, where nobody knows when its requests came."""
+    """How long the run took, where it isn't known when its requests came."""
 
 
 class RunReader(NamedTuple):
@@ -351,7 +351,7 @@ def _vllm_bench(path: Path, records: list[Any]) -> RunContent:
     if starts is None:
         # All were ready at once, and a limit let so many run: that can be repeated without knowing when each began.
         if bench.request_rate not in ("inf", math.inf) or bench.max_concurrency is None or not bench.duration:
-            raise KvyardError(f"{path} has no start_times, so nobody knows when requests came: use a newer vLLM")
+            raise KvyardError(f"{path} has no start_times, so it isn't known when requests came: use a newer vLLM")
         starts, settings = [0.0] * count, {"concurrency": bench.max_concurrency}
     rows = []
     for at in range(count):

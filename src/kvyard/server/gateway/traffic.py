@@ -233,7 +233,7 @@ class Traffic:
         setattr(counters, outcome, getattr(counters, outcome) + 1)
         self._active.discard(proxied.id)
         if self.recorder is not None:
-            # Without a stream the first bytes are the whole answer, and nobody saw its first token.
+            # Without a stream the first bytes are the whole answer, and its first token wasn't seen.
             first = proxied.first if proxied.events else None
             self.recorder.ended(proxied.id, proxied.output, first_token=first, cached=proxied.cached)
         self._metrics.requests[proxied.model, outcome].inc()

@@ -113,7 +113,7 @@ def workers(model: IndexedModel) -> list[WorkerInfo]:
 
 
 def rows(model: IndexedModel) -> ModelRows:
-    """What everybody holds, readable."""
+    """What all workers hold, readable."""
     indexer = model.indexer
     places: list[PlaceRows] = []
     for holder in list(indexer.places.of):

@@ -40,7 +40,7 @@ class AnswerWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeAnswer(msgspec.Struct, eq=False):
-    """One answer: its ids, and its text as far as somebody wants to know."""
+    """One answer: its ids, and its text as far as it is asked for."""
 
     ids: Sequence[int]
     finish: str

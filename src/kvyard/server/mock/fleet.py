@@ -41,7 +41,7 @@ class MockFleet(AsyncService):
         journal: Callable[[int], Journal] | None = None,
     ) -> None:
         """Binds the ports: worker i is at ``port + i``, or at any where that is 0. ``journal`` gives each worker, by number,
-        somebody to tell of stamps. Raises ``KvyardError``, with nothing left open.
+        what is told of stamps. Raises ``KvyardError``, with nothing left open.
         """
         config.check()
         self.config = config
@@ -172,7 +172,7 @@ class MockFleet(AsyncService):
         task.add_done_callback(self._tasks.discard)
 
     def states(self) -> list[schemas.WorkerState]:
-        """How everybody is."""
+        """How all workers are."""
         return [
             schemas.WorkerState(
                 **picked(worker, "name alive block_size faults"),

@@ -48,7 +48,7 @@ def one_two_five(most: int) -> list[int]:
 
 
 class MockMetrics(Metrics):
-    """One registry per worker: each is an engine of its own to whoever scrapes."""
+    """One registry per worker: each is an engine of its own to Prometheus."""
 
     def __init__(self, worker: MockWorker, model: str, longest: int) -> None:
         super().__init__(TEXTS)

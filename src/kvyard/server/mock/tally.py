@@ -1,6 +1,6 @@
 """Tallies: what a worker has done since the server started, for people who watch. They outlive the worker's deaths.
 
-Metrics are for Prometheus and begin anew with each life, as a real engine's do. These are plain numbers that a look can read
+Metrics are for Prometheus and begin at 0 with each life, as a real engine's do. These are plain numbers that a look can read
 in no time.
 """
 

@@ -106,7 +106,7 @@ def stream_views(worker: MockWorker, now: int) -> Iterator[board.StreamView]:
             worker=worker.name,
             endpoint=reachable(publisher.endpoint),
             state="failed" if failed else "sending",
-            reason=f"{publisher.failures} batches couldn't be sent; all was announced anew" if failed else "",
+            reason=f"{publisher.failures} batches couldn't be sent; all was announced again" if failed else "",
             seq=sent.seq,
             epoch=worker.deaths,
             batches=sent.sent,

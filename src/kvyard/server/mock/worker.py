@@ -164,7 +164,7 @@ class MockWorker:
         self._close_streams()
 
     def die(self) -> None:
-        """End as in a crash: nobody is told, and what was cached is gone."""
+        """End as in a crash: no client is told, and what was cached is gone."""
         self.deaths += 1
         self.stop()
         self._build()
@@ -244,14 +244,14 @@ class MockWorker:
         return choice
 
     def give_up(self, flow: RequestFlow) -> None:
-        """Whoever asked has gone: cancel what is left."""
+        """The client has gone: cancel what is left."""
         if self.alive:
             for choice in flow.choices:
                 if choice.ended < 0:
                     self.driver.cancel(choice.job, choice.rank)
 
     def reset(self) -> asyncio.Future[bool]:
-        """Forget what is cached on the device, unless somebody uses it; the result says whether it was."""
+        """Forget what is cached on the device, unless a request uses it; the result says whether it was."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def action(now: int) -> None:
@@ -306,5 +306,5 @@ def _base(endpoint: str, rank: int) -> str:
 
 
 def _everything(cores: Sequence[EngineCore], rank: int) -> list[tuple[int, Tier, list[Run]]]:
-    """What a rank's tiers hold, for a batcher that must announce it anew."""
+    """What a rank's tiers hold, for a batcher that must announce it again."""
     return cores[rank].snapshot()

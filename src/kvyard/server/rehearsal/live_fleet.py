@@ -32,7 +32,7 @@ MOST = 1 << 20
 LOOK = 0.02
 """Seconds between two looks at whether something is so."""
 PATIENT = Patience(reply_ms=20_000)
-"""Everybody shares one loop here: an answer that takes long is no sign of a loss."""
+"""All parts share one loop here: an answer that takes long is no sign of a loss."""
 TIMES = ("predicted_ttl_s", "approx_ttl_s", "session_ttl_s", "forget_after_s")
 """Settings of a router that are times."""
 TOLD = [name for name, value in vars(Watcher).items() if callable(value) and not name.startswith("_")]

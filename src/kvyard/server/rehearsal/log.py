@@ -136,7 +136,7 @@ class EngineLog(Watcher):
         self.answers: dict[str, list[int]] = {}
         """What they said, by the jobs' ids."""
         self.batches: dict[int, tuple[bytes, EventBatch]] | None = None
-        """Batches, as they go over the wire and as they are, by sequence, where somebody wants them."""
+        """Batches, as they go over the wire and as they are, by sequence, where they are wanted."""
         self._encoder = Encoder()
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:

@@ -92,7 +92,7 @@ def observed(run: LiveRun) -> "dict[str, Observed]":
 
 
 class Scripts:
-    """The prompts of a trace, made anew as the driver made them. Rows are kept, tokens aren't."""
+    """The prompts of a trace, made again as the driver made them. Rows are kept, tokens aren't."""
 
     def __init__(self, rows: Iterable[TraceRequest], config: LiveConfig) -> None:
         self._prompts = PromptMaker(config.seed, config.vocabulary)

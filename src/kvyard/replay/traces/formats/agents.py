@@ -25,7 +25,7 @@ class RecordedTurn(msgspec.Struct):
 
 
 class Waits(msgspec.Struct):
-    """What one request waits for besides the turn before it, and for how long after all of them. None: for nobody."""
+    """What one request waits for besides the turn before it, and for how long after all of them. None: for no other."""
 
     after: tuple[str, ...]
     delay: int | None

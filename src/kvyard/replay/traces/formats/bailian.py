@@ -33,7 +33,7 @@ class _Chat(msgspec.Struct):
     name: str
     session: str
     latest: bool = True
-    """Whether nobody continued it so far."""
+    """Whether no request continued it so far."""
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:

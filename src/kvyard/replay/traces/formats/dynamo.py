@@ -76,7 +76,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             name = reading.name(number, request.request_id)
             found[name] = (request, start)
             agent = event.agent_context
-            # A request without a session is one of its own, and waits for nobody.
+            # A request without a session is one of its own, and waits for no other.
             agents.append(
                 RecordedTurn(name, f"\0{name}", start, end)
                 if agent is None

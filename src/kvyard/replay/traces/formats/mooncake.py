@@ -61,7 +61,7 @@ class _MooncakeSessions(msgspec.Struct):
     names: set[str] = set()
     """Rows that can be waited for."""
     timed: bool | None = None
-    """Whether rows that wait for nobody have times: all of them, or none."""
+    """Whether rows that wait for no other have times: all of them, or none."""
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
@@ -144,7 +144,7 @@ def _retention(given: int | list[_Kept]) -> tuple[Retention, ...]:
 
 
 def _delay(row: _MooncakeRow, time: int | None, session: str | None, sessions: _MooncakeSessions) -> int | None:
-    """How long the row waits after those before it. None where it waits for nobody."""
+    """How long the row waits after those before it. None where it waits for no other."""
     for name in row.wait_for:
         if name not in sessions.names:
             raise BadRow(f"it waits for {name!r}, which is no request_id of an earlier row")

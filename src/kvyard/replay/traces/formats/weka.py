@@ -1,7 +1,7 @@
 """Weka's agent sessions (kv-cache-tester, AgentX): one JSON object a session, as lines, as a file, or a directory of files.
 
 Ids stand for whole blocks of 64 tokens and are comparable within a session, so each session gets a range of its own, and the
-tokens behind its last whole block an id that nobody shares. Sessions have no place on a common clock: each starts at 0, and its
+tokens behind its last whole block an id that no other has. Sessions have no place on a common clock: each starts at 0, and its
 turns follow one another, after the think time that was recorded. Sub-agents are sessions that fork and join.
 """
 

@@ -136,7 +136,7 @@ const stream = new Stream("dashboard/events", {
   },
 });
 
-// A token may come behind the #, which a browser sends to nobody.
+// A token may come behind the #, which a browser keeps to itself.
 const given = new URLSearchParams(location.hash.slice(1)).get("token");
 if (given) history.replaceState(null, "", location.pathname + location.search);
 stream.token = given || saved("sessionStorage", "kvyard-token");

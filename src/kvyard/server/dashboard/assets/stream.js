@@ -58,7 +58,7 @@ export class Stream {
       why = control.signal.aborted ? "nothing was heard" : error instanceof TypeError ? "the server can't be reached" : error.message;
     }
     clearTimeout(watch.at);
-    if (this.control !== control) return; // somebody started anew
+    if (this.control !== control) return; // it was started again
     wait = Math.max(wait, this.delay * (0.75 + Math.random() / 2));
     this.delay = Math.min(LONGEST, this.delay * 2);
     this.timer = setTimeout(() => this.start(), wait);

@@ -43,7 +43,7 @@ export class Decisions {
       else set(node.querySelector("button"), "aria-expanded", String(this.open.has(row.one.number)));
     });
     this.first = false;
-    // A mock chooses nobody: it has neither costs nor others to compare with.
+    // A mock chooses no worker: it has neither costs nor others to compare with.
     this.body.parentNode.classList.toggle("plain", this.list.every((one) => one.cost === null && one.best === null));
     byId("decisions-none").hidden = this.list.length > 0;
     this.body.parentNode.hidden = this.list.length === 0;
@@ -64,7 +64,7 @@ export class Decisions {
       meter.append(part);
     }
     const where = PARTS.filter(([name]) => one.tiers[name]).map(([name]) => `${number(one.tiers[name])} ${name}`).join(", ") || "nothing";
-    const best = one.best === null ? "–" : one.best > found ? `${one.best_worker || "another"} has ${number(one.best - found)} more` : "nobody has more";
+    const best = one.best === null ? "–" : one.best > found ? `${one.best_worker || "another"} has ${number(one.best - found)} more` : "no worker has more";
     const button = el("button", { type: "button", "aria-expanded": "false", "aria-label": `Explain ${one.id}` }, "why");
     button.addEventListener("click", () => {
       if (!this.open.delete(one.number)) this.open.add(one.number);
@@ -149,7 +149,7 @@ const links = (transfers) => {
 export const transfers = (view, rates) => {
   const all = links(view.transfers);
   rates.add(view.at, new Map(all.map((one) => [one.name, one.bytes])));
-  // Where nobody knows of a tier below the device, there is nothing to say.
+  // Where no tier is known below the device, there is nothing to say.
   byId("transfers-part").hidden = all.length === 0;
   byId("pair").classList.toggle("one", all.length === 0);
   put(byId("transfers-sum"), all.length ? `${many(view.transfers.reduce((sum, one) => sum + one.under_way, 0), "copy", "copies")} under way` : "");
