@@ -18,7 +18,7 @@ from kvyard.events.faults import Faults, Injector
 from kvyard.events.transport import Follower, Frame, State
 from kvyard.events.transport.frames import read_reply, request
 from kvyard.events.transport.outlet import Archive
-from kvyard.events.transport.recovery import Signal
+from kvyard.events.transport.phases import Signal
 from kvyard.events.types import Cleared, EventBatch, Tier
 from kvyard.events.wire import Encoder
 from kvyard.index import Holder, Identity, Indexer, Source

@@ -9,7 +9,7 @@ from kvyard.clock import SECOND
 from kvyard.events import Tier
 from kvyard.events.faults import Faults
 from kvyard.events.transport.frames import Frame, Reply, ReplyKind, StreamHead, read_reply
-from kvyard.events.transport.recovery import Signal
+from kvyard.events.transport.phases import Signal
 from kvyard.events.transport.state import Limits, Origin, State
 from kvyard.events.transport.subscription import Follower
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from tests.events.transport.test_follower import OPS, RATE, run_troubled, troubles
 
-from kvyard.events.transport.recovery import ASKING, NOT_WHOLE, BatchKind, Phase, Recovery, Signal
+from kvyard.events.transport.phases import ASKING, NOT_WHOLE, BatchKind, Phase, Signal
+from kvyard.events.transport.recovery import Recovery
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from kvyard.events import Batcher, EventBatch, GroupMeta, Mirror, Tier
 from kvyard.events.faults import Faults, Injector
 from kvyard.events.transport.frames import Frame, read_reply, request
 from kvyard.events.transport.outlet import Archive
-from kvyard.events.transport.recovery import Signal
+from kvyard.events.transport.phases import Signal
 from kvyard.events.transport.state import Limits, State
 from kvyard.events.transport.subscription import Follower
 from kvyard.events.wire import Encoder

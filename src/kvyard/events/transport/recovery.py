@@ -11,96 +11,34 @@
 It opens no socket and reads no clock. What comes in is told by ``follower``.
 """
 
-from collections.abc import Callable, Iterable
-from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
-
 import msgspec
 
 from kvyard.events.mirror import restates
 from kvyard.events.transport.frames import Reply, StreamHead, fingerprint
 from kvyard.events.transport.inquiry import Inquiry, RequestKind
+from kvyard.events.transport.phases import (
+    ASKING,
+    FOLLOWING,
+    GAP,
+    GAPPED,
+    LOST,
+    NOT_WHOLE,
+    PROBE,
+    REBUILD,
+    STALE,
+    SUSPECT,
+    UNIDENTIFIED,
+    VERIFY,
+    WAITING,
+    BatchKind,
+    Phase,
+    Signal,
+    table,
+)
 from kvyard.events.transport.position import ReceivedBatch, StreamPosition, UpdateLog
 from kvyard.events.transport.state import Limits, Origin, State
 from kvyard.events.types import Cleared
 from kvyard.events.wire import Decoder
-
-
-class Phase(Enum):
-    """What a stream is doing."""
-
-    FOLLOWING = "following"
-    """Everything up to the last batch was applied."""
-    WAITING = "waiting"
-    """A batch is missing and there is no replay socket to ask: it may be late."""
-    PROBE = "probe"
-    """Asking whether anything was missed."""
-    SUSPECT = "suspect"
-    """The sequence went back. Asking: a late repetition, or another publisher?"""
-    VERIFY = "verify"
-    """The connection broke. Asking: is it the same publisher?"""
-    GAP = "gap"
-    """Asking for batches that are missing."""
-    LOST = "lost"
-    """Nothing that was applied can be built upon. Asking for everything."""
-    REBUILD = "rebuild"
-    """As LOST, and replay from the beginning has begun to arrive."""
-    STALE = "stale"
-    """As LOST, but there is nothing to ask, or not yet again."""
-
-
-class BatchKind(Enum):
-    """What a live batch is to the stream."""
-
-    NEXT = "the next one"
-    RESTATES = "one that clears everything"
-    FIRST = "the publisher's first, where nothing is known"
-    EARLY = "beyond a gap, not to be trusted yet, or damaged"
-    BACKWARD = "numbered like an old one, with other content"
-
-
-class Signal(Enum):
-    """What else can happen to a stream."""
-
-    # batches were applied, and
-    DOUBT = "what was applied isn't what was sent"
-    HOLE = "one is missing"
-    COMPLETE = "none is missing"
-    # the answer to a request has ended
-    HEAD = "head"
-    REPLAY = "replay"
-    SNAPSHOT = "snapshot"
-    # time and connections
-    TIMEOUT = "no answer"
-    EXHAUSTED = "nothing is left to ask"
-    LATE = "the missing batch didn't come by itself"
-    BEHIND = "what the publisher has sent didn't arrive"
-    LOOK = "time to ask"
-    RECONNECTED = "the connection broke and is back"
-
-
-FOLLOWING, WAITING, PROBE, SUSPECT, VERIFY, GAP, LOST, REBUILD, STALE = Phase
-NOT_WHOLE = frozenset((LOST, STALE))
-ASKING = frozenset((PROBE, SUSPECT, VERIFY, GAP, LOST, REBUILD))
-UNIDENTIFIED = frozenset((SUSPECT, VERIFY))
-"""Until these are over nothing that arrives can be trusted to belong to what came before."""
-GAPPED = frozenset((GAP, WAITING, LOST, STALE))
-"""Where a gap leads to: asking for it, or waiting without a replay socket; stale where requests are used up."""
-
-Cause = TypeVar("Cause", BatchKind, Signal)
-Action = TypeVar("Action", bound=Callable[..., None])
-
-
-class Transition(NamedTuple, Generic[Action]):
-    action: Action
-    leads_to: frozenset[Phase]
-    """The phases that may follow, by this action and the signals that it gives."""
-
-
-def _table(
-    *rows: tuple[Cause, Iterable[Phase], Action, Iterable[Phase]],
-) -> dict[tuple[Cause, Phase], Transition[Action]]:
-    return {(cause, phase): Transition(action, frozenset(to)) for cause, phases, action, to in rows for phase in phases}
 
 
 class Recovery:
@@ -631,7 +569,7 @@ class Recovery:
 
     # -- the tables ---------------------------------------------------------------------------------------------------
 
-    BATCHES = _table(
+    BATCHES = table(
         # a batch that is, in these phases, does this, and leads to one of these
         (BatchKind.NEXT, (FOLLOWING, PROBE, GAP), _next, (FOLLOWING, PROBE, *GAPPED)),
         (BatchKind.NEXT, (WAITING,), _next, (FOLLOWING, WAITING, STALE)),
@@ -645,7 +583,7 @@ class Recovery:
         (BatchKind.BACKWARD, (WAITING, STALE), _assume_restart, (FOLLOWING, LOST, STALE)),
         (BatchKind.BACKWARD, (SUSPECT, GAP, REBUILD), _note_break, (SUSPECT, GAP, REBUILD)),
     )
-    SIGNALS = _table(
+    SIGNALS = table(
         # a signal, in these phases, does this, and leads to one of these
         (Signal.DOUBT, (FOLLOWING, WAITING, PROBE, SUSPECT, VERIFY, GAP), _lose_to_doubt, (LOST, STALE)),
         (Signal.HOLE, (FOLLOWING, PROBE), _gap, GAPPED),

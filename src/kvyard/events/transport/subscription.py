@@ -11,8 +11,9 @@ import msgspec
 
 from kvyard.events.transport.frames import Frame, Reply, ReplyKind, fingerprint, read_live, read_reply
 from kvyard.events.transport.inquiry import Inquiry, ReplayRequest, RequestKind
+from kvyard.events.transport.phases import Signal
 from kvyard.events.transport.position import StreamPosition, UpdateLog
-from kvyard.events.transport.recovery import Recovery, Signal
+from kvyard.events.transport.recovery import Recovery
 from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
 from kvyard.events.wire import Decoder
 
