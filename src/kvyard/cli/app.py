@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         ("events", "app", "Read and check streams of KV-cache events."),
         ("gateway", "gateway", "Route OpenAI requests to engines by what each has cached."),
         ("index", "app", "Serve an index of KV-cache events, or ask one about a prompt."),
+        ("league", "league", "Put routing policies side by side on one trace."),
         ("mock", "mock", "Serve a fleet of vLLM endpoints without a GPU."),
         ("model", "model", "Turn a model's config and a card into groups, bytes and blocks."),
         ("profile", "app", "Fit timing to measured passes, and look at the fit."),

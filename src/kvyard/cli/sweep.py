@@ -53,7 +53,7 @@ def sweep(
     if jobs is not None and jobs < 1:
         raise KvyardError(f"--jobs {jobs}: at least 1, or leave it out for one per core")
     folder = out or Path(f"sweep-{trace.name.partition('.')[0]}")
-    with _Bars(quiet) as bars:
+    with Bars(quiet) as bars:
         done = run(
             trace,
             parse_vary(vary or []),
@@ -86,8 +86,8 @@ def _show(done: Sweep, paths: list[Path]) -> None:
         typer.echo(f"written: {path}", err=True)
 
 
-class _Bars:
-    """One bar for the grid, with what is under way; nothing without a terminal."""
+class Bars:
+    """One bar for a grid, with what is under way; nothing without a terminal."""
 
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
@@ -117,7 +117,7 @@ class _Bars:
         text = f"{sum(self._through.values()):,} requests replayed"
         self._progress.update(self._task, under_way=text)
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> Bars:
         if self._shown:
             self._progress.start()
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -35,7 +35,8 @@ class Figure(NamedTuple):
     share: bool = False
 
 
-def _spread(name: str, field: str) -> Callable[[Report], float]:
+def latency(name: str, field: str) -> Callable[[Report], float]:
+    """A figure of one of the report's latencies."""
     return lambda report: float(getattr(report.latency[name], field))
 
 
@@ -52,11 +53,11 @@ def _reused(tier: str) -> Callable[[Report], float]:
 
 
 FIGURES = (
-    Figure("ttft_mean_ms", "TTFT", "Mean time to first token, ms", "low", _spread("ttft", "mean")),
-    Figure("ttft_p50_ms", "p50", "Median time to first token, ms", "low", _spread("ttft", "p50")),
-    Figure("ttft_p99_ms", "p99", "p99 of time to first token, ms", "low", _spread("ttft", "p99")),
-    Figure("itl_mean_ms", "ITL", "Mean inter-token latency, ms", "low", _spread("itl", "mean")),
-    Figure("e2e_mean_ms", "E2E", "Mean end-to-end latency, ms", "low", _spread("e2e", "mean")),
+    Figure("ttft_mean_ms", "TTFT", "Mean time to first token, ms", "low", latency("ttft", "mean")),
+    Figure("ttft_p50_ms", "p50", "Median time to first token, ms", "low", latency("ttft", "p50")),
+    Figure("ttft_p99_ms", "p99", "p99 of time to first token, ms", "low", latency("ttft", "p99")),
+    Figure("itl_mean_ms", "ITL", "Mean inter-token latency, ms", "low", latency("itl", "mean")),
+    Figure("e2e_mean_ms", "E2E", "Mean end-to-end latency, ms", "low", latency("e2e", "mean")),
     Figure("reuse", "reused", "Prompt tokens not computed / prompt tokens admitted", "high", _reused("all"), True),
     Figure("reuse_device", "device", "Prompt tokens found on the device / admitted", "", _reused("device"), True),
     *(
@@ -137,7 +138,7 @@ def print_sweep(sweep: Sweep, console: Console | None = None) -> None:
         table.add_column(name, overflow="fold")
     for figure in shown:
         table.add_column(figure.head, justify="right")
-    best = {figure.name: _best(figure, done) for figure in shown}
+    best = {figure.name: best_of(figure, done) for figure in shown}
     for row in found:
         cells = [str(row[name]) for name in sweep.grid.axes]
         if row["error"]:
@@ -179,7 +180,8 @@ def shown_value(figure: Figure, value: float | int | None) -> str:
     return percent(value) if figure.share else f"{value:,}" if isinstance(value, int) else measured(value)
 
 
-def _best(figure: Figure, done: list[dict[str, Any]]) -> float | None:
+def best_of(figure: Figure, done: Sequence[Mapping[str, Any]]) -> float | None:
+    """The best value of a column; ``None`` where all are alike or none is better than another."""
     values: set[float] = {row[figure.name] for row in done if row[figure.name] is not None}
     if len(values) < 2 or not figure.best:
         return None

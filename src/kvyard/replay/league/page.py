@@ -1,0 +1,69 @@
+"""A league as a page: one file that needs no network. Per cell the bars of what people wait for, and the whole table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvyard import __version__
+from kvyard.replay.league.league import FIGURES, League, Standing
+from kvyard.replay.league.table import behind
+from kvyard.replay.report import figures as draw
+from kvyard.replay.report.html import Page, esc, head, listing, row, table
+from kvyard.replay.sweep.table import Figure, shown_value
+
+DRAWN = ("ttft_mean_ms", "itl_p99_ms", "reuse")
+
+
+def page(league: League) -> str:
+    """The page's text."""
+    count = len({one.policy for standings in league.cells.values() for one in standings})
+    title = "Routing policies side by side"
+    made = Page(f"{title} · kvyard")
+    notes = [f"{cell}: overloaded, so its queues decide." for cell in sorted(league.overloaded)]
+    notes += [f"{failure.point.label}: {failure.why}" for failure in league.sweep.failures]
+    if league.sweep.missing:
+        notes.append(f"{league.sweep.missing} of {len(league.sweep.grid.points)} points have not run yet.")
+    made.add(head(title, f"{count} policies on {league.sweep.trace}", notes))
+    for cell, standings in league.cells.items():
+        first = standings[0]
+        text = f"{first.policy} has the soonest first token. Starred: none has both a sooner first token and a lower ITL p99."
+        made.section(cell, text)
+        wanted = [figure for figure in FIGURES if figure.name in DRAWN]
+        made.cards("two", *(made.figure(figure.title, "", _bars(figure, standings)) for figure in wanted))
+        made.add('<section class="card wide">' + _table(standings) + "</section>")
+    made.section("What was run", "What is not varied is the same for all.")
+    base = next(iter(league.sweep.reports.values()))
+    made.add('<section class="card">' + listing("Configuration of the first point", base.config) + "</section>")
+    made.add(f"<footer>kvyard {esc(__version__)}</footer>")
+    return made.text()
+
+
+def _bars(figure: Figure, standings: Sequence[Standing]) -> draw.Figure:
+    bars = []
+    for one in standings:
+        value = one.figures[figure.name]
+        text = shown_value(figure, value)
+        part = {
+            "name": figure.title,
+            "color": "blue",
+            "value": 0 if value is None else draw.digits(value),
+            "text": text,
+        }
+        bars.append({"name": one.policy, "parts": [part], "text": text})
+    drawn: draw.Figure = {"kind": "bars", "label": figure.title, "rows": bars, "xTitle": figure.title}
+    return drawn | {"xFormat": "percent"} if figure.share else drawn
+
+
+def _table(standings: Sequence[Standing]) -> str:
+    kept = [figure for figure in FIGURES if any(one.figures[figure.name] is not None for one in standings)]
+    made = []
+    for one in standings:
+        figures = [shown_value(figure, one.figures[figure.name]) for figure in kept]
+        made.append(row([f"{one.policy}{' *' if one.front else ''}", behind(one, standings[0]), *figures]))
+    return table(["policy", "behind", *(_head(figure) for figure in kept)], made)
+
+
+def _head(figure: Figure) -> str:
+    """A column's name that says of what."""
+    part = figure.name.split("_")
+    return f"{part[0].upper()} {part[1]}" if part[-1] == "ms" and len(part) == 3 else figure.head
