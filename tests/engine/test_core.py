@@ -131,12 +131,11 @@ def test_one_given_up_at_any_time_leaves_nothing_behind(cancel):
 
 def test_it_is_on_where_timing_is_a_real_engines():
     real = EngineConfig(timing=ProfileTiming(name="h200-llama3-8b"))
-    assert real.decides_ahead()
-    assert not real.decides_ahead(ranks=2)
-    assert not SMALL.decides_ahead()
-    assert not replace(real, async_scheduling=False).decides_ahead()
-    assert not replace(real, backend="trtllm").decides_ahead()
-    assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).decides_ahead()
+    assert real.decides_ahead
+    assert not SMALL.decides_ahead
+    assert not replace(real, async_scheduling=False).decides_ahead
+    assert not replace(real, backend="trtllm").decides_ahead
+    assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).decides_ahead
 
 
 def test_what_it_is_not_modelled_with_is_refused():
@@ -146,5 +145,5 @@ def test_what_it_is_not_modelled_with_is_refused():
         make_core(replace(AHEAD, tiers=OffloadConfig(tiers=(TierConfig(num_blocks=9),)), bytes_per_block=1))
     with pytest.raises(ConfigError, match="async_scheduling is modelled for backend vllm, not for trtllm"):
         make_core(replace(AHEAD, backend="trtllm"))
-    with pytest.raises(KvyardError, match="async_scheduling is modelled for engines of one rank"):
-        Ranks([make_core(AHEAD), make_core(AHEAD)])
+    with pytest.raises(KvyardError, match="async_scheduling is on or off for all ranks"):
+        Ranks([make_core(AHEAD), make_core(replace(AHEAD, async_scheduling=False))])

@@ -294,6 +294,118 @@ def test_the_page_needs_no_network_and_escapes_names(tmp_path: Path) -> None:
     assert "<script>alert" not in text and "https://" not in text and text.count('class="chart"') == 8
 
 
+# -- folders of LLMServingSim's, however an engine was split --------------------------------------------------------------
+
+CONFIGS = {
+    "dense": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 512},
+    "experts": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "intermediate_size": 512,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+    },
+    "local experts": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": 512,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+}
+SHAPE = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+SPLITS: list[dict[str, object]] = [
+    {},
+    {"tensor_parallel_size": 2},
+    {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    {"data_parallel_size": 2},
+    {"data_parallel_size": 2, "enable_expert_parallel": True},
+    {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True},
+    {"pipeline_parallel_size": 2, "kv_cache_dtype": "fp8", "dtype": "bfloat16", "seed": 42, "max_model_len": None},
+]
+
+
+def profile_folder(folder: Path, experts: bool) -> Path:
+    """Tables as the profiler writes them: expert tables for one card alone, no skew."""
+    dense = "".join(
+        f"{name},{at},{us * (1 + at / 100):.3f}\n"
+        for name, us in (("embedding", 2), ("layernorm", 2), ("qkv_proj", 9), ("o_proj", 7), ("final_layernorm", 2))
+        for at in (1, 64, 2048)
+    )
+    attention = "".join(
+        f"{new},0,{batch},{context},{3 + new / 50 + batch * context / 2000:.3f}\n"
+        for new in (0, 16, 2048)
+        for batch, context in ((0, 0), (1, 16), (1, 4096), (64, 16), (64, 4096))
+        if new or batch
+    )
+    for size in (1, 2):
+        one = folder / f"tp{size}"
+        one.mkdir(parents=True)
+        (one / "dense.csv").write_text("layer,tokens,time_us\n" + dense)
+        (one / "per_sequence.csv").write_text("layer,sequences,time_us\nlm_head,1,50\nsampler,1,9\n")
+        (one / "attention.csv").write_text("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n" + attention)
+    if experts:
+        rows = "".join(f"{at},{called},{10 * called + at}\n" for at in (1, 64, 2048) for called in (2, 4, 8))
+        (folder / "tp1" / "moe.csv").write_text("tokens,activated_experts,time_us\n" + rows)
+    return folder
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: "+".join(split) or "plain")
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_runs_of_every_split_are_replayed_as_they_say(kind: str, split: dict[str, object], tmp_path: Path) -> None:
+    """Names that no preset has, and a ``meta.json`` that says how the engine was split."""
+    config = tmp_path / "some-org" / "Odd_Name-7B.v2.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(SHAPE | CONFIGS[kind]))
+    tables = profile_folder(tmp_path / "bf16", kind != "dense")
+    run = tmp_path / "bench"
+    (run / "vllm").mkdir(parents=True)
+    serving_sim(run / "vllm", records())
+    ranks = split.get("data_parallel_size", 1)
+    meta = {
+        "vllm_version": "0.19.0",
+        "model": "some-org/Odd_Name-7B.v2",
+        "engine_kwargs": {"max_num_seqs": 8, "max_num_batched_tokens": 2048} | split,
+        "kv_cache": {"num_gpu_blocks": 401 * ranks, "block_size": 16},
+        "resolved_config": {"scheduler_config": {"async_scheduling": True, "policy": "fcfs"}},
+    }
+    (run / "vllm" / "meta.json").write_text(json.dumps(meta))
+    found = validate(read_run(run), {"gpu": "rtxpro6000", "model": str(config), "timing": f"tables:{tables}"})
+    assert found.requests == 60
+    assert found.settings["num_gpu_blocks"] == 400 and found.settings["async_scheduling"] is True
+    (engine,) = found.config["workers"]
+    assert engine.get("dp_size", 1) * engine["count"] == ranks
+    assert (engine.get("dp_size", 1) == ranks) == (kind != "dense" or ranks == 1), (
+        "ranks are in step if they share experts"
+    )
+    deployment = engine["engine"]["timing"]["deployment"]
+    for name, value in split.items():
+        if (
+            name in deployment
+            and name != "data_parallel_size"
+            and (name != "enable_expert_parallel" or kind != "dense")
+        ):
+            assert deployment[name] == value
+
+
+def test_a_split_that_was_not_measured_is_named(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    serving_sim(tmp_path / "vllm", records())
+    (tmp_path / "vllm" / "meta.json").write_text(json.dumps({"engine_kwargs": {"tensor_parallel_size": 4}}))
+    tables = profile_folder(tmp_path / "bf16", False)
+    with pytest.raises(KvyardError, match="bf16 has tp1, tp2, and tensor_parallel_size is 4"):
+        validate(read_run(tmp_path), {"gpu": "h100", "model": "llama-3.1-8b", "timing": f"tables:{tables}"})
+
+
 # -- real runs ----------------------------------------------------------------------------------------------------------
 
 ARCHIVE = SHARED / "llmservingsim" / "validation.tar.xz"

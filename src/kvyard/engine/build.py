@@ -39,7 +39,9 @@ def make_core(
     """
     config.check()
     specs = config.specs
-    ahead = config.decides_ahead(ranks)
+    ahead = config.decides_ahead
+    if ahead and ranks > 1:
+        plans = False  # what ranks in step have decided on differs by a pass: they are driven one by one
     if events:
         batcher = Batcher([spec.meta for spec in specs], stream=name, with_tokens=with_tokens)
     speculative = config.speculative

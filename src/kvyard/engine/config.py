@@ -93,12 +93,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return self.groups
         return (GroupSpec(kind="full", block_size=self.block_size or BACKENDS.get(self.backend).block_size),)
 
-    def decides_ahead(self, ranks: int = 1) -> bool:
-        """Whether passes of an engine with so many ``ranks`` are decided on while the ones before them run."""
+    @property
+    def decides_ahead(self) -> bool:
+        """Whether passes are decided on while the ones before them run."""
         if self.async_scheduling is not None:
             return self.async_scheduling
         real = type(self.timing).__struct_config__.tag in REAL_TIMINGS
-        return real and self.backend == "vllm" and self.tiers is None and self.speculative is None and ranks == 1
+        return real and self.backend == "vllm" and self.tiers is None and self.speculative is None
 
     @property
     def capacity_tokens(self) -> int:

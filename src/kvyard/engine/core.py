@@ -199,6 +199,35 @@ class EngineCore:
         self._durations = durations
         self._run(now, (durations.cumsum() + now).tolist())
 
+    # -- in step with other ranks ---------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the pass under way computes here, or the one that was proposed; 0 where there is none."""
+        made = self._batch
+        if made is None:
+            if not self._decided:
+                return 0
+            made = self._decided[0]
+        return made.decoding + sum([new for _, new, _ in made.chunks])
+
+    def decide_ahead(self, now: int) -> None:
+        """With passes decided ahead: decide on the pass after the one that the ranks start at ``now``, be it one in which this
+        rank has nothing to compute.
+        """
+        if not self._ends or self._start == now:
+            self._decide(now)
+
+    def start_decided(self, now: int) -> bool:
+        """With passes decided ahead: start the pass that was decided on, unless it has; returns whether one is under way."""
+        if not self._ends and self._decided:
+            self._run(now, [now + self._single(self._decided[0])])
+        return bool(self._ends)
+
+    def wait_until(self, end: int) -> None:
+        """The pass under way ends with those of the other ranks, at ``end``. It must be a single one."""
+        self._ends = [end]
+
     # -- passes decided ahead ---------------------------------------------------------------------------------------
 
     def _begin_ahead(self, now: int) -> bool:
@@ -505,15 +534,16 @@ class EngineCore:
             found += self.offload.snapshot()
         return found
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, alone: bool = True) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless invariants I1 to I4 and I6 to I9 hold here.
 
-        Of I4 only the numbers of blocks are compared: those announced and not taken back, and those in the maps.
+        I8 is of an engine as a whole: a rank that isn't ``alone`` may wait for the others. Of I4 only the numbers of blocks
+        are compared: those announced and not taken back, and those in the maps.
         """
         self.scheduler.check_integrity()
         if isinstance(self.batcher, Batcher):
             self.batcher.check_announced(self.snapshot())
         if self.offload is not None:
             self.offload.check_integrity()
-        if not self.scheduler.jobs.idle:
+        if alone and not self.scheduler.jobs.idle:
             assert self.next_decision() is not None, "requests are unfinished and nothing is due to happen (I8)"

@@ -1,6 +1,8 @@
 """Ranks: several cores in step. Data-parallel ranks have their own requests and blocks, and start every pass together.
 
-A pass of the engine takes as long as its slowest rank; a rank with nothing to do waits with the others. Driven like one core.
+This is how vLLM runs mixtures of experts: ranks exchange tokens in every layer. A pass of the engine takes as long as its
+slowest rank, and as the experts take for all ranks' tokens; a rank with nothing to do computes a pass with nothing in it.
+With passes decided ahead all ranks decide on the next one when the pass before it starts. Driven like one core.
 """
 
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ import numpy as np
 
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
+from kvyard.engine.timing import SharedExperts
 from kvyard.errors import KvyardError
 
 
@@ -16,12 +19,18 @@ class Ranks:
     """The ranks of one engine. Jobs are submitted to a rank by its number."""
 
     def __init__(self, cores: Sequence[EngineCore]) -> None:
-        """Raises ``KvyardError`` for an engine without ranks."""
+        """Raises ``KvyardError`` for an engine without ranks, and for ranks of which only some decide ahead."""
         if not cores:
             raise KvyardError("an engine needs at least one rank")
-        if len(cores) > 1 and any(core.ahead for core in cores):
-            raise KvyardError("async_scheduling is modelled for engines of one rank: turn it off for several")
+        self.ahead = cores[0].ahead
+        """Whether a pass is decided on when the one before it starts."""
+        if any(core.ahead != self.ahead for core in cores):
+            raise KvyardError("async_scheduling is on or off for all ranks of an engine")
         self.cores = list(cores)
+        timing = cores[0].timing
+        self._started = -1
+        """With passes decided ahead: when the pass under way started."""
+        self._experts = timing if isinstance(timing, SharedExperts) else None
 
     @property
     def busy(self) -> bool:
@@ -48,13 +57,21 @@ class Ranks:
 
     def advance(self, now: int) -> None:
         """Carry out every pass that has ended by ``now``."""
-        for core in self.cores:
-            core.advance(now)
+        if not self.ahead or len(self.cores) == 1:
+            for core in self.cores:
+                core.advance(now)
+            return
+        if self.busy and (end := self.next_decision()) is not None and end <= now:
+            for core in self.cores:
+                core.advance(end)
+            self._start_together(end)
 
     def begin(self, now: int) -> bool:
         """Start a pass on every rank that has something to run, unless one is under way; returns whether one is, then."""
         if len(self.cores) == 1:
             return self.cores[0].begin(now)
+        if self.ahead:
+            return self._begin_ahead(now)
         if self.busy:
             return True
         proposed = [(core, durations) for core in self.cores if (durations := core.propose(now)) is not None]
@@ -64,7 +81,10 @@ class Ranks:
         running = [core for core, _ in proposed]
         if any(core.restless for core in self.cores if core not in running):
             passes = 1
-        slowest = np.maximum.reduce([durations[:passes] for _, durations in proposed])
+        tokens = [core.tokens for core in self.cores]
+        slowest = np.maximum.reduce(
+            [durations[:passes] + self._uneven(core.tokens, tokens) for core, durations in proposed]
+        )
         landing = min((when for core in self.cores if (when := core.next_landing()) is not None), default=None)
         if landing is not None:
             # A rank that only waits for blocks must not have to wait for the others' plan to end.
@@ -72,6 +92,34 @@ class Ranks:
         for core, _ in proposed:
             core.adopt(slowest, now)
         return True
+
+    def _begin_ahead(self, now: int) -> bool:
+        if not self.busy:
+            for core in self.cores:
+                core.decide_ahead(now)
+            if not self._start_together(now):
+                return False
+        if self._started == now:
+            for core in self.cores:
+                core.decide_ahead(now)
+        return True
+
+    def _start_together(self, now: int) -> bool:
+        """Start what is decided on at ``now``; every rank's pass ends with the slowest. Returns whether there is any."""
+        running = [core for core in self.cores if core.start_decided(now)]
+        if not running:
+            return False
+        self._started = now
+        tokens = [core.tokens for core in self.cores]
+        ends = [core.next_decision() for core in running]
+        slowest = max(end + self._uneven(core.tokens, tokens) for core, end in zip(running, ends) if end is not None)
+        for core in running:
+            core.wait_until(slowest)
+        return True
+
+    def _uneven(self, tokens: int, of_all: Sequence[int]) -> int:
+        """What a pass of so many ``tokens`` takes longer because of what the other ranks compute in it."""
+        return self._experts.uneven_ns(tokens, of_all) if self._experts is not None else 0
 
     def trim(self, now: int, begun: bool = False) -> None:
         """A shared tier was used; see ``EngineCore.trim``. What is uncertain for one rank ends the plans of all."""
@@ -82,6 +130,8 @@ class Ranks:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every rank agrees with itself and they are in step."""
         for core in self.cores:
-            core.check_integrity()
+            core.check_integrity(alone=False)
+        if not all(core.scheduler.jobs.idle for core in self.cores):
+            assert self.next_decision() is not None, "requests are unfinished and nothing is due to happen (I8)"
         ends = {core.next_decision() for core in self.cores if core.busy}
         assert len(ends) <= 1, f"ranks are out of step: {sorted(map(str, ends))}"

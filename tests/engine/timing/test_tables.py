@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
-from kvyard.engine.timing.servingsim import read_servingsim
+from kvyard.engine.timing.servingsim import Mixture, read_servingsim
 from kvyard.engine.timing.table_cache import cached_table
 from kvyard.engine.timing.table_model import TableModel
 from kvyard.errors import KvyardError
@@ -138,4 +138,64 @@ class TestServingsim:
 
     def test_experts_need_their_table(self, tmp_path: Path) -> None:
         with pytest.raises(KvyardError, match=r"no moe.csv, and the model has 128 experts"):
-            read_servingsim(self.write(tmp_path), 10, experts=128, chosen=8)
+            read_servingsim(self.write(tmp_path), 10, mixture=Mixture(layers=10, experts=128, chosen=8))
+
+    MOE = "tokens,activated_experts,time_us\n1,4,100\n1,8,200\n1000,4,100\n1000,8,200\n"
+
+    def test_experts_take_the_weights_of_those_called_on_this_rank(self, tmp_path: Path) -> None:
+        folder = self.write(tmp_path, moe=self.MOE)
+        plain = read_servingsim(folder, 10).tokens.value(100)
+        whole = read_servingsim(folder, 10, mixture=Mixture(layers=10, experts=8, chosen=2))
+        assert whole.tokens.value(100) - plain == pytest.approx(10 * 200) and whole.experts is None
+        spread = read_servingsim(folder, 10, mixture=Mixture(layers=10, experts=8, chosen=2, holders=2))
+        assert spread.tokens.value(100) - plain == pytest.approx(10 * 100)
+        cut = read_servingsim(folder, 10, mixture=Mixture(layers=10, experts=8, chosen=2, slices=4))
+        assert cut.tokens.value(100) - plain == pytest.approx(10 * 50)
+
+    def test_data_ranks_that_share_experts_exchange_their_tokens(self, tmp_path: Path) -> None:
+        mixture = Mixture(layers=10, experts=8, chosen=2, sources=2, holders=2)
+        folder = self.write(tmp_path, moe=self.MOE)
+        table = read_servingsim(folder, 10, mixture=mixture, exchange_us=lambda tokens: 1.0 * tokens)
+        plain = read_servingsim(folder, 10).tokens.value(100)
+        assert table.experts is not None
+        assert table.tokens.value(100) - plain == pytest.approx(table.experts.value(200)) == pytest.approx(10 * 300)
+
+    def test_layers_without_experts_have_their_own_mlp(self, tmp_path: Path) -> None:
+        dense = "layer,tokens,time_us\nqkv_proj,1,10\ngate_up_proj,1,7\n"
+        folder = self.write(tmp_path, dense=dense, moe=self.MOE)
+        table = read_servingsim(folder, 10, mixture=Mixture(layers=8, experts=8, chosen=8))
+        assert table.tokens.value(1) == 10 * 10 + 2 * 7 + 8 * 200
+
+    @pytest.mark.parametrize(
+        ("files", "says"),
+        [
+            ({"dense": "layer,tokens,time_us\n"}, "dense.csv has no rows"),
+            ({"dense": "name,tokens,time_us\nqkv,1,3\n"}, "no column layer; it has name, tokens, time_us"),
+            ({"per_sequence": "layer,sequences,time_us\nhead,1,3\n"}, "has none of lm_head, sampler; it has head"),
+            ({"moe": "tokens,activated_experts,time_us\n"}, "moe.csv has no rows"),
+        ],
+    )
+    def test_rows_that_are_needed_are_named(self, files: dict[str, str], says: str, tmp_path: Path) -> None:
+        with pytest.raises(KvyardError, match=says):
+            read_servingsim(
+                self.write(tmp_path, **{"moe": self.MOE, **files}), 10, mixture=Mixture(layers=10, experts=8, chosen=2)
+            )
+
+
+def test_uneven_ranks_take_what_the_experts_take_for_all_of_them() -> None:
+    import msgspec
+
+    shared = msgspec.structs.replace(TABLE, experts=Curve((1, 10_000), (1.0, 10_000.0)))
+    model = TableModel(shared)
+    assert MODEL.uneven_ns(64, [64, 2048]) == 0, "nothing is shared"
+    assert model.uneven_ns(2048, [2048, 2048]) == 0
+    assert model.uneven_ns(2048, [2048, 64]) == (2048 + 64 - 2 * 2048) * 1000
+    assert model.uneven_ns(61, [61, 0]) == 0, "as CUDA graphs both have the larger one's size"
+    assert model.uneven_ns(8, [64, 8]) == (2 * 64 - 2 * 8) * 1000
+
+
+def test_the_host_takes_its_time_for_a_pass_and_for_each_sequence() -> None:
+    model = TableModel(TABLE, host_us=100.0, host_sequence_us=10.0)
+    assert model.pass_ns((), 64, 64_000, 1000) - MODEL.pass_ns((), 64, 64_000, 1000) == 64 * 10_000
+    planned = model.decode_ns(64, 64_000, 3, 1000).tolist()
+    assert planned == [model.pass_ns((), 64, 64_000 + 64 * at, 1000 + at) for at in range(3)]

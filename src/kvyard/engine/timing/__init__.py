@@ -1,7 +1,7 @@
 """How long a pass takes: a registry of kinds, each a pure function from a batch to whole nanoseconds."""
 
 from kvyard.engine.timing.fixed import FixedTiming
-from kvyard.engine.timing.model import Durations, TimingModel
+from kvyard.engine.timing.model import Durations, SharedExperts, TimingModel
 from kvyard.engine.timing.polynomial import PolynomialTiming
 from kvyard.engine.timing.profile import ProfileTiming
 from kvyard.engine.timing.registry import TimingConfig, make_timing, parse_timing, read_timing, timing_choices
@@ -11,6 +11,7 @@ __all__ = [
     "FixedTiming",
     "PolynomialTiming",
     "ProfileTiming",
+    "SharedExperts",
     "TimingConfig",
     "TimingModel",
     "make_timing",

@@ -15,6 +15,8 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+import msgspec
+
 from kvyard.engine.cards import Card
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.split import Parallelism
@@ -34,6 +36,9 @@ SYSTEMS = {
     "rtxpro6000": "rtx_pro_6000_server",
 }
 """Our name of a card to theirs."""
+QUANTISED = "_hf_quant_config.json"
+QUANT_MODES = {"bf16": "bfloat16", "fp8": "fp8", "int8": "int8_wo", "int4": "int4_wo", "fp4": "nvfp4"}
+"""Our name of a weight dtype to theirs."""
 SHAPE = (
     "num_hidden_layers",
     "hidden_size",
@@ -66,22 +71,34 @@ def aic_version() -> str | None:
 
 @cache
 def known_models() -> dict[str, dict[str, Any]]:
-    """The models that come with the package, by name, each with its config. Raises ``KvyardError`` where it is missing."""
+    """The models that come with the package, by name, each with its config. Raises ``KvyardError`` where it is missing.
+
+    Where a checkpoint says in a file of its own how it is quantised, that is under ``hf_quant_config``.
+    """
     if aic_version() is None:
         raise KvyardError("measured tables need aiconfigurator-core: pip install 'kvyard[aic]'")
+    folder = files("aiconfigurator_core").joinpath("model_configs")
     found = {}
-    for entry in sorted(files("aiconfigurator_core").joinpath("model_configs").iterdir(), key=lambda one: one.name):
-        if entry.name.endswith("_config.json") and not entry.name.endswith("_hf_quant_config.json"):
-            name = entry.name.removesuffix("_config.json").replace("--", "/", 1)
-            found[name] = json.loads(entry.read_bytes())  # some have Infinity in them, which msgspec refuses
+    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+        if entry.name.endswith("_config.json") and not entry.name.endswith(QUANTISED):
+            stem = entry.name.removesuffix("_config.json")
+            config = json.loads(entry.read_bytes())  # some have Infinity in them, which msgspec refuses
+            quantised = folder.joinpath(stem + QUANTISED)
+            if quantised.is_file():
+                config["hf_quant_config"] = json.loads(quantised.read_bytes())
+            found[stem.replace("--", "/", 1)] = config
     return found
 
 
-def find_model(config: Mapping[str, Any]) -> str | None:
-    """The name under which the package knows a model of this shape, quantised alike if there is one; ``None`` if it doesn't."""
-    asked, stored = _shape(config), _stored(config)
+def find_model(config: Mapping[str, Any], weight_dtype: str | None = None) -> str | None:
+    """The name under which the package knows a model of this shape and quantisation; ``None`` if it doesn't.
+
+    With a ``weight_dtype`` of one's own it is one that isn't quantised, where there is one: the type is then said beside it.
+    """
+    asked = _shape(config)
+    stored = "" if weight_dtype is not None else _stored(config)
     alike = [name for name, other in known_models().items() if _shape(other) == asked]
-    return min(alike, key=lambda name: _stored(known_models()[name]) != stored, default=None)
+    return min(alike, key=lambda name: (_stored(known_models()[name]) != stored, len(name)), default=None)
 
 
 def _shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -90,8 +107,13 @@ def _shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _stored(config: Mapping[str, Any]) -> str:
-    quantised = config.get("quantization_config")
-    return str(quantised.get("quant_method", "")) if isinstance(quantised, Mapping) else ""
+    """How a checkpoint is quantised, in a word; empty for one that isn't."""
+    own = config.get("quantization_config")
+    if isinstance(own, Mapping):
+        return str(own.get("quant_method", "")).lower()
+    beside = config.get("hf_quant_config")
+    inner = beside.get("quantization") if isinstance(beside, Mapping) else None
+    return str(inner.get("quant_algo", "")).lower() if isinstance(inner, Mapping) else ""
 
 
 def compile_aic(
@@ -111,6 +133,8 @@ def compile_aic(
     system = SYSTEMS.get(card.name)
     if system is None:
         raise KvyardError(f"aiconfigurator-core has no tables for {card.title}; it has {', '.join(SYSTEMS)}")
+    if not of.experts:
+        split = msgspec.structs.replace(split, data_parallel_size=1)  # such ranks have nothing to do with one another
     handle = _Handle(model, system, backend, split, weight_dtype, kv_cache_dtype)
     peak = card.rate("bf16") / 1e6
     raised = 0
@@ -160,7 +184,8 @@ class _Handle:
             "moe_ep_size": experts if split.enable_expert_parallel else 1,
         }
         if weight_dtype is not None:
-            options |= {"gemm_quant_mode": weight_dtype, "moe_quant_mode": weight_dtype}
+            mode = QUANT_MODES.get(weight_dtype)
+            options |= {"gemm_quant_mode": mode, "moe_quant_mode": mode or "w4a16_mxfp4"}  # mxfp4 is for experts alone
         if kv_cache_dtype != "auto":
             options["kvcache_quant_mode"] = "fp8" if "fp8" in kv_cache_dtype else kv_cache_dtype
         try:

@@ -5,7 +5,7 @@ for alone or as one of many in a plan. It knows nothing of requests, blocks or t
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,14 @@ class TimingModel(Protocol):
 
         Each context grows by one each pass: element i equals ``pass_ns((), batch, context + i * batch, longest + i)``.
         """
+
+
+@runtime_checkable
+class SharedExperts(Protocol):
+    """A timing model of ranks that share experts. Its passes suppose that all ranks compute as many tokens."""
+
+    def uneven_ns(self, tokens: int, of_all: Sequence[int]) -> int:
+        """What a pass of ``tokens`` on this rank takes longer (or less long, below 0) where the ranks compute ``of_all``."""
 
 
 def scaled(ns: int, ratio: float) -> int:

@@ -85,7 +85,8 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     """What is multiplied: ``bf16``, ``fp8`` or ``fp4``."""
     ranks: int
     """Tensor ranks."""
-    expert_ranks: int
+    data_ranks: int
+    """Ranks with requests of their own, which share the experts."""
 
 
 def make_operators(
@@ -155,7 +156,7 @@ class _Counter:
             hops=split.pipeline_parallel_size - 1,
             dtype=self._dtype,
             ranks=self._ranks,
-            expert_ranks=split.expert_ranks,
+            data_ranks=split.data_parallel_size,
         )
 
     # -- parts of a layer -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import msgspec
 
 from kvyard.errors import KvyardError
 
-FORMAT = "kvyard-pass-table/1"
+FORMAT = "kvyard-pass-table/2"
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -76,6 +76,9 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
     """Attention of a pass with both, where measured: (new, past, a plane like ``decode``)."""
     skew: Curve = Curve((1,), (0.0,))
     """By requests: what share of the way from the mean context to the longest one counts."""
+    experts: Curve | None = None
+    """Of data-parallel ranks that share experts: what those take, exchanges included, by tokens of all ranks together. It is
+    in ``tokens`` already, for ranks that compute as many tokens each."""
     graph_tokens: int = 512
     """Up to here passes are padded to sizes of CUDA graphs."""
 
@@ -83,6 +86,8 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``KvyardError``, naming the part, for a table that can't be computed with."""
         for name in ("tokens", "sequences", "skew"):
             _check_curve(name, getattr(self, name))
+        if self.experts is not None:
+            _check_curve("experts", self.experts)
         for name in ("prompt", "decode"):
             plane = getattr(self, name)
             _check_axis(name, plane.rows)

@@ -92,6 +92,14 @@ class RooflineModel:
         spent = [scaled(round((host + (base + reading(batch, at)) * scale) * 1e3), ratio) for at in steps]
         return np.array(spent, dtype=np.int64)
 
+    def uneven_ns(self, tokens: int, of_all: Sequence[int]) -> int:
+        if not self._of.exchanges:
+            return 0
+        most = max(of_all)
+        mean = padded(most) if most <= GRAPH_TOKENS else sum(max(1, one) for one in of_all) / len(of_all)
+        us = (self._shared(mean) - self._shared(padded(tokens))) * self._prefill
+        return round(us * 1e3 / self._prompt_ratio)
+
     # -- parts, in microseconds -------------------------------------------------------------------------------------
 
     def _base(self, tokens: int, sequences: int) -> float:
@@ -109,11 +117,7 @@ class RooflineModel:
         for product in of.products:
             moved = product.n * product.k * product.weight + 2.0 * tokens * (product.n + product.k)
             total += product.count * _blend(moved / memory, 2.0 * tokens * product.n * product.k / rate)
-        for layer in of.experts:
-            called = layer.experts * (1.0 - (1.0 - layer.chance) ** (tokens * layer.tokens))
-            pairs = tokens * layer.per_token
-            moved = called * layer.expert_bytes + 4.0 * pairs * sqrt(layer.pair_flops)
-            total += layer.count * (2 * GEMM_US + _blend(moved / memory, pairs * layer.pair_flops / rate))
+        total += self._shared(tokens)
         head = of.head
         moved = head.n * head.k * head.weight
         total += _blend(moved / memory, 2.0 * sequences * head.n * head.k / self._head_rate)
@@ -125,10 +129,21 @@ class RooflineModel:
         if of.collectives:
             moved = tokens * of.collective_bytes * 2.0 * (of.ranks - 1) / of.ranks
             total += of.collectives * (self._hop_us + moved / self._link)
-        if of.exchanges:
-            moved = tokens * of.collective_bytes * (of.expert_ranks - 1) / of.expert_ranks
-            total += of.exchanges * (self._hop_us + moved / self._link)
         return total + of.hops * (self._hop_us + tokens * of.collective_bytes / self._link)
+
+    def _shared(self, tokens: float) -> float:
+        """Experts, and the exchange of tokens between the data ranks that share them, for ``tokens`` of each rank."""
+        of, total = self._of, 0.0
+        for layer in of.experts:
+            called = layer.experts * (1.0 - (1.0 - layer.chance) ** (tokens * layer.tokens))
+            pairs = tokens * layer.per_token
+            moved = called * layer.expert_bytes + 4.0 * pairs * sqrt(layer.pair_flops)
+            total += layer.count * (2 * GEMM_US + _blend(moved / self._memory, pairs * layer.pair_flops / self._rate))
+        if of.exchanges:
+            # Every rank gathers the tokens of all, and their results are scattered.
+            moved = tokens * of.collective_bytes * (of.data_ranks - 1)
+            total += of.exchanges * (self._hop_us + moved / self._link)
+        return total
 
     def _attending(self, new: int, past: int) -> float:
         """Attention of one prompt."""

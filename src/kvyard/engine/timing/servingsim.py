@@ -8,11 +8,12 @@ longest context of a batch adds. Collectives between cards are not in it and are
 from __future__ import annotations
 
 import csv
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.errors import KvyardError
@@ -21,53 +22,109 @@ ONCE = ("embedding", "final_layernorm")
 """Layers that a pass has once, and not once per layer of the model."""
 TWICE = ("layernorm",)
 HEAD = ("lm_head", "sampler")
+DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
+"""What layers have instead of experts, in models that have both."""
 NEEDED = ("dense.csv", "per_sequence.csv", "attention.csv")
+
+
+class Mixture(NamedTuple):
+    """The experts of a model, and how ranks share them."""
+
+    layers: int
+    """Layers that have experts."""
+    experts: int
+    chosen: int
+    """Experts per token."""
+    sources: int = 1
+    """Data ranks whose tokens come together before the experts."""
+    holders: int = 1
+    """Ranks over which whole experts are spread."""
+    slices: int = 1
+    """Ranks over which every expert is cut."""
+
+    def us(self, measured: Plane, tokens: float) -> float:
+        """What a layer of them takes on one rank, for ``tokens`` of all sources: of those, this rank has its share of pairs."""
+        called = self.experts / self.holders * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
+        return measured.value(tokens / self.holders, called) / self.slices
 
 
 def read_servingsim(
     folder: Path,
     layers: int,
     *,
-    experts: int = 0,
-    chosen: int = 0,
-    sources: int = 1,
+    mixture: Mixture | None = None,
     collective_us: Callable[[int], float] = lambda tokens: 0.0,
+    exchange_us: Callable[[int], float] = lambda tokens: 0.0,
 ) -> PassTable:
     """Compile the tables in ``folder`` (that of one ``tp`` size) for a model of ``layers`` layers.
 
-    ``experts`` and ``chosen`` describe a mixture; ``sources`` is how many data ranks' tokens come to one rank's experts.
-    ``collective_us`` says what one layer's collectives take for so many tokens. Raises ``KvyardError`` for a folder that
-    lacks a file or rows.
+    ``collective_us`` says what one layer's collectives over tensor ranks take for so many tokens, ``exchange_us`` what it
+    takes to gather and scatter tokens of all data ranks in a layer of experts. Raises ``KvyardError`` for a folder that lacks
+    a file or rows.
     """
     missing = [name for name in NEEDED if not (folder / name).is_file()]
     if missing:
         raise KvyardError(f"{folder}: no {', '.join(missing)}; LLMServingSim's profile has {', '.join(NEEDED)}")
-    dense = _curves(folder / "dense.csv", "tokens")
-    mixture = _mixture(folder, experts)
+    dense = _curves(folder / "dense.csv", "layer", "tokens")
+    if not dense:
+        raise KvyardError(f"{folder / 'dense.csv'} has no rows")
     axis = sorted({at for curve in dense.values() for at in curve.at})
+    times = dict.fromkeys(dense, layers) | dict.fromkeys(TWICE, 2 * layers) | dict.fromkeys(ONCE, 1)
+    experts: Curve | None = None
+    if mixture is not None:
+        if mixture.layers < layers:
+            times |= dict.fromkeys(DENSE_MLP, layers - mixture.layers)
+        experts = _experts(folder, mixture, axis, exchange_us)
     tokens = []
     for at in axis:
-        layer = sum(curve.value(at) * (2 if name in TWICE else 1) for name, curve in dense.items() if name not in ONCE)
-        if mixture is not None:
-            called = experts * (1.0 - (1.0 - chosen / experts) ** (at * sources))
-            layer += mixture.value(at * sources, called)
-        whole = layers * (layer + collective_us(at))
-        tokens.append(whole + sum(dense[name].value(at) for name in ONCE if name in dense))
-    heads = _curves(folder / "per_sequence.csv", "sequences")
-    sequences = sorted({at for name in HEAD if name in heads for at in heads[name].at})
+        us = sum(times[name] * curve.value(at) for name, curve in dense.items()) + layers * collective_us(at)
+        if experts is not None and mixture is not None:
+            us += experts.value(at * mixture.sources)
+        tokens.append(us)
+    heads = _curves(folder / "per_sequence.csv", "layer", "sequences")
+    found = [heads[name] for name in HEAD if name in heads]
+    if not found:
+        raise KvyardError(
+            f"{folder / 'per_sequence.csv'} has none of {', '.join(HEAD)}; it has {', '.join(heads) or 'no rows'}"
+        )
+    sequences = sorted({at for curve in found for at in curve.at})
     prompt, decode, together = _attention(folder / "attention.csv", layers)
+    computed = "collectives" if mixture is None or mixture.slices == 1 else "collectives and slices of experts"
     return PassTable(
         source=f"LLMServingSim's profile in {folder}",
-        coverage="one layer of each kind measured with vLLM; collectives computed" if layers else "",
+        coverage=f"one layer of each kind measured with vLLM; {computed} computed",
         tokens=Curve(tuple(axis), tuple(tokens)),
-        sequences=Curve(
-            tuple(sequences), tuple(sum(heads[name].value(at) for name in HEAD if name in heads) for at in sequences)
-        ),
+        sequences=Curve(tuple(sequences), tuple(sum(curve.value(at) for curve in found) for at in sequences)),
         prompt=prompt,
         decode=decode,
         together=together,
         skew=_skew(folder / "skew_fit.csv"),
+        experts=experts if mixture is not None and mixture.sources > 1 else None,
     )
+
+
+def _experts(folder: Path, mixture: Mixture, axis: Sequence[int], exchange_us: Callable[[int], float]) -> Curve:
+    """All layers of experts, by tokens of all data ranks together."""
+    path, slices = folder / "moe.csv", mixture.slices
+    if not path.is_file():
+        path = folder.parent / "tp1" / "moe.csv"  # whole experts are the same whatever the attention's ranks
+    elif re.fullmatch(r"tp([2-9]|\d\d+)", folder.name):
+        slices = max(1, slices // max(1, mixture.slices // mixture.sources))  # measured as slices of tensor ranks
+    if not path.is_file():
+        raise KvyardError(f"{folder}: no moe.csv, and the model has {mixture.experts} experts")
+    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for _, (tokens, called, us) in _rows(path, "tokens", "activated_experts", "time_us"):
+        found[int(tokens)].append((int(called), us))
+    if not found:
+        raise KvyardError(f"{path} has no rows")
+    numbers = sorted({called for points in found.values() for called, _ in points})
+    rows = sorted(found)
+    measured = Plane(
+        tuple(rows), tuple(numbers), tuple(tuple(_curve(found[row]).value(at) for at in numbers) for row in rows)
+    )
+    shared = mixture._replace(slices=slices)
+    points = sorted({*axis, *(at * mixture.sources for at in axis)})
+    return Curve(tuple(points), tuple(mixture.layers * (shared.us(measured, at) + exchange_us(at)) for at in points))
 
 
 def _rows(path: Path, *numbers: str) -> Iterator[tuple[dict[str, Any], list[float]]]:
@@ -80,33 +137,18 @@ def _rows(path: Path, *numbers: str) -> Iterator[tuple[dict[str, Any], list[floa
             yield row, values
 
 
-def _curves(path: Path, axis: str) -> dict[str, Curve]:
+def _curves(path: Path, name: str, axis: str) -> dict[str, Curve]:
     found: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row, (at, us) in _rows(path, axis, "time_us"):
-        found[row["layer"]].append((int(at), us))
+        if name not in row:
+            raise KvyardError(f"{path}: no column {name}; it has {', '.join(map(str, row))}")
+        found[row[name]].append((int(at), us))
     return {name: _curve(points) for name, points in found.items()}
 
 
 def _curve(points: Iterable[tuple[int, float]]) -> Curve:
     ordered = sorted(dict(points).items())
     return Curve(tuple(at for at, _ in ordered), tuple(us for _, us in ordered))
-
-
-def _mixture(folder: Path, experts: int) -> Plane | None:
-    """Time of a layer of experts: rows by tokens, along activated experts."""
-    if not experts:
-        return None
-    path = folder / "moe.csv"
-    if not path.is_file():
-        path = folder.parent / "tp1" / "moe.csv"  # whole experts are the same whatever the attention's ranks
-    if not path.is_file():
-        raise KvyardError(f"{folder}: no moe.csv, and the model has {experts} experts")
-    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for _, (tokens, called, us) in _rows(path, "tokens", "activated_experts", "time_us"):
-        found[int(tokens)].append((int(called), us))
-    axis = sorted({called for points in found.values() for called, _ in points})
-    rows = sorted(found)
-    return Plane(tuple(rows), tuple(axis), tuple(tuple(_curve(found[row]).value(at) for at in axis) for row in rows))
 
 
 def _attention(path: Path, layers: int) -> tuple[Plane, Plane, tuple[tuple[int, int, Plane], ...]]:
@@ -140,6 +182,6 @@ def _skew(path: Path) -> Curve:
     found = [
         alpha
         for row, (chunk, alpha) in _rows(path, "pc", "alpha")
-        if not chunk and not str(row["skew_rate_label"]).startswith("sr>")
+        if not chunk and not str(row.get("skew_rate_label", "")).startswith("sr>")
     ]
     return Curve((1,), (max(0.0, median(found)) if found else 0.0,))

@@ -17,7 +17,10 @@ REMEMBERED = 1 << 14
 
 
 class TableModel:
-    """``host_us`` is what the host adds to each pass. ``mixed_decode`` stands in where passes with both were not measured."""
+    """``host_us`` and ``host_sequence_us`` are what the host adds to each pass and to each sequence in it.
+
+    ``mixed_decode`` stands in where passes with both were not measured.
+    """
 
     needs_longest: ClassVar[bool] = True
 
@@ -26,12 +29,13 @@ class TableModel:
         table: PassTable,
         *,
         host_us: float = 0.0,
+        host_sequence_us: float = 0.0,
         mixed_decode: float = 1.0,
         speedup: float = 1.0,
         decode_speedup: float = 1.0,
     ) -> None:
         self._table = table
-        self._host = host_us
+        self._host, self._host_sequence = host_us, host_sequence_us
         self._mixed = mixed_decode
         self._prompt_ratio, self._decode_ratio = speedup, speedup * decode_speedup
         self._bases: dict[tuple[int, int], float] = {}
@@ -77,6 +81,18 @@ class TableModel:
         ]
         return np.array(spent, dtype=np.int64)
 
+    def uneven_ns(self, tokens: int, of_all: Sequence[int]) -> int:
+        experts = self._table.experts
+        if experts is None:
+            return 0
+        most = max(of_all)
+        # As CUDA graphs all ranks' passes have the largest one's size; launched one by one, kernels take what there is.
+        total = (
+            len(of_all) * self._size(most) if most <= self._table.graph_tokens else sum(max(1, one) for one in of_all)
+        )
+        us = experts.value(total) - experts.value(len(of_all) * self._size(tokens))
+        return round(us * 1e3 / self._prompt_ratio)
+
     # -- parts, in microseconds -------------------------------------------------------------------------------------
 
     def _base(self, tokens: int, sequences: int) -> float:
@@ -84,10 +100,14 @@ class TableModel:
         if found is None:
             _bound(self._bases)
             table = self._table
-            size = padded(tokens) if tokens <= table.graph_tokens else tokens
-            found = table.tokens.value(size) + table.sequences.value(sequences) + self._host
+            found = table.tokens.value(self._size(tokens)) + table.sequences.value(sequences) + self._host
+            found += self._host_sequence * sequences
             self._bases[tokens, sequences] = found
         return found
+
+    def _size(self, tokens: int) -> int:
+        """Tokens that are computed where ``tokens`` are wanted."""
+        return padded(tokens) if tokens <= self._table.graph_tokens else tokens
 
     def _row(self, batch: int) -> _Row:
         found = self._rows.get(batch)

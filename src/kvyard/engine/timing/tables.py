@@ -12,9 +12,10 @@ from kvyard.engine.models.layers import mixers
 from kvyard.engine.models.weights import mlp_shape
 from kvyard.engine.timing.aic import SYSTEMS, aic_version, compile_aic, find_model
 from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.operators import ACTIVATION
 from kvyard.engine.timing.pass_table import PassTable
 from kvyard.engine.timing.registry import TimingConfig
-from kvyard.engine.timing.servingsim import read_servingsim
+from kvyard.engine.timing.servingsim import Mixture, read_servingsim
 from kvyard.engine.timing.table_cache import cached_table, folder_digest
 from kvyard.engine.timing.table_model import TableModel
 from kvyard.errors import KvyardError
@@ -34,20 +35,24 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
     engine: str = "vllm"
     """Whose kernels were measured: vllm, sglang or trtllm."""
     host_us: float = HOST_US
+    host_sequence_us: float = 0.0
+    """Host work of each sequence in a pass."""
 
     def check(self) -> None:
         super().check()
-        if not 0 <= self.host_us < 1e9:
-            raise KvyardError(f"timing: host_us is the host's part of a pass in microseconds, got {self.host_us}")
+        for name in ("host_us", "host_sequence_us"):
+            value = getattr(self, name)
+            if not 0 <= value < 1e9:
+                raise KvyardError(f"timing: {name} is the host's part of a pass in microseconds, got {value}")
 
     def table(self) -> PassTable:
         """The table, from disk where it was compiled before. Raises ``KvyardError`` where its source has none."""
         of = self.deployment
         shape = msgspec.json.encode([of.config(), of.split, of.weight_dtype, of.kv_cache_dtype]).decode()
         if self.folder is not None:
-            folder = Path(self.folder)
+            folder = self._folder(self.folder)
             return cached_table(["servingsim", folder_digest(folder), of.gpu, shape], lambda: self._read(folder))
-        name = find_model(of.config())
+        name = find_model(of.config(), of.weight_dtype)
         if name is None:
             raise KvyardError(f"aiconfigurator-core has no model like {of.model}; --timing roofline needs no tables")
         parts = ["aic", str(aic_version()), self.engine, name, of.card.name, shape]
@@ -68,6 +73,7 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
         return TableModel(
             self.table(),
             host_us=self.host_us,
+            host_sequence_us=self.host_sequence_us,
             mixed_decode=self.deployment.card.shares.mixed_decode,
             speedup=self.speedup_ratio,
             decode_speedup=self.decode_speedup_ratio,
@@ -91,26 +97,50 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
 
     def _read(self, folder: Path) -> PassTable:
         of = self.deployment
-        fields, card, ranks = Fields(of.config()), of.card, of.tensor_parallel_size
+        fields, card, ranks, sources = Fields(of.config()), of.card, of.tensor_parallel_size, of.data_parallel_size
         kinds = mixers(fields)
         shapes = [mlp_shape(fields, index, kind) for index, kind in enumerate(kinds)]
-        mixture = next((shape for shape in shapes if shape is not None and shape.experts), None)
-        width = fields.integer("hidden_size") * 2
+        routed = [shape for shape in shapes if shape is not None and shape.experts]
+        width = fields.integer("hidden_size") * ACTIVATION
+        link = card.peer_bandwidth / 1e6
 
         def collective_us(tokens: int) -> float:
-            if ranks == 1:
-                return 0.0
-            moved = tokens * width * 2 * (ranks - 1) / ranks
-            return 2 * (card.peer_latency_us + moved / (card.peer_bandwidth / 1e6))
+            """Two all-reduces over tensor ranks: everything goes there and back."""
+            return 2 * (card.peer_latency_us + tokens * width * 2 * (ranks - 1) / ranks / link) if ranks > 1 else 0.0
 
+        def exchange_us(tokens: int) -> float:
+            """Tokens of all data ranks are gathered, and their results scattered: the way vLLM does it by default."""
+            return 2 * (card.peer_latency_us + tokens * width * (sources - 1) / sources / link) if sources > 1 else 0.0
+
+        mixture = None
+        if routed:
+            shared = ranks * sources
+            mixture = Mixture(
+                layers=len(routed),
+                experts=routed[0].experts,
+                chosen=routed[0].chosen,
+                sources=sources,
+                holders=shared if of.enable_expert_parallel else 1,
+                slices=1 if of.enable_expert_parallel else shared,
+            )
         return read_servingsim(
-            folder,
-            len(kinds),
-            experts=mixture.experts if mixture is not None else 0,
-            chosen=mixture.chosen if mixture is not None else 0,
-            sources=of.data_parallel_size if of.enable_expert_parallel else 1,
-            collective_us=collective_us,
+            folder, len(kinds), mixture=mixture, collective_us=collective_us, exchange_us=exchange_us
         )
+
+    def _folder(self, asked: str) -> Path:
+        """That of the ``tp`` size, where the folder above it was named."""
+        folder = Path(asked)
+        inner = folder / f"tp{self.deployment.tensor_parallel_size}"
+        if (folder / "dense.csv").is_file() or not folder.is_dir():
+            return folder
+        if inner.is_dir():
+            return inner
+        sizes = sorted(one.name for one in folder.glob("tp*") if one.is_dir())
+        if sizes:
+            raise KvyardError(
+                f"{folder} has {', '.join(sizes)}, and tensor_parallel_size is {self.deployment.tensor_parallel_size}"
+            )
+        return folder
 
 
 def tables_at_hand(deployment: Deployment) -> bool:

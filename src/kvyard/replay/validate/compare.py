@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvyard.clock import MS, SECOND
+from kvyard.engine.models import find_config
+from kvyard.engine.models.fields import Fields
 from kvyard.errors import KvyardError
 from kvyard.replay.gaps import together
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread, weighted
 from kvyard.replay.report.words import timing_text
 from kvyard.replay.run import SimulatedRun, Told, replay
-from kvyard.replay.settings import SETTINGS, make_config
+from kvyard.replay.settings import ONLY_WITH_MODEL, SETTINGS, make_config
 from kvyard.replay.validate.reading import MeasuredRequest, MeasuredRun
 
 COLUMNS = ("mean", "p50", "p90", "p99")
@@ -107,10 +109,23 @@ def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Told | 
 def _from_run(run: MeasuredRun, settings: Mapping[str, object]) -> dict[str, object]:
     """What the run says of its engine and ``settings`` don't."""
     found = {name: value for name, value in run.settings.items() if settings.get(name) is None}
-    if settings.get("model") is None:
-        found.pop("tensor_parallel_size", None)
+    ranks = found.pop("data_parallel_size", 1)
+    model = settings.get("model")
+    mixture = model is not None and Fields(find_config(str(model))).integer("num_experts", 0) > 0
+    if not mixture:
+        found.pop("enable_expert_parallel", None)
+    if isinstance(ranks, int) and ranks > 1 and not any(settings.get(name) for name in ("workers", "dp_size")):
+        # vLLM's ranks are in step where they share experts, and otherwise have nothing to do with one another.
+        found["dp_size" if mixture else "workers"] = ranks
+        if settings.get("router") is None:
+            found |= {"router": "least-loaded", "router_load": "requests"}  # its front end balances by requests
+    if model is None:
+        for name in ONLY_WITH_MODEL:
+            found.pop(name, None)
     if settings.get("gpu_memory") is not None:
         found.pop("num_gpu_blocks", None)
+    if "num_gpu_blocks" in found or settings.get("num_gpu_blocks") is not None:
+        found.pop("gpu_memory_utilization", None)
     if settings.get("groups") is not None:
         found.pop("block_size", None)
     SETTINGS.check_names(found)

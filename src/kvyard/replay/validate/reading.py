@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -227,6 +228,7 @@ class _ServingSimRow(msgspec.Struct):
     input_toks: int
     output_toks: int
     request_id: str | None = None
+    arrival_time: float | None = None
     queued_ts: float | None = None
     first_token_ts: float | None = None
     last_token_ts: float | None = None
@@ -237,18 +239,65 @@ class _ServingSimEngine(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
+    kv_cache_dtype: str | None = None
+    gpu_memory_utilization: float | None = None
 
 
 class _ServingSimCache(msgspec.Struct):
     num_gpu_blocks: int | None = None
     block_size: int | None = None
+    enable_prefix_caching: bool | None = None
+
+
+class _ServingSimScheduler(msgspec.Struct):
+    async_scheduling: bool | None = None
+
+
+class _ServingSimResolved(msgspec.Struct, frozen=True):
+    scheduler_config: _ServingSimScheduler | None = None
 
 
 class _ServingSimMeta(msgspec.Struct):
     """``meta.json`` beside the requests, as far as it says what to replay with."""
 
+    vllm_version: str | None = None
     engine_kwargs: _ServingSimEngine = _ServingSimEngine()
     kv_cache: _ServingSimCache | None = None
+    resolved_config: _ServingSimResolved | None = None
+
+    def settings(self) -> dict[str, object]:
+        """In the names of replay settings; ``data_parallel_size`` stays, since ranks may be workers or ranks of one."""
+        found: dict[str, object] = {
+            name: value for name, value in msgspec.structs.asdict(self.engine_kwargs).items() if value is not None
+        }
+        for name, usual in (
+            ("pipeline_parallel_size", 1),
+            ("enable_expert_parallel", False),
+            ("kv_cache_dtype", "auto"),
+        ):
+            if found.get(name) == usual:
+                del found[name]
+        if self.kv_cache is not None and self.kv_cache.num_gpu_blocks is not None:
+            # vLLM adds up what its data ranks have, and counts the null block of each, which holds nothing.
+            found["num_gpu_blocks"] = self.kv_cache.num_gpu_blocks // (self.engine_kwargs.data_parallel_size or 1) - 1
+            found["block_size"] = self.kv_cache.block_size
+        elif "gpu_memory_utilization" not in found and _version(self.vllm_version) < (0, 22):
+            found["gpu_memory_utilization"] = 0.9  # what it was by default until then
+        if self.kv_cache is not None and self.kv_cache.enable_prefix_caching is not None:
+            found["enable_prefix_caching"] = self.kv_cache.enable_prefix_caching
+        resolved = self.resolved_config
+        if resolved is not None and resolved.scheduler_config is not None:
+            found["async_scheduling"] = resolved.scheduler_config.async_scheduling
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _version(text: str | None) -> tuple[int, int]:
+    """The first two numbers of a version; a high one where it isn't known."""
+    found = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(found[1]), int(found[2])) if found else (1 << 30, 0)
 
 
 def _serving_sim(path: Path, records: list[Any]) -> RunContent:
@@ -257,13 +306,9 @@ def _serving_sim(path: Path, records: list[Any]) -> RunContent:
     beside = path.with_name("meta.json")
     if beside.is_file():
         try:
-            meta = msgspec.json.decode(beside.read_bytes(), type=_ServingSimMeta)
+            settings = msgspec.json.decode(beside.read_bytes(), type=_ServingSimMeta).settings()
         except msgspec.DecodeError as error:
             raise KvyardError(f"{beside} can't be read: {error}") from None
-        settings = msgspec.structs.asdict(meta.engine_kwargs)
-        if meta.kv_cache is not None and meta.kv_cache.num_gpu_blocks is not None:
-            # vLLM counts its null block, which holds nothing.
-            settings |= {"num_gpu_blocks": meta.kv_cache.num_gpu_blocks - 1, "block_size": meta.kv_cache.block_size}
     made = (
         RunRow(
             row.input_toks,
@@ -275,7 +320,7 @@ def _serving_sim(path: Path, records: list[Any]) -> RunContent:
         )
         for row in rows
     )
-    return RunContent(made, {name: value for name, value in settings.items() if value is not None})
+    return RunContent(made, settings)
 
 
 # -- an engine's own log ------------------------------------------------------------------------------------------------
