@@ -65,7 +65,7 @@ FRONT = ("ttft_mean_ms", "itl_p99_ms")
 """What the Pareto front is made of: what people wait for first, and what they notice afterwards."""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class LeaguePlace(msgspec.Struct, frozen=True):
     """One policy in one cell."""
 
     policy: str
@@ -81,7 +81,7 @@ class League(msgspec.Struct, frozen=True):
     """Standings by cell, the soonest first token first."""
 
     sweep: Sweep
-    cells: dict[str, list[Standing]]
+    cells: dict[str, list[LeaguePlace]]
     overloaded: frozenset[str]
     """Cells whose queues decide."""
 
@@ -135,7 +135,7 @@ def standings(done: Sweep) -> League:
     cells: dict[str, dict[str, list[Report]]] = {}
     for point, report in done.done:
         cells.setdefault(_cell(point.varied), {}).setdefault(point.varied["router"], []).append(report)
-    tables: dict[str, list[Standing]] = {}
+    tables: dict[str, list[LeaguePlace]] = {}
     overloaded = set()
     for cell, by_policy in cells.items():
         means = {
@@ -143,7 +143,7 @@ def standings(done: Sweep) -> League:
             for policy, reports in by_policy.items()
         }
         table = [
-            Standing(policy, figures, _spread(by_policy[policy]), _on_front(figures, means.values()))
+            LeaguePlace(policy, figures, _spread(by_policy[policy]), _on_front(figures, means.values()))
             for policy, figures in means.items()
         ]
         table.sort(key=lambda one: (one.figures["ttft_mean_ms"] or 0.0, one.policy))

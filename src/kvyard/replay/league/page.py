@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvyard import __version__
-from kvyard.replay.league.league import FIGURES, League, Standing
+from kvyard.replay.league.league import FIGURES, League, LeaguePlace
 from kvyard.replay.league.table import behind
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.html import Page, esc, head, listing, row, table
@@ -38,7 +38,7 @@ def page(league: League) -> str:
     return made.text()
 
 
-def _bars(figure: Figure, standings: Sequence[Standing]) -> draw.Figure:
+def _bars(figure: Figure, standings: Sequence[LeaguePlace]) -> draw.Figure:
     bars = []
     for one in standings:
         value = one.figures[figure.name]
@@ -54,7 +54,7 @@ def _bars(figure: Figure, standings: Sequence[Standing]) -> draw.Figure:
     return drawn | {"xFormat": "percent"} if figure.share else drawn
 
 
-def _table(standings: Sequence[Standing]) -> str:
+def _table(standings: Sequence[LeaguePlace]) -> str:
     kept = [figure for figure in FIGURES if any(one.figures[figure.name] is not None for one in standings)]
     made = []
     for one in standings:

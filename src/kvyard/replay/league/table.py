@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvyard.files import write_whole
-from kvyard.replay.league.league import FIGURES, League, Standing
+from kvyard.replay.league.league import FIGURES, League, LeaguePlace
 from kvyard.replay.sweep.table import Figure, best_of, shown_value
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def write_json(league: League, path: Path) -> None:
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
-def behind(one: Standing, first: Standing) -> str:
+def behind(one: LeaguePlace, first: LeaguePlace) -> str:
     """By how much a policy's mean TTFT is above the first one's."""
     own, least = one.figures["ttft_mean_ms"] or 0.0, first.figures["ttft_mean_ms"] or 0.0
     return f"{own / least - 1:+.1%}" if least else "–"
