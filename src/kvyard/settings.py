@@ -59,6 +59,8 @@ class Declared(NamedTuple):
     help: str
     default: object
     mark: Setting
+    heading: str = ""
+    """Of its part of a command's help: the struct's ``heading``, where it has one."""
 
     @property
     def full_help(self) -> str:
@@ -152,7 +154,7 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
         if get_origin(plain) is Literal:
             text = text.replace("{choices}", _either(get_args(plain)))
         parse = mark.parse or _parser_for(plain)
-        found[name] = Declared(name, field.name, parse, text, field.default, mark)
+        found[name] = Declared(name, field.name, parse, text, field.default, mark, getattr(struct, "heading", ""))
     return Settings(found)
 
 

@@ -112,6 +112,24 @@ def test_cards_and_models_as_people_ask(tmp_path: Path, capsys: pytest.CaptureFi
     assert timing["host_us"] == 300 and timing["deployment"]["data_parallel_size"] == 2
 
 
+def test_help_has_flags_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    heads = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    parts = ["Live runs", "How the trace is read", "Fleet and load", "Engine", "Model, card and time", "Lower tiers"]
+    assert heads == ["Arguments", "Options", *parts]
+    under = {head: text.partition(f"\n{head}:\n")[2].partition("\n\n")[0] for head in heads}
+    for flag, head in (
+        ("--gpu", 4),
+        ("-tp", 4),
+        ("--host-us", 4),
+        ("--max-num-seqs", 3),
+        ("--prove", 0),
+        ("--sort", 1),
+    ):
+        assert [one for one in heads if f" {flag}" in under[one].replace(",", " ")] == [parts[head]], flag
+
+
 CARD = ["--gpu", "h100", "--model", "llama-3.1-70b"]
 WRONG = [
     ([CONVERSATION, "--gpu", "h1000", "--model", "llama-3.1-8b"], "(nearest: h100, h200, a100); choose one of"),

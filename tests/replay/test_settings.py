@@ -113,6 +113,8 @@ class TestTimingOfAModelOnACard:
             ({"dtype": "bfloat16"}, "llama-3.1-8b on h100, no measurement"),
             ({"gpu": "a100", "weight_dtype": "fp8"}, "computed in bf16 (a100 has no fp8)"),
             ({"pipeline_parallel_size": 2}, "PP2, no measurement, pipeline stages one after the other"),
+            ({"tp": 4}, "llama-3.1-8b on h100 TP4, no measurement"),
+            ({"dp": 4}, "llama-3.1-8b on h100, no measurement"),
             ({"data_parallel_size": 4}, "llama-3.1-8b on h100, no measurement"),  # ranks of a dense model share nothing
             ({"model": "qwen3-30b-a3b", "dp_size": 4}, "qwen3-30b-a3b on h100 DP4, no measurement"),
             (

@@ -52,6 +52,22 @@ COMMANDS: Mapping[str, CommandEntry] = {
 }
 
 
+class PlainCommand(TyperCommand):
+    """Has options in its help under the headings that they name (``rich_help_panel``), without boxes."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            line = one.get_help_record(ctx)
+            if line is not None:
+                argument = one.param_type_name == "argument"
+                heading = "Arguments" if argument else getattr(one, "rich_help_panel", None) or "Options"
+                sections.setdefault(heading, []).append(line)
+        for heading, lines in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(lines)
+
+
 class Unloaded(TyperCommand):
     """Stands in for a sub-command until it is called, and then hands over to the real one."""
 
@@ -71,7 +87,7 @@ class Unloaded(TyperCommand):
             found.rich_markup_mode = None
             return get_group(found)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(self.name)(found)
+        single.command(self.name, cls=PlainCommand)(found)
         return get_command(single)
 
 

@@ -74,6 +74,7 @@ def mock(
                 for one in state.streams
             )
             typer.echo(f"{state.name} serving {config.served_model_name} at {state.url}{where}", err=True)
+        typer.echo(f"times: {config.engine.timing.describe()}", err=True)
 
     fleet.run(ready)
     typer.echo("stopped", err=True)

@@ -10,13 +10,18 @@ import typer
 from kvyard.cli.settings import Command, parameter, with_group
 from kvyard.replay.traces import FORMATS, Trace, open_trace
 
+HEADING = "How the trace is read"
+
 
 def _switch(name: str, help: str) -> inspect.Parameter:
-    return parameter(name, bool, typer.Option("--" + name.replace("_", "-"), help=help), default=False)
+    option = typer.Option("--" + name.replace("_", "-"), help=help, rich_help_panel=HEADING)
+    return parameter(name, bool, option, default=False)
 
 
 CHAIN_IDS = _switch("chain_ids", "For ids that name blocks and not prefixes.")
-LIMIT = parameter("limit", int | None, typer.Option(min=1, help="Read so many requests at most."))
+LIMIT = parameter(
+    "limit", int | None, typer.Option(min=1, help="Read so many requests at most.", rich_help_panel=HEADING)
+)
 Slo = Annotated[str | None, typer.Option(help="What a good request is, in ms, such as ttft=500,itl=20.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.")]
 
@@ -26,11 +31,11 @@ def with_reading(*more: inspect.Parameter, block_size: str = "--block-size") -> 
     formats = f"The trace's format, if its first record doesn't tell: {', '.join(FORMATS.names())}."
     return with_group(
         "reading",
-        parameter("format", str | None, typer.Option("--format", help=formats)),
+        parameter("format", str | None, typer.Option("--format", help=formats, rich_help_panel=HEADING)),
         parameter(
             "trace_block_size",
             int | None,
-            typer.Option(block_size, min=1, help="Tokens an id of the trace stands for."),
+            typer.Option(block_size, min=1, help="Tokens an id of the trace stands for.", rich_help_panel=HEADING),
         ),
         _switch("skip_bad", "Count bad rows and go on."),
         _switch("sort", "Put requests in order of arrival, holding all of them."),

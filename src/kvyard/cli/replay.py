@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
+LIVE = "Live runs"
 
 
 @with_settings(SETTINGS)
@@ -44,28 +45,40 @@ def replay(
         typer.Option(
             metavar="URL|self",
             help="Drive an OpenAI endpoint with the trace, or a mock fleet with a gateway before it.",
+            rich_help_panel=LIVE,
         ),
     ] = None,
     speed: Annotated[
-        float | None, typer.Option(help="With --live: how fast the endpoint's time passes, if it is a mock's.")
+        float | None,
+        typer.Option(help="With --live: how fast the endpoint's time passes, if it is a mock's.", rich_help_panel=LIVE),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="With --live: seconds that a request may take, 600 by default.")
+        float | None,
+        typer.Option(help="With --live: seconds that a request may take, 600 by default.", rich_help_panel=LIVE),
     ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="With --live URL: the model to ask for, unless the first it serves.")
+        str | None,
+        typer.Option(help="With --live URL: the model to ask for, unless the first it serves.", rich_help_panel=LIVE),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="With --live URL: a file with the bearer token; or set KVYARD_TOKEN.")
+        Path | None,
+        typer.Option(help="With --live URL: a file with the bearer token; or set KVYARD_TOKEN.", rich_help_panel=LIVE),
     ] = None,
     any_length: Annotated[
         bool,
         typer.Option(
-            "--any-length", help="With --live URL: let answers end when they like, up to the recorded length."
+            "--any-length",
+            help="With --live URL: let answers end when they like, up to the recorded length.",
+            rich_help_panel=LIVE,
         ),
     ] = False,
     prove: Annotated[
-        bool, typer.Option("--prove", help="With --live self: repeat the run in virtual time, and compare decisions.")
+        bool,
+        typer.Option(
+            "--prove",
+            help="With --live self: repeat the run in virtual time, and compare decisions.",
+            rich_help_panel=LIVE,
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -107,10 +107,11 @@ def parameter(name: str, kind: Any, option: Any, default: object = None) -> insp
 def _flag(setting: Declared) -> inspect.Parameter:
     spelled = (setting.name, *setting.mark.also)
     names = [name if name.startswith("-") else "--" + name.replace("_", "-") for name in spelled]
+    panel = setting.heading or None
     if setting.parse is flag:
-        return parameter(setting.name, bool | None, typer.Option(*names, help=setting.full_help))
+        return parameter(setting.name, bool | None, typer.Option(*names, help=setting.full_help, rich_help_panel=panel))
     metavar = "N" if setting.name == "workers" else METAVARS.get(setting.parse, "NAME")
-    option = typer.Option(*names, help=setting.full_help, metavar=metavar)
+    option = typer.Option(*names, help=setting.full_help, metavar=metavar, rich_help_panel=panel)
     if setting.default is msgspec.NODEFAULT:
         return parameter(setting.name, str, option, default=inspect.Parameter.empty)
     return parameter(setting.name, str | None, option)

@@ -4,7 +4,7 @@ Names follow vLLM where vLLM has one.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -46,6 +46,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine rank."""
 
+    heading: ClassVar[str] = "Engine"
     backend: "Annotated[str, Setting('Whose scheduling: {choices}.', choices=BACKENDS.names)]" = "vllm"
     role: Annotated[Role, Setting("What the worker does of a request: {choices}.")] = "both"
     num_gpu_blocks: Annotated[int, Setting("Usable blocks on each device.", flag=True)] = 16384

@@ -1,7 +1,7 @@
 """What people write to describe a replay: a fleet, how it is routed, and how the trace is driven. Values only."""
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -24,10 +24,11 @@ LEFT_OUT = {
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Workers of one kind."""
 
+    heading: ClassVar[str] = "Fleet and load"
     engine: EngineConfig = EngineConfig()
     count: Annotated[int, Setting("How many of them.")] = 1
     dp_size: Annotated[
-        int, Setting("Data-parallel ranks of each worker.", also=("data_parallel_size", "-dp"), flag=True)
+        int, Setting("Data-parallel ranks of each worker.", also=("data_parallel_size", "dp", "-dp"), flag=True)
     ] = 1
     """They start every pass together."""
     name: Annotated[str, Setting("What the names of these workers begin with.")] = "w"
@@ -53,6 +54,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trace is driven, simulated or live."""
 
+    heading: ClassVar[str] = "Fleet and load"
     speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
     """Compute stays as it is."""
     jitter: Annotated[

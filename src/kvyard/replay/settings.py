@@ -8,7 +8,7 @@ from __future__ import annotations  # a field called bandwidth stands before the
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -39,6 +39,7 @@ SHARED_GB_S = 80
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes blocks, bytes and times of an engine, and isn't a field of its configuration."""
 
+    heading: ClassVar[str] = "Model, card and time"
     model: Annotated[
         str | None, Setting("A preset of kvyard model --list, or a config.json, instead of numbers ...", flag=True)
     ] = None
@@ -50,12 +51,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         int | None, Setting("The card's memory, where it isn't the usual, such as 80GiB.", flag=True, parse=size)
     ] = None
     gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.", flag=True)] = 0.92
-    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("-tp",))] = 1
+    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("tp", "-tp"))] = 1
     pipeline_parallel_size: Annotated[
-        int, Setting("Stages that the model's layers are cut into.", flag=True, also=("-pp",))
+        int, Setting("Stages that the model's layers are cut into.", flag=True, also=("pp", "-pp"))
     ] = 1
     enable_expert_parallel: Annotated[
-        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("-ep",))
+        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("ep", "-ep"))
     ] = False
     weight_dtype: Annotated[
         str | None,
@@ -97,6 +98,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One lower tier, in flat names that begin with its own."""
 
+    heading: ClassVar[str] = "Lower tiers"
     blocks: Annotated[int | None, Setting("Blocks of {tier} per worker, such as 20k; 0 for none.", flag=True)] = None
     bytes: Annotated[int | None, Setting("The same in bytes, such as 200GiB.", flag=True, parse=size)] = None
     bandwidth: Annotated[
@@ -113,6 +115,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of links, apart from a tier's own speed."""
 
+    heading: ClassVar[str] = "Lower tiers"
     link: Annotated[str | None, Setting("A measured link to host memory: h200 or h200-queued.", flag=True)] = None
     link_discipline: Annotated[Literal["fair", "fifo"], Setting("How transfers share a link: {choices}.")] = "fair"
     shared_bandwidth: Annotated[

@@ -1,7 +1,7 @@
 """What a router can be told. Checked once; each refusal is one sentence."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ def _options(name: str, value: object) -> dict[str, float]:
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy and its figures; ``docs/routing.md`` explains each. Raises ``KvyardError`` for what can't be."""
 
+    heading: ClassVar[str] = "Fleet and load"
     policy: "Annotated[str, Setting('The routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (
         "kv"
     )

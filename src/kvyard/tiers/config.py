@@ -5,7 +5,7 @@ Values only: whether a block manager can honour them is checked when the two mee
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -51,6 +51,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tiers below the device and how they are used. Raises ``ConfigError`` for what contradicts itself."""
 
+    heading: ClassVar[str] = "Lower tiers"
     tiers: tuple[TierConfig, ...]
     """From G2 on, closest to the device first. Each is filled from the one before it and read through it."""
     policy: Annotated[

@@ -85,15 +85,15 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is run. Names and defaults are vLLM's."""
 
     gpu_memory_utilization: Annotated[float, Setting("The share of it that the engine may use.", flag=True)] = 0.92
-    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("-tp",))] = 1
+    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("tp", "-tp"))] = 1
     pipeline_parallel_size: Annotated[
-        int, Setting("Stages that the layers are cut into.", flag=True, also=("-pp",))
+        int, Setting("Stages that the layers are cut into.", flag=True, also=("pp", "-pp"))
     ] = 1
     data_parallel_size: Annotated[
-        int, Setting("Ranks that share the experts, each with requests of its own.", flag=True, also=("-dp",))
+        int, Setting("Ranks that share the experts, each with requests of its own.", flag=True, also=("dp", "-dp"))
     ] = 1
     enable_expert_parallel: Annotated[
-        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("-ep",))
+        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("ep", "-ep"))
     ] = False
     weight_dtype: Annotated[
         str | None,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -32,10 +32,11 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fleet of equal workers."""
 
+    heading: ClassVar[str] = "Fleet and answers"
     engine: EngineConfig
     workers: Annotated[int, Setting("Workers, each at a port of its own.", flag=True)] = 1
     dp_size: Annotated[
-        int, Setting("Ranks of each worker.", name="data_parallel_size", also=("dp_size", "-dp"), flag=True)
+        int, Setting("Ranks of each worker.", name="data_parallel_size", also=("dp_size", "dp", "-dp"), flag=True)
     ] = 1
     served_model_name: Annotated[
         str, Setting("What clients call the model. [default: the preset's name, or mock]", flag=True)
