@@ -41,7 +41,7 @@ def test_every_field_of_a_config_has_a_setting() -> None:
     fleet = set(ReplayConfig.__struct_fields__) - set(SETTINGS)
     assert not fleet
     router = set(RouterConfig.__struct_fields__) - set(SETTINGS)
-    assert router == {"policy", "load"}  # router and router_load
+    assert router == {"policy", "load", "options"}  # router, router_load and router_options
     own = set(EngineConfig.__struct_fields__) - set(OF_AN_ENGINE)
     assert own == {
         "tiers",  # settings of their own
