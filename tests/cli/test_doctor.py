@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -347,9 +348,14 @@ def test_wrong_use_is_refused(argv, message, capsys) -> None:
 
 
 def test_an_interrupt_ends_it_with_what_was_learnt(tmp_path) -> None:
+    """When it has learnt can't be seen from outside: on a busy machine the interrupt comes later."""
+    assert any(_interrupted_after(seconds, tmp_path / f"after {seconds}") for seconds in (0.3, 3, 20))
+
+
+def _interrupted_after(seconds: float, out: Path) -> bool:
+    """Whether it had learnt all, so many seconds after it was sent a snapshot."""
     with LiveRank("a", 0, PRESETS["full"]) as rank:
         rank.run(TEXT)
-        out = tmp_path / "out"
         with open(out, "w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "kvyard", "doctor", rank.endpoint, "--replay", rank.replay, "--tokens", TOKENS,
@@ -361,10 +367,10 @@ def test_an_interrupt_ends_it_with_what_was_learnt(tmp_path) -> None:
                 stop = time.monotonic() + 40
                 while not rank.publisher.counters().get("snapshots", 0) and time.monotonic() < stop:
                     time.sleep(0.05)
-                time.sleep(0.3)
+                time.sleep(seconds)
                 process.send_signal(signal.SIGINT)
                 assert process.wait(60) == 0
             finally:
                 if process.poll() is None:
                     process.kill()
-        assert json.loads(out.read_text())["matched"] == {rank.endpoint: 36}
+        return bool(json.loads(out.read_text())["matched"] == {rank.endpoint: 36})

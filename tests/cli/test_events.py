@@ -1,11 +1,13 @@
 """``kvyard events``: watching, recording, playing and checking, over real sockets and from files."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -184,10 +186,10 @@ class TestRecordAndPlay:
         assert run("check", path, "--engine", "kvyard") == 0
 
         port = free_ports(2)
-        mirror = play_into_a_reader(path, port, "--speed", "0")
+        mirror, _ = play_into_a_reader(path, port, "--speed", "0")
         assert mirror.held == truth(recorded).held != {}
 
-    def test_faults_on_the_way(self, tmp_path, capsys):
+    def test_faults_on_the_way(self, tmp_path):
         """The way to try a router: what it ends up with behind faults is what it ends up with without."""
         batches = [[stored(at + 1, parent=at or None), *([removed(at - 5)] if at > 5 else [])] for at in range(200)]
         path = write(tmp_path / "r", *batches)
@@ -205,9 +207,9 @@ class TestRecordAndPlay:
             "--seed",
             "4",
         ]
-        mirror = play_into_a_reader(path, free_ports(2), "--speed", "0", "--stay", "3", *faults)
+        mirror, said = play_into_a_reader(path, free_ports(2), "--speed", "0", *faults)
         assert mirror.held == truth(Recording(path)).held != {}
-        assert "dropped" in capsys.readouterr().err
+        assert "dropped" in said
 
     def test_timing(self, tmp_path):
         """Recorded over 20 minutes: at that speed it takes 0.12 s, and at another the test would run out of time."""
@@ -224,30 +226,44 @@ class TestRecordAndPlay:
 
 
 @needs_sockets
-def test_proxy(capsys):
+def test_proxy():
     port = free_ports(2)
     with Busy() as engine:
         argv = [engine.publisher.endpoint, f"tcp://*:{port}", "--replay", f"tcp://*:{port + 1}"]
-        runner = threading.Thread(target=run, args=("proxy", *argv, "--drop", "0.3", "--duration", "2"))
-        runner.start()
-        with Reader(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}") as reader:
-            reader.until(lambda: reader.state == State.FRESH and reader.counters.gaps > 2)
-        runner.join()
-    assert "dropped" in capsys.readouterr().err
+        with until_interrupted("proxy", *argv, "--drop", "0.3") as said:
+            with Reader(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}") as reader:
+                reader.until(lambda: reader.state == State.FRESH and reader.counters.gaps > 2)
+    assert "dropped" in said[0]
 
 
-def play_into_a_reader(path: str, port: int, *options: str) -> Mirror:
-    """What a subscriber holds after ``kvyard events play``, once it has settled."""
-    argv = ["play", path, f"tcp://*:{port}", "--replay", f"tcp://*:{port + 1}", "--subscribers", "1", "--stay", "2"]
-    runner = threading.Thread(target=run, args=(*argv, *options))
-    runner.start()
+@contextlib.contextmanager
+def until_interrupted(*argv: str) -> Iterator[list[str]]:
+    """``kvyard events`` as a process that is interrupted at the end; then its messages are in the list."""
+    command = [sys.executable, "-m", "kvyard", "events", *argv]
+    said: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield said
+            process.send_signal(signal.SIGINT)
+            said.append(process.communicate(timeout=PATIENCE)[1])
+            assert process.returncode == 0 and "Traceback" not in said[0], said
+        finally:
+            process.kill()
+
+
+def play_into_a_reader(path: str, port: int, *options: str) -> tuple[Mirror, str]:
+    """What a subscriber holds after ``kvyard events play``, once it has settled; and what the command said."""
+    argv = ["play", path, f"tcp://*:{port}", "--replay", f"tcp://*:{port + 1}", "--subscribers", "1", "--stay", "-1"]
     last = len(list(Recording(path))) - 1
-    with Reader(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}") as reader:
+    with (
+        until_interrupted(*argv, *options) as said,
+        Reader(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}") as reader,
+    ):
         reader.until(lambda: reader.state == State.FRESH and reader.subscriber.statuses()[0].seq == last)
         # What still is on its way has time to do harm.
-        reader.until(lambda: not runner.is_alive())
-        runner.join()
-        return reader.mirror
+        later = time.monotonic() + 1
+        reader.until(lambda: time.monotonic() > later)
+    return reader.mirror, said[0]
 
 
 def truth(messages) -> Mirror:

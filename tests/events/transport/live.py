@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 from tests.events.fake_map import FakeMap, token_chain
@@ -19,6 +20,14 @@ PATIENCE = 60.0
 """Seconds that anything may take; the machine may be busy."""
 QUICK = Limits(reply=500_000_000, cooldown=300_000_000, probe=100_000_000, probe_most=400_000_000)
 """Recovery without the pauses that are good manners in production."""
+
+
+def eventually(true: Callable[[], object]) -> None:
+    """Wait until ``true()`` is."""
+    stop = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < stop
+        time.sleep(0.01)
 
 
 class Engine:

@@ -76,7 +76,7 @@ def test_nothing_is_broken(capsys, engine: Served) -> None:
     assert seen.code == 0 and not seen.broken, seen.all
     (visit,) = seen.all["engines"]
     assert visit["models"] == ["mock"] and visit["max_model_len"] == 2048 and visit["health"] == 200
-    assert visit["cache"]["block_size"] == "16" and visit["round_trip_ms"] > 0 and abs(visit["skew_s"]) < 2
+    assert visit["cache"]["block_size"] == "16" and visit["round_trip_ms"] > 0 and abs(visit["skew_s"]) < 30
     first, second, salted = visit["cached"]
     assert (first, salted) == (0, 0) and second == (visit["prompt_tokens"] - 1) // 16 * 16 >= 48
     assert visit["hits"] == second and not visit["failed"]
