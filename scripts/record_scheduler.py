@@ -37,10 +37,16 @@ Step = dict[str, Any]
 class Recording:
     """One workload through one scheduler."""
 
-    def __init__(self, settings: dict[str, Any], timing: dict[str, int], requests: list[dict[str, Any]], model: str):
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        timing: dict[str, int],
+        requests: list[dict[str, Any]],
+        scheduler: SchedulerUnderTest,
+    ) -> None:
         self._settings = settings
         self._timing = timing
-        self._scheduler = SchedulerUnderTest(settings, model)
+        self._scheduler = scheduler
         self._requests = {request["request"]: request for request in requests}
         sent = [(r["arrival"], 0, at, r["request"]) for at, r in enumerate(requests)]
         sent += [(r["abort"], 1, at, r["request"]) for at, r in enumerate(requests) if r["abort"] is not None]
@@ -231,7 +237,7 @@ class Recording:
 def record(name: str, seed: int, out: Path, model: str, version: str) -> str:
     """Write one log; returns what there is to say about it."""
     settings, timing, requests = workload(name, seed)
-    recording = Recording(settings, timing, requests, model)
+    recording = Recording(settings, timing, requests, SchedulerUnderTest(settings, model))
     recording.run()
     header = {
         "format": FORMAT,

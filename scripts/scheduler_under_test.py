@@ -78,30 +78,38 @@ class Observed:
 class SchedulerUnderTest:
     """One scheduler, and what the loop around it needs."""
 
-    def __init__(self, settings: dict[str, Any], model: str) -> None:
-        """``model``: a folder with ``MODEL`` as its config.json. Raises ``ValueError`` if vLLM makes something else of a
-        setting, which would be recorded as if it had been asked for.
+    def __init__(
+        self, settings: dict[str, Any], model: str, *, inside: bool = False, events: Any = None, log_stats: bool = False
+    ) -> None:
+        """``model``: a folder with ``MODEL`` as its config.json. ``inside``: with kvyard's block manager in the place of
+        vLLM's. ``events``: vLLM's settings for KV events. Raises ``ValueError`` if vLLM makes something else of a setting,
+        which would be recorded as if it had been asked for.
         """
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core import kv_cache_utils
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.structured_output import StructuredOutputManager
 
+        if inside:
+            from kvyard.vllm import AsyncScheduler, Scheduler
+        else:
+            from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+            from vllm.v1.core.sched.scheduler import Scheduler
+
         config = _vllm_config(settings, model)
+        config.kv_events_config = events
         cache = _cache_config(settings)
         block_size, hash_size = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
         base = AsyncScheduler if settings["async_scheduling"] else Scheduler
-        self._of_vllm = type("Observed" + base.__name__, (Observed, base), {})(
+        self.of_vllm = type("Observed" + base.__name__, (Observed, base), {})(
             vllm_config=config,
             kv_cache_config=cache,
             structured_output_manager=StructuredOutputManager(config),
             block_size=block_size,
             hash_block_size=hash_size,
             include_finished_set=False,
-            log_stats=False,
+            log_stats=log_stats,
         )
-        self._of_vllm.observe()
+        self.of_vllm.observe()
         hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         kv_cache_utils.init_none_hash(hash_fn)
         self._hasher = (
@@ -118,7 +126,7 @@ class SchedulerUnderTest:
         from vllm.v1.request import Request
 
         adapter = request.get("lora")
-        self._of_vllm.add_request(
+        self.of_vllm.add_request(
             Request(
                 request_id=request["request"],
                 prompt_token_ids=[token for low, count in request["prompt"] for token in range(low, low + count)],
@@ -135,13 +143,13 @@ class SchedulerUnderTest:
         """A request is given up, if it is still there."""
         from vllm.v1.request import RequestStatus
 
-        self._of_vllm.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        self.of_vllm.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Any:
         """Decide on a step; returns vLLM's ``SchedulerOutput``."""
-        return self._of_vllm.schedule()
+        return self.of_vllm.schedule()
 
     def update(self, output: Any, sampled: dict[str, list[int]]) -> None:
         """The model has run ``output`` and sampled these tokens. Those who sampled have new drafts, if there are any."""
@@ -155,42 +163,42 @@ class SchedulerUnderTest:
                 req_id_to_index={name: at for at, name in enumerate(names)},
                 sampled_token_ids=[sampled[name] for name in names],
             )
-        self._of_vllm.update_from_output(output, result)
+        self.of_vllm.update_from_output(output, result)
         if names and self._drafts:
-            self._of_vllm.update_draft_token_ids(DraftTokenIds(names, [[0] * self._drafts for _ in names]))
+            self.of_vllm.update_draft_token_ids(DraftTokenIds(names, [[0] * self._drafts for _ in names]))
 
     # -- what can be seen -------------------------------------------------------------------------------------------
 
     def has_requests(self) -> bool:
         """Whether vLLM's loop would schedule a step."""
-        return bool(self._of_vllm.has_requests())
+        return bool(self.of_vllm.has_requests())
 
     def outputs(self) -> dict[str, int]:
         """Of the requests that are there, how many tokens each has produced."""
-        return {name: request.num_output_tokens for name, request in self._of_vllm.requests.items()}
+        return {name: request.num_output_tokens for name, request in self.of_vllm.requests.items()}
 
     def computes_prompt(self, name: str) -> bool:
         """Whether a request has known tokens left after the step that was just scheduled, so that nothing is sampled."""
-        return bool(self._of_vllm.requests[name].is_prefill_chunk)
+        return bool(self.of_vllm.requests[name].is_prefill_chunk)
 
     def follow(self, requests: Iterable[str]) -> Callable[[], dict[str, int]]:
         """A function that says how many tokens these have produced, even when they have ended."""
-        watched = {name: self._of_vllm.requests[name] for name in requests}
+        watched = {name: self.of_vllm.requests[name] for name in requests}
         return lambda: {name: request.num_output_tokens for name, request in watched.items()}
 
     def take_preempted(self) -> list[str]:
         """Who was preempted since it was last asked."""
-        taken, self._of_vllm.preempted = self._of_vllm.preempted, []
+        taken, self.of_vllm.preempted = self.of_vllm.preempted, []
         return list(taken)
 
     def take_freed(self) -> list[tuple[str, str]]:
         """Who ended since it was last asked, in the order in which blocks went back, and why."""
-        taken, self._of_vllm.freed = self._of_vllm.freed, []
+        taken, self.of_vllm.freed = self.of_vllm.freed, []
         return list(taken)
 
     def state(self, *, with_line: bool) -> dict[str, int | None]:
         """How many run and wait, how many blocks are free, and their order as a checksum."""
-        scheduler = self._of_vllm
+        scheduler = self.of_vllm
         pool = scheduler.kv_cache_manager.block_pool
         line = None
         if with_line:

@@ -8,7 +8,20 @@ from pathlib import Path
 
 import kvyard
 
-LAYERS = ["clock", "hashing", "events", "blocks", "tiers", "engine", "index", "router", "replay", "server", "cli"]
+LAYERS = [
+    "clock",
+    "hashing",
+    "events",
+    "blocks",
+    "tiers",
+    "engine",
+    "index",
+    "router",
+    "replay",
+    "server",
+    "vllm",
+    "cli",
+]
 """Lowest first, as in docs/architecture.md. ``kvyard`` itself and ``kvyard.errors`` lie below all of them."""
 
 ROOT = Path(kvyard.__file__).parent
@@ -44,3 +57,13 @@ def test_imports_only_go_down() -> None:
         if name.partition(".")[0] == "kvyard" and layer(name) > LAYERS.index(package)
     ]
     assert not upward
+
+
+def test_vllm_loads_kvyard_vllm_and_nothing_else_does() -> None:
+    others = [path for path in ROOT.rglob("*.py") if path.parent != ROOT / "vllm"]
+    names = {(path, name) for path in others for name in imported(path)}
+    assert not [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path, name in names
+        if name.split(".")[0] == "vllm" or name.split(".")[:2] == ["kvyard", "vllm"]
+    ]

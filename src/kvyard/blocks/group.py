@@ -267,7 +267,13 @@ class Group:
 
     def release(self, request: Request, table: Table) -> None:
         """Give all blocks back, last position first."""
-        # What stays cached must not keep the whole request in memory: neither what it held last nor what it gave back before.
+        self.pool.release(self.let_chain_go(request, table))
+
+    def let_chain_go(self, request: Request, table: Table) -> list[Extent]:
+        """Keep no more of the request's chain than what is cached of it, now that the request ends. Returns its extents.
+
+        What stays cached must not keep the whole request in memory: neither what it held last nor what it gave back before.
+        """
         chain = self.chain_of(request)
         extents = table.settle()
         if self.rule.forgets:
@@ -277,7 +283,7 @@ class Group:
         for node in nodes:
             if node.chain is chain:
                 self.map.detach(node, chain)
-        self.pool.release(extents)
+        return extents
 
     def begin_step(self) -> None:
         """A scheduler step begins."""

@@ -326,6 +326,28 @@ class BlockManager:
         request.running = False
         request.forget_limits()
 
+    def detach(self, request: Request) -> list[Table]:
+        """Forget the request as ``free`` does, but keep its blocks held until ``release_detached`` is given the result.
+
+        For an engine that has a step in flight which still writes to them. Raises ``RequestError`` if the request holds
+        nothing here.
+        """
+        self._holding(request)
+        del self.requests[request.id]
+        tables = request.tables
+        for group, table in zip(self.groups, tables):
+            group.let_chain_go(request, table)
+        self.pool.holds.update(tables)
+        request.tables = []
+        request.running = False
+        request.forget_limits()
+        return tables
+
+    def release_detached(self, tables: Sequence[Table]) -> None:
+        """Give blocks back that ``detach`` kept: all groups at once, so the last group's go before the first's."""
+        self.pool.holds.difference_update(tables)
+        self.pool.release([extent for table in tables for extent in table.settle()])
+
     def preempt(self, request: Request) -> None:
         """Give all blocks back and have the request start over; its next allocation may adopt hits again."""
         self.free(request)

@@ -1,7 +1,8 @@
-"""A recorder that writes vLLM's events from ours, for comparing with vLLM's own logs and for nothing else.
+"""A recorder that makes vLLM's events from ours: for comparing with vLLM's own logs, and for vLLM itself.
 
 vLLM announces every copy, one store per registration (even an empty one) and one removal per hash. Our sink is told of
-runs; this turns them back into what vLLM would have said, in the field order of its wire.
+runs; this turns them back into what vLLM would have said, in the field order of its wire. ``kvyard.vllm`` derives from it
+to make vLLM's own objects.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ class VllmRecorder:
 
     def __init__(self, hashes_as_bytes: bool = False) -> None:
         self._hashes_as_bytes = hashes_as_bytes
-        self._events: list[WireEvent] = []
+        self.events: list[Any] = []
+        """What happened since ``take`` was called last."""
         self._open: tuple[Request, Group, int, int] | None = None
         self._entered: list[int] = []
         self._groups: list[Group] = []
@@ -47,7 +49,7 @@ class VllmRecorder:
             return
         # A block became known by a hash that ends inside it: a store of its own, of one hash unit.
         self.flush()
-        self._store(self._groups[group], run.chain, [run.start], run.start, run.stop)
+        self.store(self._groups[group], run.chain, [run.start], run.start, run.stop)
 
     def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
         for key in reversed(run.hashes):
@@ -56,21 +58,21 @@ class VllmRecorder:
     def removed(self, key: Key, group: int) -> None:
         """One hash is gone from ``group``."""
         hashes = [self.wire(key)]
-        self._events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
+        self.events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
 
     def cleared(self, tier: Tier | None = None) -> None:
-        self._events.append({"type": "AllBlocksCleared"})
+        self.events.append({"type": "AllBlocksCleared"})
 
     def reported(self, request: Request, groups: list[Group], hit: Hit) -> None:
         """The request asked to have its hits announced too."""
         for group, found in zip(groups, hit.groups, strict=True):
             if found.blocks:
-                self._store(group, group.chain_of(request), range(found.blocks), 0, found.blocks)
+                self.store(group, group.chain_of(request), range(found.blocks), 0, found.blocks)
 
-    def take(self) -> list[WireEvent]:
+    def take(self) -> list[Any]:
         """The events since the last call."""
         self.flush()
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     def wire(self, key: Key) -> Key:
@@ -84,12 +86,12 @@ class VllmRecorder:
             self._open = None
             positions, self._entered = self._entered, []
             if first < last:
-                self._store(group, group.chain_of(request), positions, first, last)
+                self.store(group, group.chain_of(request), positions, first, last)
             elif positions:
                 end = (first + 1) * group.block_size // group.hash_block_size
-                self._store(group, request.chain, [end - 1], end - 1, end)
+                self.store(group, request.chain, [end - 1], end - 1, end)
 
-    def _store(self, group: Group, chain: Chain, positions: Sequence[int], first: int, last: int) -> None:
+    def store(self, group: Group, chain: Chain, positions: Sequence[int], first: int, last: int) -> None:
         """One store of the blocks at ``positions``, with the text of all from ``first`` to ``last``."""
         space = chain.namespace
         event: WireEvent = {
@@ -108,4 +110,4 @@ class VllmRecorder:
         event["kv_cache_spec_kind"] = group.spec.attention.wire
         if group.spec.attention.is_window:
             event["kv_cache_spec_sliding_window"] = group.spec.window
-        self._events.append(event)
+        self.events.append(event)

@@ -1,0 +1,122 @@
+"""The parts of vLLM's manager that others reach through it: its block pool and its coordinator, as far as they are asked for.
+
+What isn't here fails by name, at once, instead of working on something that isn't there.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from kvyard.blocks import BlockManager, Request
+from kvyard.blocks.group import NO_HIT, Demand
+from kvyard.blocks.table import Table
+
+
+class DetachedBlocks:
+    """What an ended request held, kept until the step that still writes to it is over."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        self.tables = tables
+
+
+class FreeLine:
+    """In the place of vLLM's ``FreeKVCacheBlockQueue``, for tools that look at it."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.pool.free
+
+    def get_all_free_blocks(self) -> list[Any]:
+        """The free blocks, next to be handed out first. Takes time by their number."""
+        return [KVCacheBlock(block_id) for block_id in self._blocks.pool.line()]
+
+
+class PoolFacade:
+    """In the place of vLLM's ``BlockPool``."""
+
+    def __init__(self, blocks: BlockManager, caching: bool, hash_block_size: int, with_events: bool) -> None:
+        self._blocks = blocks
+        self.num_gpu_blocks = blocks.pool.num_blocks
+        self.enable_caching = caching
+        self.hash_block_size = hash_block_size
+        self.enable_kv_cache_events = with_events
+        self.null_block = KVCacheBlock(0, is_null=True)
+        self.free_block_queue = FreeLine(blocks)
+
+    def get_num_free_blocks(self) -> int:
+        """How many blocks can be taken."""
+        return self._blocks.pool.free
+
+    def get_usage(self) -> float:
+        """The share of blocks in use, 0 to 1."""
+        return self._blocks.usage
+
+    def free_blocks(self, ordered_blocks: Iterable[DetachedBlocks]) -> None:
+        """Give back what ``pop_blocks_for_free`` returned."""
+        for detached in ordered_blocks:
+            self._blocks.release_detached(detached.tables)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Forget what these blocks cache."""
+        self._blocks.evict(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached, if no request holds a block; returns whether it did."""
+        return self._blocks.reset()
+
+
+class GroupFacade:
+    """In the place of one of vLLM's ``SingleTypeKVCacheManager``s: what a group is, and nothing it does."""
+
+    def __init__(self, group_id: int, spec: Any) -> None:
+        self.kv_cache_group_id = group_id
+        self.kv_cache_spec = spec
+        self.block_size: int = spec.block_size
+
+
+class CoordinatorFacade:
+    """In the place of vLLM's ``KVCacheCoordinator``."""
+
+    def __init__(self, blocks: BlockManager, kv_cache_config: Any) -> None:
+        self._blocks = blocks
+        self.enable_partial_hash_hits = blocks.geometry.fine_hits
+        self.scheduler_block_size = blocks.geometry.scheduler_block_size
+        self.single_type_managers = tuple(
+            GroupFacade(at, group.kv_cache_spec) for at, group in enumerate(kv_cache_config.kv_cache_groups)
+        )
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: tuple[Sequence[Any], ...],
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+        prefill_end: int = 0,
+    ) -> int:
+        """How many free blocks it takes until the request has slots for ``num_tokens`` tokens.
+
+        For requests that hold blocks; ``new_computed_blocks`` must be empty. Raises ``ValueError`` where it isn't.
+        """
+        if any(new_computed_blocks):
+            raise ValueError(f"request {request_id}: hits are counted when it is let in, not here")
+        request: Request | None = self._blocks.requests.get(request_id)
+        demand = Demand(
+            num_tokens,
+            num_tokens_main_model,
+            num_local_computed_tokens,
+            total_computed_tokens,
+            num_encoder_tokens,
+            apply_admission_cap,
+        )
+        groups = self._blocks.groups
+        if request is None:
+            return sum(group.required(demand) for group in groups)
+        return self._blocks.coordinator.need(request, [NO_HIT] * len(groups), demand)

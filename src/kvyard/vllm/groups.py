@@ -1,0 +1,59 @@
+"""vLLM's groups of layers as kvyard's, and a refusal of those that kvyard's block manager doesn't have."""
+
+from typing import Any
+
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheGroupRole,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from kvyard.blocks import GroupSpec
+from kvyard.vllm.version import UnsupportedError
+
+
+def group_specs(kv_cache_config: Any) -> list[GroupSpec]:
+    """kvyard's specification of every group of ``kv_cache_config``. Raises ``UnsupportedError``, naming the group."""
+    groups = kv_cache_config.kv_cache_groups
+    if not groups:
+        raise UnsupportedError("kvyard.vllm.Scheduler needs a model with a KV cache; this one has none")
+    return [_group_spec(f"group {at}", group) for at, group in enumerate(groups)]
+
+
+def _group_spec(where: str, group: Any) -> GroupSpec:
+    if group.role != KVCacheGroupRole.DEFAULT:
+        raise UnsupportedError(f"{where} has the role {group.role.value}, which kvyard's block manager doesn't have")
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        inner = list(spec.kv_cache_specs.values())
+        if len({(type(each), each.block_size, getattr(each, "sliding_window", None)) for each in inner}) > 1:
+            raise UnsupportedError(f"{where} mixes kinds of attention, which kvyard's block manager has no rule for")
+        spec = inner[0]
+    size, eagle = spec.block_size, group.is_eagle_group
+    # Exact types: what is derived from one of these has rules of its own.
+    kind = type(spec)
+    if kind is FullAttentionSpec:
+        return GroupSpec(kind="full", block_size=size, eagle=eagle)
+    if kind is MLAAttentionSpec:
+        return GroupSpec(kind="mla", block_size=size, eagle=eagle)
+    if kind in (SlidingWindowSpec, SlidingWindowMLASpec) and not (
+        spec.extra_retained_tokens or spec.prefix_replay_tokens or not spec.prefix_cacheable
+    ):
+        name = "sliding_window" if kind is SlidingWindowSpec else "sliding_window_mla"
+        return GroupSpec(kind=name, block_size=size, window=spec.sliding_window, eagle=eagle)
+    if kind is ChunkedLocalAttentionSpec:
+        return GroupSpec(kind="chunked_local", block_size=size, chunk=spec.attention_chunk_size, eagle=eagle)
+    if kind is MambaSpec and not spec.num_prefill_checkpoint_blocks:
+        mode, spare = spec.mamba_cache_mode, spec.num_speculative_blocks
+        return GroupSpec(kind="mamba", block_size=size, mode=mode, spec_blocks=spare, eagle=eagle)
+    if kind is CrossAttentionSpec:
+        return GroupSpec(kind="cross", block_size=size, eagle=eagle)
+    raise UnsupportedError(
+        f"{where} is a {kind.__name__} with settings that kvyard's block manager has no rule for: {spec}"
+    )
