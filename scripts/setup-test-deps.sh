@@ -26,12 +26,14 @@ can_install=no
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     can_install=yes
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq </dev/null >/dev/null 2>&1
+    # A mirror that fails once is asked again, and another apt-get is waited for.
+    apt=(apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120)
+    "${apt[@]}" update </dev/null >/dev/null 2>&1
 fi
 for need in "${missing[@]}"; do
     read -r program package marker <<<"$need"
     if [ $can_install = yes ] &&
-        apt-get install -y -qq --no-install-recommends "$package" </dev/null >/dev/null 2>&1 &&
+        "${apt[@]}" install -y --no-install-recommends "$package" </dev/null >/dev/null 2>&1 &&
         command -v "$program" >/dev/null; then
         echo "installed $package for the tests marked '$marker'"
     elif [ $can_install = yes ]; then
