@@ -188,10 +188,10 @@ class TestFailures:
 
     def test_a_stream_that_falls_silent(self) -> None:
         with Served(engine=ROOMY, faults=MockFaults(stall_rate=0.3, stall_after=2)) as served:
-            done = driven(served, rows(20), timeout_s=1.0)
+            done = driven(served, rows(20), timeout_s=4.0)
             served.check()
         failed = [record for record in done.records if record.status == "failed"]
-        assert failed and {record.reason for record in failed} == {"no end within 1 s"}
+        assert failed and {record.reason for record in failed} == {"no end within 4 s"}
         assert all(record.output >= 1 and record.first_token > 0 for record in failed)
 
     def test_too_long_for_the_model(self) -> None:
