@@ -105,6 +105,36 @@ def test_policy_order_timing_and_trace_format_run_together(package: Path, tmp_pa
 
 
 @pytest.mark.usefixtures("installed")
+def test_the_commands_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they stand there, with files of those names."""
+    from kvyard.cli.app import main
+    from kvyard.events.recording import About, RecordingWriter
+    from kvyard.events.transport.frames import Frame
+
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"timestamp": 100 * at, "input_length": 600, "output_length": 3, "hash_ids": [0, 1 + at]} for at in range(4)
+    ]
+    Path("trace.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    Path("yesterday.log").write_text("".join(f"{at * 10**8};{400 + at};5\n" for at in range(4)))
+    groups = '[{kind = "sink", window = 1024, block_size = 16}, {block_size = 16}]'
+    Path("hybrid.toml").write_text(f"groups = {groups}\nbytes_per_block = 1000000\n")
+    with RecordingWriter(Path("recording.kve"), About()) as writer:
+        for seq, lines in enumerate((b"stored - 2 11,12 1,2,3,4", b"removed 12")):
+            writer.write(seq, Frame(b"", seq, b"lines/1\n" + lines + b"\n").parts())
+    commands = re.findall(r"^    kvyard (.*?)(?: +#.*)?$", PAGE.read_text(), re.M)
+    assert len(commands) == 6
+    for command in commands:
+        with pytest.raises(SystemExit) as end:
+            main(command.split())
+        said = capsys.readouterr()
+        assert end.value.code == 0, (command, said.err)
+        assert ("One event a line" if "events" in command else "4 requests of") in said.out, (command, said.out)
+
+
+@pytest.mark.usefixtures("installed")
 def test_the_wire_format_is_read() -> None:
     from kvyard.events import Removed, Stored
     from kvyard.events.wire import Decoder
