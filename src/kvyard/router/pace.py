@@ -58,6 +58,11 @@ class ModelPace:
         self._full = self._times[-1]
         self._per_pass = tokens_per_pass
 
+    @property
+    def per_token(self) -> float:
+        """What a token of a full pass takes."""
+        return self._full / self._per_pass
+
     def prefill(self, tokens: int) -> float:
         if tokens <= 0:
             return 0.0

@@ -41,8 +41,11 @@ def test_by_hand() -> None:
         "infinite": (8 * 16, 256),
         # Between its two uses, all of A and two blocks of B fit.
         "belady": (6 * 16, 256),
+        # By the time that A comes back, B has pushed it out, and the other way round.
+        "pooled": (0, 256),
         "routed_infinite": (8 * 16, 256),
         "routed_belady": (6 * 16, 256),
+        "routed": (0, 256),
     }
     assert make_report(fleet).reuse["all"].part <= found["routed_belady"].part
 
@@ -78,7 +81,7 @@ def test_a_shared_tier_leaves_routing_out() -> None:
     rows = [TraceRequest(str(n), n * 100 * SECOND, 640, 1, ids=ids, id_block_size=64) for n in range(2)]
     fleet.run(rows)
     report = make_report(fleet, bounds=make_bounds(fleet, rows))
-    assert set(report.bounds) == {"infinite", "belady"}
+    assert set(report.bounds) == {"infinite", "belady", "pooled"}
     # The second worker never saw it, and finds it with the first one's help.
     assert report.reuse["host"].part > 0
     assert report.reuse["all"].part <= report.bounds["infinite"].part

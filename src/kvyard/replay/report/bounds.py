@@ -27,10 +27,16 @@ BOUNDS = {
     "routed_belady": "Ideal eviction per worker, routed as it was",
 }
 """What is bounded, in words; caches are as large as the tiers of a worker together."""
+LRU = {
+    "pooled": "LRU, one cache as large as all together",
+    "routed": "LRU per worker, routed as it was",
+}
+"""What the plainest cache of that size would have found. It bounds nothing; it tells a loss by eviction from one by routing."""
+WORDS = BOUNDS | LRU
 
 
 def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: int | None = None) -> dict[str, Share]:
-    """The ``BOUNDS`` of what ``fleet`` has run, ``requests`` being its trace once more.
+    """The ``BOUNDS`` and ``LRU`` of what ``fleet`` has run, ``requests`` being its trace once more.
 
     Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of ``token_block``, the
     fleet's own size if left out, and their answers can be reused too. Where workers share a tier, what was routed where bounds
@@ -59,15 +65,17 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
         for rank, core in enumerate(worker.cores)
     }
     every = [pool for room in rooms.values() for pool in room]
-    found = {"infinite": together.endless, "belady": together.ideal(sum(dict(every).values()))}
+    room = sum(dict(every).values())
+    found = {"infinite": together.endless, "belady": together.ideal(room), "pooled": together.lru(room)}
     if len(dict(every)) == len(every):
         found["routed_infinite"] = sum(prompts.endless for prompts in apart.values())
         found["routed_belady"] = sum(
             prompts.ideal(sum(tokens for _, tokens in rooms[name])) for name, prompts in apart.items()
         )
+        found["routed"] = sum(prompts.lru(sum(tokens for _, tokens in rooms[name])) for name, prompts in apart.items())
     return {
         name: share(
-            found[name], whole, f"prompt tokens reused ({BOUNDS[name].lower()}) / prompt tokens of admitted requests"
+            found[name], whole, f"prompt tokens reused ({WORDS[name].lower()}) / prompt tokens of admitted requests"
         )
         for name in found
     }
@@ -80,17 +88,31 @@ class _PromptLookups:
         self._accesses = Accesses()
         self._answers = 0
         """Tokens found again only because a prompt is touched once more with its answer."""
+        self._answered: set[int] = set()
+        """Look-ups that were such touches."""
+        self._per_id = 1
 
     def add(self, ids: Sequence[int], answered: Sequence[int], per_id: int, length: int) -> None:
         """A prompt, and what can be found of it once it is answered."""
         self._accesses.add(ids, length, per_id)
+        self._per_id = per_id
         if answered is not ids:
+            self._answered.add(self._accesses.prompts)
             self._answers += self._accesses.add(answered, None, per_id) * per_id
 
     @property
     def endless(self) -> int:
         """Tokens that a cache with room for everything reuses."""
         return infinite(self._accesses).tokens - self._answers
+
+    def lru(self, tokens: int) -> int:
+        """Tokens that a cache of so many reuses which evicts the least recently used first."""
+        accesses, room = self._accesses, tokens // self._per_id
+        return sum(
+            length
+            for length, distance, prompt in zip(accesses.length_tokens, accesses.distance, accesses.prompt, strict=True)
+            if distance < room and prompt not in self._answered
+        )
 
     def ideal(self, tokens: int) -> int:
         """The most tokens that a cache of so many could reuse: Belady's bound with tokens for blocks."""

@@ -204,7 +204,7 @@ def _bounds(report: Report) -> list[Figure]:
     """Marks at what caches could have reached at best; equal bounds share one."""
     bounds = report.bounds
     merged: dict[str, list[str]] = {}
-    for key in sorted(bounds, key=lambda key: (-bounds[key].value, list(BOUNDS).index(key))):
+    for key in sorted(BOUNDS.keys() & bounds, key=lambda key: (-bounds[key].value, list(BOUNDS).index(key))):
         merged.setdefault(percent(bounds[key].value), []).append(key)
     return [
         {"x": bounds[keys[0]].value, "name": f"{value} at best: {', or '.join(BOUNDS[key].lower() for key in keys)}"}

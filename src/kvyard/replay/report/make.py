@@ -28,6 +28,7 @@ from kvyard.replay.report.report import (
     WorkerReport,
     share,
 )
+from kvyard.router.pace import engine_pace
 from kvyard.tiers.copies import LinkedTier
 from kvyard.tiers.counters import CopyTotals
 from kvyard.tiers.links import Direction, Link
@@ -84,6 +85,7 @@ def make_report(
         transfers=make_transfers(fleet),
         loading=make_loading(records),
         bounds=dict(bounds or {}),
+        prefill_ms_per_token=engine_pace(fleet.config.workers[0].engine).per_token if bounds else None,
         timeline=make_samples(fleet, seen.start),
     )
 

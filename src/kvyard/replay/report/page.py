@@ -10,6 +10,7 @@ from kvyard.replay.report import words as say
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share, WorkerReport
+from kvyard.replay.report.waterfall import LEVELS, step_cells, waterfall
 
 
 def write_html(report: Report, path: str | Path) -> None:
@@ -209,6 +210,13 @@ def _misses(made: Page, report: Report) -> None:
             rows.append(_swatched(key, f"Computed: {words.lower()}", tokens, report.misses.get(key)))
     columns = ["", "of prompt tokens", "tokens", "prefixes ended", "numerator / denominator"]
     made.cards("one", card("Prompt tokens", "", table(columns, rows)))
+    if steps := waterfall(report):
+        text = (
+            "From an endless cache to what was delivered. Steps add up; a plus in time is prefill that had to be done."
+        )
+        rows = [row([LEVELS[step.level].capitalize(), *step_cells(step, report)]) for step in steps]
+        columns = ["", "tokens", "of prompt tokens", "change", "prefill time", "lost by"]
+        made.cards("one", card("Where the reuse went", text, table(columns, rows)))
 
 
 def _share(words: str, share: Share, kind: str = "", requests: Share | None = None) -> str:

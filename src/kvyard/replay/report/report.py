@@ -243,6 +243,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds that requests waited for loads, of those that did."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)
     """What caches could have reached at best, where it was asked for."""
+    prefill_ms_per_token: float | None = None
+    """What a prompt token takes in a full pass, on a worker of the first kind."""
     workers: list[WorkerReport]
     series: Series = Series()
     timeline: Samples = Samples()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvyard.replay.report import words as say
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.report import LATENCIES, LENGTHS, LiveReport, Report
+from kvyard.replay.report.waterfall import LEVELS, WaterfallStep, step_cells, waterfall
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +40,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_sending(report.live))
     if report.reuse:
         console.print(_prompts(report))
+    if steps := waterfall(report):
+        console.print(_waterfall(report, steps))
     if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
         console.print(_tiers(report))
     if report.transfers:
@@ -151,6 +155,14 @@ def _prompts(report: Report) -> Table:
                 say.percent(tokens.value) if tokens else say.percent(0),
                 f"{requests.part:,}" if requests else "" if report.live is not None else "0",
             )
+    return table
+
+
+def _waterfall(report: Report, steps: Sequence[WaterfallStep]) -> Table:
+    table = _table("Where the reuse went", "tokens", "of prompts", "change", "prefill time", "by")
+    for step in steps:
+        cells = step_cells(step, report)
+        table.add_row(LEVELS[step.level].capitalize(), *cells, style="bold" if step.level == "delivered" else "")
     return table
 
 
