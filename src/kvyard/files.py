@@ -24,6 +24,15 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
         part.unlink(missing_ok=True)
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise ``KvyardError`` where a file can't be written there, before there is anything to write."""
+    path = Path(path)
+    if path.is_dir():
+        raise KvyardError(f"can't write {path}: it is a folder")
+    if not os.access(path.parent, os.W_OK):
+        raise KvyardError(f"can't write {path}: {path.parent} isn't there, or isn't yours to write to")
+
+
 def write_whole(path: str | Path, data: bytes | str) -> None:
     """Write a file in one go. Raises as ``whole_file`` does."""
     with whole_file(path) as file:

@@ -28,7 +28,7 @@ def test_fit_prints_errors_and_writes_a_profile_that_an_engine_takes(capsys, tmp
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith(("prefill", "decode", "all"))}
     assert [row[1] for row in rows.values()] == ["31", "33", "64"]
     assert float(rows["all"][-1].rstrip("%")) < 5
-    worst = out.split("worst points\n")[1].splitlines()
+    worst = out.split("worst points\n")[1].split("\n\n")[0].splitlines()
     assert len(worst) == 5
     assert worst[0].startswith("128 new after 8192")
     profile = load_profile(path=path)

@@ -452,3 +452,25 @@ def test_an_engine_s_own_log_is_met_in_hits_too() -> None:
     found = validate(read_run(TRUTH / "runA.json.xz", open_trace(SHAREGPT)), settings)
     assert found.hit_share is not None and found.hit_share.measured == found.hit_share.replayed > 0.07
     assert abs(found.latency["tpot"].error["mean"]) < 0.05 and abs(found.latency["e2e"].error["mean"]) < 0.05
+
+
+def test_clients_wait_for_more_than_the_engine(tmp_path: Path) -> None:
+    """A profile knows what HTTP takes: it is added where clients took the times, and nowhere else."""
+    import msgspec
+
+    from kvyard.engine.timing.profile import load_profile
+
+    path = tmp_path / "mine.json"
+    plain = load_profile(name="h200-llama3-8b")
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(plain, request_ms=7.0)))
+    engine = ENGINE | {"timing": f"profile:{path}"}
+    found = replay([TraceRequest(f"r{at}", at * 25 * MS, 128, 5) for at in range(60)], workers=1, **engine).records
+    seen, logged = (
+        validate(read_run(vllm_bench(tmp_path, found)), engine),
+        validate(read_run(engine_log(tmp_path, found)), engine),
+    )
+    for name in ("ttft", "e2e"):
+        assert seen.latency[name].replayed.mean - seen.latency[name].measured.mean == pytest.approx(7.0, abs=0.01)
+        assert logged.latency[name].replayed.mean == pytest.approx(logged.latency[name].measured.mean)
+    assert seen.latency["tpot"].error["mean"] == pytest.approx(0, abs=1e-6)
+    assert any("7.0 ms a request are added" in note for note in seen.notes)

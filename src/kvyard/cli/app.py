@@ -34,6 +34,7 @@ class CommandEntry(NamedTuple):
 COMMANDS: Mapping[str, CommandEntry] = {
     name: CommandEntry(f"kvyard.cli.{name}:{attribute}", summary)
     for name, attribute, summary in (
+        ("calibrate", "calibrate", "Fit timing to a live engine, or to what one has logged."),
         ("compare", "compare", "Put the reports of several replays side by side."),
         ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
         ("doctor", "doctor", "Say why a prompt doesn't match: which link of the chain is broken."),

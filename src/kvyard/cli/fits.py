@@ -26,8 +26,13 @@ def show_fit(found: FittedProfile, output: Path | None) -> None:
         rows.append((kind, str(of.points), *(f"{share:.1%}" for share in shares)))
     print_table(rows)
     show_worst(found.rows, found.fit.unseen_errors)
-    for note in found.notes:
-        typer.echo(f"\n{note}")
+    if profile.request_ms:
+        typer.echo(
+            f"\nHTTP, tokenizing and the client add {profile.request_ms:.1f} ms to a request, outside of passes."
+        )
+    typer.echo("\nNot seen, and so not known")
+    for note in found.unknown:
+        typer.echo(f"- {note}")
     if output is not None:
         write_whole(output, msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
         typer.echo(f"written to {output}", err=True)
@@ -37,4 +42,9 @@ def show_worst(rows: Sequence[Measurement], errors: Sequence[float]) -> None:
     """Print the passes that are furthest off."""
     typer.echo("\nworst points")
     worst = sorted(zip(rows, errors), key=lambda pair: -abs(pair[1]))[:WORST]
-    print_table([(str(row), f"{row.ms + (row.host_ms or 0):.2f} ms", f"{error:+.1%}") for row, error in worst])
+    print_table([(_words(row), f"{row.ms + (row.host_ms or 0):.2f} ms", f"{error:+.1%}") for row, error in worst])
+
+
+def _words(row: Measurement) -> str:
+    more = round(sum(times for times, _ in row.others))
+    return f"{row}; and {more} more" if more else str(row)

@@ -92,12 +92,7 @@ def fit(rows: Sequence[Measurement]) -> Fit:
     The unseen errors are by leaving out one measurement or group at a time, or, of many, every 64th; of more than ``MANY``, an
     eighth of the *kinds* of passes with all that are alike, since a log repeats each.
     """
-    prompts, steps = sum(bool(row.prefills) for row in rows), sum(row.batch > 0 for row in rows)
-    if prompts < LEAST or steps < LEAST:
-        raise KvyardError(
-            f"a profile needs at least {LEAST} passes with prompts and {LEAST} with decode steps, got {prompts} and {steps}"
-        )
-    data = _Rows.of(rows)
+    data = _Rows.of(_enough(rows))
     guess = _first_guess(rows, data.apart)
     plain = _fit(data, guess, ())
     if _mean(plain) < GOOD:
@@ -111,8 +106,25 @@ def fit(rows: Sequence[Measurement]) -> Fit:
     return plain
 
 
+def rough_fit(rows: Sequence[Measurement]) -> Form:
+    """The form without a curve, fitted to ``rows`` without a look at unseen ones. Raises as ``fit`` does."""
+    data = _Rows.of(_enough(rows))
+    guess = _first_guess(rows, data.apart)
+    values = _values(_descend(guess, guess, data.only(data.kept), ()))
+    return form_of(Coefficients(**{name: float(value) for name, value in zip(NAMES, values)}), {})
+
+
 def _mean(found: Fit) -> float:
     return float(np.abs(found.unseen_errors).mean())
+
+
+def _enough(rows: Sequence[Measurement]) -> Sequence[Measurement]:
+    prompts, steps = sum(bool(row.prefills) for row in rows), sum(row.batch > 0 for row in rows)
+    if prompts < LEAST or steps < LEAST:
+        raise KvyardError(
+            f"a profile needs at least {LEAST} passes with prompts and {LEAST} with decode steps, got {prompts} and {steps}"
+        )
+    return rows
 
 
 def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict[str, KindError]:

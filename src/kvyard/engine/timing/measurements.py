@@ -59,11 +59,17 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class Measurements(msgspec.Struct, frozen=True):
-    """A file of them."""
+    """A file of them, or what else they come from."""
 
     source: str
     device: str | None
     rows: tuple[Measurement, ...]
+    lone: tuple[Measurement, ...] = ()
+    """Prompts that an engine computed alone, with all that their clients waited for beyond the pass."""
+    request_ms: float | None = None
+    """What clients waited for beyond passes, where that was measured."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the fit should know."""
 
 
 def read_measurements(path: str | Path) -> Measurements:

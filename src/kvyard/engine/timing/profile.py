@@ -225,6 +225,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     coefficients: Coefficients
     curve: dict[int, float] = {}
     """By tokens of a pass, what the work before attention is multiplied by."""
+    request_ms: float = 0.0
+    """What a client waits for once per request on top of passes. The engine doesn't: a replay leaves it out."""
 
     @property
     def form(self) -> Form:
@@ -242,6 +244,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise KvyardError(f"{where}: weights must be above 0 and blend at least 1")
         if any(tokens < 1 or not 0 < factor < float("inf") for tokens, factor in self.curve.items()):
             raise KvyardError(f"{where}: the curve has tokens of at least 1 and factors above 0")
+        if not 0 <= self.request_ms < float("inf"):
+            raise KvyardError(f"{where}: request_ms must be a number of at least 0, got {self.request_ms}")
 
 
 def shipped() -> list[str]:
@@ -295,6 +299,9 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
         errors = load_profile(name=self.name, path=self.path).errors
         known = errors.get("all") or max(errors.values(), key=lambda one: one.unseen, default=None)
         return known.unseen if known is not None else None
+
+    def request_ms(self) -> float:
+        return load_profile(name=self.name, path=self.path).request_ms
 
     @classmethod
     def usage(cls) -> str:

@@ -44,6 +44,10 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The error that was seen where it could be checked, as a share (0.1 is 10 %); ``None`` where it isn't known."""
         return None
 
+    def request_ms(self) -> float:
+        """What a client waits for once per request, on top of passes: HTTP, tokenizing. 0 where nobody measured it."""
+        return 0.0
+
     @classmethod
     def usage(cls) -> str:
         """How it is written as one word, such as ``fixed:PREFILL_MS,DECODE_MS``: its name, then the values of its fields."""

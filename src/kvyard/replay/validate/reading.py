@@ -49,6 +49,8 @@ class MeasuredRun(msgspec.Struct, kw_only=True):
     """What the run says of its engine, in the names of replay settings."""
     closed_loop_s: float | None = None
     """How long it took, where arrivals aren't known: each request began when another had ended."""
+    client: bool = False
+    """Whether clients took the times: then HTTP and tokenizing are in them."""
     notes: list[str] = []
     """What a reader of the comparison should know."""
 
@@ -85,6 +87,8 @@ class RunReader(NamedTuple):
     """Whether a file is of this kind, from its document or its first line."""
     read: Callable[[Path, list[Any]], RunContent]
     """Takes the file and its records: lines, or one document. Raises ``KvyardError``, ``msgspec.ValidationError``."""
+    client: bool = False
+    """Whether the times are a client's."""
 
 
 def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
@@ -120,6 +124,7 @@ def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
         requests=requests,
         settings=dict(found.settings),
         closed_loop_s=found.closed_loop_s,
+        client=reader.client,
         notes=notes,
     )
 
@@ -501,8 +506,10 @@ def _has(*fields: str) -> Callable[[Mapping[str, Any]], bool]:
 
 READERS = (
     RunReader("LLMServingSim's requests.jsonl", _has("input_toks", "output_toks"), _serving_sim),
-    RunReader("a result of vllm bench serve --save-detailed", _has("request_throughput"), _vllm_bench),
-    RunReader("AIPerf's profile_export.jsonl", _has("metadata", "metrics"), _aiperf),
-    RunReader("a recording of kvyard gateway --record", _has("timestamp", "input_length", "output_length"), _recording),
+    RunReader("a result of vllm bench serve --save-detailed", _has("request_throughput"), _vllm_bench, True),
+    RunReader("AIPerf's profile_export.jsonl", _has("metadata", "metrics"), _aiperf, True),
+    RunReader(
+        "a recording of kvyard gateway --record", _has("timestamp", "input_length", "output_length"), _recording, True
+    ),
     RunReader("a log of requests (at, first, end, inp, out)", _has("requests"), _engine_log),
 )

@@ -17,6 +17,7 @@ import msgspec
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.openai import ListedModels, TokenIds, TokenUsage
+from kvyard.replay.live.facts import cache_labels
 
 TEXT = "The quick brown fox – naïve, 中文, 🙂 –\n\tjumps over  12345 lazy dogs.\n\n"
 """What tokenizers differ in: case, spaces, digits, accents, other scripts."""
@@ -29,8 +30,6 @@ PATIENCE = 30.0
 """Seconds for one answer."""
 CONNECT = 5.0
 ROUNDS = 5
-_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _RANK = re.compile(r'^vllm:num_requests_running\{.*?\bengine="(\d+)"', re.MULTILINE)
 _HITS = re.compile(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
@@ -189,8 +188,7 @@ class _Visitor:
 
     def _metrics(self) -> None:
         page = self._page()
-        if found := _CACHE.search(page):
-            self._seen.cache = dict(_LABEL.findall(found[1]))
+        self._seen.cache = cache_labels(page)
         self._seen.ranks = max(1, len(set(_RANK.findall(page))))
 
     def _page(self) -> str:

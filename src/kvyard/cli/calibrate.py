@@ -1,0 +1,120 @@
+"""``kvyard calibrate``: a timing profile from a live engine, or from what one left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvyard.cli.serving import TOKEN_VARIABLE, read_token
+from kvyard.errors import KvyardError
+
+INTERRUPTED = 130
+
+
+def calibrate(
+    url: Annotated[str | None, typer.Argument(help="The engine, such as http://localhost:8000.")] = None,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Instead of a live engine: measured passes, an engine's log, or a run that kvyard validate reads "
+            "(vllm bench serve --save-detailed, AIPerf, kvyard gateway --record). May be repeated.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile to this file.")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name; by default what it was made from.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model to ask for; by default the first one served.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"A file with the engine's API key; or set {TOKEN_VARIABLE}.")
+    ] = None,
+    max_prompt: Annotated[int, typer.Option(help="Tokens of the longest prompt to send.")] = 4096,
+    max_batch: Annotated[int, typer.Option(help="Requests to send at once, at most.")] = 64,
+    rounds: Annotated[int, typer.Option(help="How often to send each probe.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Begin no further probe after so many seconds.")] = 300.0,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of the engine: longer prompts are computed in parts.")
+    ] = None,
+    async_scheduling: Annotated[
+        bool | None, typer.Option(help="Whether the engine decides passes ahead; by default, found out if it can be.")
+    ] = None,
+) -> None:
+    """Fit a timing profile to a real engine: kvyard calibrate URL -o mine.json, then --timing profile:mine.json.
+
+    A live engine gets a few hundred requests with new prompts: prompts alone, batches that decode, and both together. It
+    should have nothing else to do meanwhile. Ctrl-C ends it, and nothing is written.
+    """
+    from kvyard.cli.fits import show_fit
+    from kvyard.files import check_writable
+    from kvyard.replay.calibrate.calibration import fit_profile
+
+    if (url is None) == (not logs):
+        raise KvyardError("say what to calibrate from: the URL of a live engine, or --from FILE")
+    if output is not None:
+        check_writable(output)
+    if logs:
+        from kvyard.replay.calibrate.sources import read_source
+
+        show_fit(fit_profile([read_source(log, max_num_batched_tokens) for log in logs], name), output)
+        return
+    assert url is not None
+    from kvyard.replay.calibrate.plan import CalibrationLimits
+    from kvyard.replay.calibrate.probing import probe_engine, waits_a_pass
+
+    limits = CalibrationLimits(max_prompt=max_prompt, max_batch=max_batch, rounds=rounds, seconds=seconds)
+    try:
+        seen = asyncio.run(
+            probe_engine(
+                url,
+                limits,
+                model=model,
+                token=read_token(token_file),
+                budget=max_num_batched_tokens,
+                progress=_tell,
+            )
+        )
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted: nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    typer.echo(f"{seen.requests} requests in {seen.rounds:.3g} rounds\n", err=True)
+    found = fit_profile([seen.measurements], name or seen.facts.model.rsplit("/", 1)[-1])
+    show_fit(found, output)
+    facts = seen.facts
+    ahead: bool | None
+    if async_scheduling is not None:
+        ahead, why = async_scheduling, "as you say"
+    elif facts.async_scheduling is not None:
+        ahead, why = facts.async_scheduling, "as the engine says"
+    else:
+        told, passes = waits_a_pass(seen.probes, found.profile.request_ms)
+        if told is None:
+            typer.echo(
+                "- Whether the engine decides passes ahead: say --async-scheduling or --no-async-scheduling "
+                "(vLLM does on GPUs, and doesn't on CPUs)."
+            )
+        ahead, why = told, f"a prompt waits for {passes:.1f} passes beside others"
+    settings = {
+        "block_size": facts.block_size,
+        "num_gpu_blocks": facts.num_gpu_blocks,
+        "max_num_batched_tokens": facts.max_num_batched_tokens,
+        "max_num_seqs": facts.max_num_seqs,
+        "max_model_len": facts.max_model_len,
+    }
+    if ahead is not None:
+        settings["async_scheduling"] = ahead
+        typer.echo(f"\nPasses are decided {'ahead' if ahead else 'when they start'}: {why}.")
+    flags = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items() if value is not None)
+    typer.echo(f"\nReplay with: --timing profile:{output or 'FILE'} {flags}")
+
+
+def _tell(number: int, of: int, what: str) -> None:
+    line = f"probe {number} of {of}: {what}"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{line}" + ("\n" if number == of else ""))
+        sys.stderr.flush()
+    else:
+        typer.echo(line, err=True)

@@ -1,0 +1,149 @@
+"""What an engine says of itself over HTTP, as far as it shapes a replay: vLLM's metrics, and what SGLang or vLLM tell of their
+settings. Everything may be missing.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.openai import ListedModel, ListedModels
+from kvyard.replay.live.endpoint import Endpoint
+
+_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{.*\})? (\S+)$", re.MULTILINE)
+_SERVED = re.compile(
+    r"^vllm:request_(?:queue|prefill)_time_seconds_(sum|count)(?:\{.*\})? (\S+)$", re.MULTILINE
+)  # what an engine itself counts from a request's arrival to its first token
+_PREEMPTED = re.compile(r"^vllm:num_preemptions_total(?:\{.*\})? (\S+)$", re.MULTILINE)
+
+
+class EngineFacts(msgspec.Struct, kw_only=True):
+    """One engine. ``None`` is: it didn't say."""
+
+    model: str
+    engine: str = ""
+    """Its name, where what it says tells."""
+    version: str = ""
+    max_model_len: int | None = None
+    block_size: int | None = None
+    num_gpu_blocks: int | None = None
+    """Without vLLM's null block, which holds nothing."""
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    async_scheduling: bool | None = None
+    running: int = 0
+    """Requests that ran when it was asked."""
+    preemptions: int | None = None
+    """So far."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Tokens that its cache holds."""
+        return None if self.num_gpu_blocks is None or self.block_size is None else self.num_gpu_blocks * self.block_size
+
+
+def cache_labels(page: str) -> dict[str, str]:
+    """The labels of ``vllm:cache_config_info`` in a page of metrics."""
+    found = _CACHE.search(page)
+    return dict(_LABEL.findall(found[1])) if found else {}
+
+
+async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
+    """Ask. ``model`` is the one meant, or the first that is served.
+
+    Raises ``KvyardError`` where the endpoint can't be reached, serves nothing, or not that model.
+    """
+    served = await _models(endpoint)
+    chosen = next((one for one in served if one.id == model), None) if model is not None else served[0]
+    if chosen is None:
+        names = ", ".join(one.id for one in served)
+        raise KvyardError(f"{endpoint.url} doesn't serve {model}: it has {names}")
+    facts = EngineFacts(model=chosen.id, max_model_len=chosen.max_model_len)
+    facts.version = str(_member(await endpoint.text("/version"), "version") or "")[:100]
+    page = await endpoint.text("/metrics") or ""
+    labels = cache_labels(page)
+    facts.engine = "vLLM" if labels else ""
+    facts.block_size = _number(labels.get("block_size"))
+    blocks = _number(labels.get("num_gpu_blocks"))
+    facts.num_gpu_blocks = None if blocks is None else blocks - 1
+    facts.running = round(sum(float(value) for value in _RUNNING.findall(page)))
+    facts.preemptions = preemptions(page)
+    _from_vllm(facts, await endpoint.text("/server_info?config_format=json"))
+    if not labels:
+        _from_sglang(facts, await endpoint.text("/get_server_info"))
+    return facts
+
+
+def preemptions(page: str) -> int | None:
+    """How many a page of metrics counts, ``None`` where it doesn't."""
+    found = _PREEMPTED.findall(page)
+    return round(sum(map(float, found))) if found else None
+
+
+def served(page: str) -> tuple[int, float] | None:
+    """Requests that ended, and the seconds that the engine says it took to their first tokens, all together."""
+    found = _SERVED.findall(page)
+    if not found:
+        return None
+    counts = [float(value) for what, value in found if what == "count"]
+    return round(sum(counts) / 2), sum(float(value) for what, value in found if what == "sum")
+
+
+async def _models(endpoint: Endpoint) -> list[ListedModel]:
+    page = await endpoint.text("/v1/models")
+    if page is None:
+        await endpoint.models()  # says why not
+    try:
+        served = msgspec.json.decode(page or "", type=ListedModels).data
+    except msgspec.MsgspecError as error:
+        raise KvyardError(f"{endpoint.url}/v1/models is no list of models: {error}") from None
+    if not served:
+        raise KvyardError(f"{endpoint.url} serves no model: start one")
+    return served
+
+
+def _from_vllm(facts: EngineFacts, text: str | None) -> None:
+    """What vLLM tells in its development mode (VLLM_SERVER_DEV_MODE=1)."""
+    scheduler = _member(text, "vllm_config", "scheduler_config")
+    if isinstance(scheduler, dict):
+        facts.max_num_batched_tokens = _number(scheduler.get("max_num_batched_tokens"))
+        facts.max_num_seqs = _number(scheduler.get("max_num_seqs"))
+        on = scheduler.get("async_scheduling")
+        facts.async_scheduling = on if isinstance(on, bool) else None
+
+
+def _from_sglang(facts: EngineFacts, text: str | None) -> None:
+    told = _member(text)
+    if not isinstance(told, dict):
+        return
+    facts.engine = "SGLang"
+    facts.version = facts.version or str(told.get("version", ""))[:100]
+    facts.block_size = _number(told.get("page_size"))
+    tokens = _number(told.get("max_total_num_tokens"))
+    if tokens is not None and facts.block_size:
+        facts.num_gpu_blocks = tokens // facts.block_size
+    facts.max_num_batched_tokens = _number(told.get("chunked_prefill_size"))
+    facts.max_num_seqs = _number(told.get("max_running_requests"))
+    off = told.get("disable_overlap_schedule")
+    facts.async_scheduling = not off if isinstance(off, bool) else None
+
+
+def _member(text: str | None, *names: str) -> Any:
+    """What a JSON text has under ``names``, one in the other; ``None`` where it hasn't."""
+    try:
+        found = msgspec.json.decode(text or "null")
+    except msgspec.MsgspecError:
+        return None
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _number(value: object) -> int | None:
+    """A whole number above 0, as such or as text."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

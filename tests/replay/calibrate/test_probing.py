@@ -1,0 +1,97 @@
+"""Probes of a live engine: a mock whose times are known, over real HTTP, is found again on passes that no probe had."""
+
+from __future__ import annotations
+
+import pytest
+from tests.replay.calibrate.virtual_time import run_virtually
+
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.timing import ProfileTiming
+from kvyard.engine.timing.profile import load_profile, pass_ms
+from kvyard.errors import KvyardError
+from kvyard.replay.calibrate.calibration import fit_profile
+from kvyard.replay.calibrate.plan import CalibrationLimits, make_plan
+from kvyard.replay.calibrate.probing import ProbeResult, probe_engine, waits_a_pass
+from kvyard.replay.live.facts import EngineFacts
+from kvyard.server.mock.config import MockConfig
+from kvyard.server.mock.fleet import MockFleet
+
+KNOWN = "h200-llama3-8b"
+LIMITS = CalibrationLimits(max_prompt=2048, max_batch=32, rounds=2)
+UNSEEN = [
+    ((), 3, 3 * 300, 300),
+    ((), 24, 24 * 700, 700),
+    ((), 30, 30 * 1000, 1000),
+    (((300, 0),), 0, 0, 0),
+    (((1500, 0),), 0, 0, 0),
+    (((700, 0),), 10, 10 * 500, 500),
+    (((200, 0), (500, 0)), 24, 24 * 600, 600),
+]
+"""Passes that no probe makes."""
+
+
+async def probed(async_scheduling: bool, limits: CalibrationLimits, said: list[str]) -> ProbeResult:
+    engine = EngineConfig(
+        block_size=16,
+        num_gpu_blocks=6000,
+        max_model_len=4096,
+        max_num_batched_tokens=2048,
+        timing=ProfileTiming(name=KNOWN),
+        async_scheduling=async_scheduling,
+    )
+    fleet = MockFleet(MockConfig(engine=engine, drain_seconds=1.0))
+    async with fleet:
+        found = await probe_engine(
+            fleet.urls[0],
+            limits,
+            model=None,
+            token=None,
+            budget=2048,
+            progress=lambda number, of, what: said.append(f"{number}/{of} {what}"),
+        )
+        assert sum(core.scheduler.manager.usage for core in fleet.workers[0].cores) == 0
+        return found
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_mock_of_known_times_is_found_again(monkeypatch: pytest.MonkeyPatch, async_scheduling: bool) -> None:
+    said: list[str] = []
+    seen = run_virtually(monkeypatch, probed(async_scheduling, LIMITS, said))
+    plan = make_plan(LIMITS, seen.facts)
+    assert seen.requests == LIMITS.rounds * sum(probe.requests for probe in plan)
+    assert not seen.failed
+    assert said[0] == f"1/{2 * len(plan)} a prompt of 16"
+    assert len(said) == 2 * len(plan)
+    assert (seen.facts.block_size, seen.facts.num_gpu_blocks, seen.facts.max_model_len) == (16, 5999, 4096)
+    assert all(not one.cached for requests in seen.probes for one in requests)
+    found = fit_profile([seen.measurements], "mine")
+    truth = load_profile(name=KNOWN).form
+    off = [pass_ms(found.profile.form, *shape) / pass_ms(truth, *shape) - 1 for shape in UNSEEN]
+    assert max(map(abs, off)) < 0.05, off
+    assert found.profile.errors["all"].unseen < 0.03
+    assert found.profile.request_ms < 0.1  # on this loop HTTP takes no time
+    assert waits_a_pass(seen.probes, found.profile.request_ms)[0] is async_scheduling
+    assert any("Beyond 32 decoding requests" in note for note in found.unknown)
+    assert any("host's time" in note for note in found.unknown)
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = run_virtually(monkeypatch, probed(False, CalibrationLimits(max_prompt=64, max_batch=4, seconds=0.3), []))
+    assert 0 < seen.rounds < 2
+    assert any("probes, the larger ones: 0.3 s were over" in note for note in seen.measurements.notes)
+
+
+def test_probes_fit_into_the_engine() -> None:
+    small = EngineFacts(model="m", max_model_len=600, block_size=16, num_gpu_blocks=100, max_num_seqs=8)
+    for probe in make_plan(CalibrationLimits(), small):
+        assert probe.batch <= 8
+        assert probe.prompt + probe.tokens <= 600
+        assert probe.batch * (probe.prompt + probe.tokens) + sum(probe.beside) <= 0.7 * 1600
+    kinds = {(probe.tokens > 1, bool(probe.beside)) for probe in make_plan(CalibrationLimits(), EngineFacts(model="m"))}
+    assert kinds == {(False, False), (True, False), (True, True)}
+
+
+@pytest.mark.parametrize("change", [{"max_prompt": 8}, {"max_batch": 1}, {"rounds": 0}, {"seconds": 0.0}])
+def test_limits_that_make_no_sense(change: dict[str, float]) -> None:
+    with pytest.raises(KvyardError):
+        CalibrationLimits(**change).check()
