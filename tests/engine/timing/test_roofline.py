@@ -98,3 +98,8 @@ def test_speed_ups_divide() -> None:
     assert quick.decode_ns(8, 800, 3, 100).tolist() == [
         round(ns / 10) for ns in plain.decode_ns(8, 800, 3, 100).tolist()
     ]
+
+
+@pytest.mark.parametrize(("card", "error"), [("h100", 0.1), ("b200", 0.1), ("l4", 0.2), ("mi300x", 0.2)])
+def test_a_card_of_which_only_mixed_passes_are_known_is_not_a_measured_one(card: str, error: float) -> None:
+    assert RooflineTiming(deployment=Deployment(model="llama-3.1-8b", gpu=card)).error() == error

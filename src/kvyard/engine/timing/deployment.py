@@ -50,6 +50,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             self.config(), self.split, weight_dtype=self.weight_dtype, kv_cache_dtype=self.kv_cache_dtype
         )
 
+    @property
+    def caveat(self) -> str:
+        """What makes its times less than what is known of their error, after a comma; empty for most.
+
+        Engines have several batches in a pipeline at once, which isn't modelled.
+        """
+        return ", pipeline stages one after the other" if self.pipeline_parallel_size > 1 else ""
+
     def __str__(self) -> str:
         ways = {"TP": self.tensor_parallel_size, "PP": self.pipeline_parallel_size, "DP": self.data_parallel_size}
         parts = [f"{name}{size}" for name, size in ways.items() if size > 1]

@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from kvyard.engine.cards import Shares
+from kvyard.engine.cards import GENERIC, Shares
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.registry import TimingConfig
 from kvyard.engine.timing.roofline import HOST_US, RooflineModel
@@ -71,16 +71,16 @@ class RooflineTiming(TimingConfig, frozen=True, kw_only=True, tag="roofline"):
         used = self.deployment.operators().dtype
         if used not in card.flops:
             text += f", computed in bf16 ({card.name} has no {used})"
-        if self.deployment.pipeline_parallel_size > 1:
-            text += ", pipeline stages one after the other"
-        return text
+        return text + self.deployment.caveat
 
     def error(self) -> float | None:
-        if self.deployment.pipeline_parallel_size > 1:
-            return None  # engines have several batches in the pipeline at once, which isn't modelled
+        if self.deployment.caveat:
+            return None
         if self.calibration is not None:
             return CALIBRATED
-        return MEASURED_SHARES if self.deployment.card.shares_source or self.shares is not None else GENERIC_SHARES
+        used = self.shares or self.deployment.card.shares
+        measured = msgspec.structs.replace(used, mixed_decode=GENERIC.mixed_decode) != GENERIC
+        return MEASURED_SHARES if measured else GENERIC_SHARES
 
     @classmethod
     def usage(cls) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -80,9 +81,11 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
         )
 
     def describe(self) -> str:
-        return f"{self.table().source} ({self.deployment})"
+        return f"{self.table().source} ({self.deployment}){self.deployment.caveat}"
 
     def error(self) -> float | None:
+        if self.deployment.caveat:
+            return None
         return SEEN if self.folder is not None else 2 * SEEN
 
     @classmethod
@@ -143,8 +146,13 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
         return folder
 
 
+@cache
 def tables_at_hand(deployment: Deployment) -> bool:
-    """Whether measured tables are installed that may fit ``deployment``; whether they do shows when they are compiled."""
+    """Whether measured tables are installed that fit ``deployment``. They are compiled now, unless they lie on disk already."""
     if aic_version() is None or deployment.card.name not in SYSTEMS:
         return False
-    return find_model(deployment.config()) is not None
+    try:
+        TablesTiming(deployment=deployment).table()
+    except KvyardError:
+        return False  # no model of its shape, no such type on that card, no engine measured there, ...
+    return True

@@ -12,7 +12,7 @@ import msgspec
 
 from kvyard.files import write_whole
 from kvyard.replay.league.league import FIGURES, League, LeaguePlace
-from kvyard.replay.sweep.table import Figure, best_of, shown_value
+from kvyard.replay.sweep.table import Figure, best_of, shown_value, times
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,9 @@ def print_league(league: League, console: Console | None = None) -> None:
     console.print(
         "* no policy has both a sooner first token (mean) and a lower ITL p99. Times in ms, means over seeds."
     )
+    said = times(league.sweep)
+    if said:
+        console.print(said, style="dim", markup=False, highlight=False)
     for failure in league.sweep.failures:
         console.print(f"{failure.point.label}: {failure.why}", style="yellow", markup=False)
 

@@ -89,8 +89,8 @@ def _ms(value: float) -> tuple[str, str]:
 
 
 def _ms_range(value: float, error: float) -> str:
-    low, high = _ms(value * (1 - error)), _ms(value * (1 + error))
-    return f"{low[0]}–{' '.join(high)}" if low[1] == high[1] else f"{' '.join(low)} – {' '.join(high)}"
+    unit, by = ("ms", 1.0) if value * (1 + error) < 1000 else ("s", 1000.0)
+    return f"{say.ranged(value / by, error)} {unit}"
 
 
 def _latencies(made: Page, report: Report) -> None:

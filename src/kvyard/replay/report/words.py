@@ -132,10 +132,11 @@ def times(report: Report) -> str:
 
 def ranged(value: float, error: float) -> str:
     """A value with an error on both sides, in three digits: more would say more than is known."""
-    return f"{_three(value * (1 - error))}–{_three(value * (1 + error))}"
+    return f"{three(value * (1 - error))}–{three(value * (1 + error))}"
 
 
-def _three(value: float) -> str:
+def three(value: float) -> str:
+    """A number in three digits."""
     digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
     return f"{float(f'{value:.3g}'):,.{digits}f}"
 
