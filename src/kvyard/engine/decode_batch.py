@@ -1,7 +1,7 @@
 """The decode batch: jobs that decode in lockstep. All take one step in every pass, so one counter of passes serves them all.
 
 Nothing is done per job and pass. Two heaps know when something is to be done: the pass in which a job needs its block manager
-(a block to take, to register or to give up), and the pass after which it has its last token. In between, a pass is one
+(a block to take, to register or to free), and the pass after which it has its last token. In between, a pass is one
 addition to the counter and one to the summed context.
 """
 

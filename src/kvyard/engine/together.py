@@ -1,6 +1,6 @@
 """Starting passes of engines that share tiers, at one instant and in their order.
 
-What one engine does there may concern the plans of others: a copy lands, or something is given up to make room. An engine that
+What one engine does there may concern the plans of others: a copy lands, or something is evicted to make room. An engine that
 steps would see it at the start of its next pass; one with a plan must have the plan cut there, which may be at this instant.
 """
 

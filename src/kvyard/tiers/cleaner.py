@@ -52,7 +52,7 @@ class Cleaner:
         self._copied = [PendingPages() for _ in range(state.layout.num_groups)]
         """What has been copied since the device last gave something up,"""
         self._given_up = 0
-        """and how much it had given up by then."""
+        """and how much it had evicted by then."""
         self._doomed: list[tuple[int, int]] = []
         """What goes without a copy if it is taken: how many named blocks go before it, and how many it is."""
         self._stuck = -1
@@ -107,7 +107,7 @@ class Cleaner:
         return None
 
     def _notice(self) -> None:
-        """See what the device has given up since last time."""
+        """See what the device has evicted since last time."""
         given_up = self.state.layout.pool.evicted
         taken = given_up - self._given_up
         if taken:
@@ -118,7 +118,7 @@ class Cleaner:
         self._doomed = []
 
     def _touch(self, count: int) -> None:
-        """Have the host give up last what it has of the first ``count`` blocks of the line: else it would do so for the sake
+        """Have the host evict last what it has of the first ``count`` blocks of the line: else it would do so for the sake
         of the others.
         """
         pool, store = self.state.layout.pool, self.state.first

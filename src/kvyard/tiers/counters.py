@@ -48,7 +48,7 @@ class OffloadCounters(msgspec.Struct):
     refused: int = 0
     """Stores and fetches given up because they can never fit."""
     dropped_blocks: int = 0
-    """On eviction: device blocks given up without a copy."""
+    """On eviction: device blocks evicted without a copy."""
     unclean_waits: int = 0
     """On eviction: allocations that had to wait for a copy."""
     wasted_loads: int = 0

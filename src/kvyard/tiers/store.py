@@ -104,7 +104,7 @@ class TierStore:
         self.arrivals = 0
         """Counts what became resident: requests that wait for something ask again when it has changed."""
         self.evicted = 0
-        """Pages given up to make room."""
+        """Pages evicted to make room."""
         self.reservations = 0
         """Counts the times that room was made for something: it is on its way from then on, and something else may be gone."""
 

@@ -1,4 +1,4 @@
-"""The order of vLLM: what was released first is given up first."""
+"""The order of vLLM: what was released first is evicted first."""
 
 from collections.abc import Callable, Iterator
 

@@ -232,7 +232,7 @@ def _swatched(key: str, words: str, share: Share, requests: Share | None = None)
 
 
 def _tiers(made: Page, report: Report) -> None:
-    made.section("Tiers and links", "What caches gave up, and what moved between them. All workers together.")
+    made.section("Tiers and links", "What caches evicted, and what moved between them. All workers together.")
     rows = []
     for name, tier in report.tiers.items():
         cells = [name.capitalize(), say.whole(tier.capacity_blocks), say.whole(tier.evicted_blocks)]

@@ -106,7 +106,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     capacity_blocks: int
     """Blocks of the device's size."""
     evicted_blocks: int
-    """Cached blocks given up to make room."""
+    """Cached blocks evicted to make room."""
     links: dict[str, LinkUse] = msgspec.field(default_factory=dict)
     """To the tier above, by direction: ``outward`` and ``inward``."""
 
