@@ -26,7 +26,9 @@ SWIFT = {
     "health_seconds": 0.2,
     "recovery_seconds": 0.05,
     "shun_seconds": 0.3,
-    "health_timeout": 5.0,
+    "health_timeout": 20.0,
+    "connect_seconds": 20.0,
+    "index_seconds": 20.0,
     "tokenizer": "bytes",
     "streams": QUICK,
 }

@@ -167,7 +167,7 @@ def test_a_refusal_is_the_engines() -> None:
 
 def test_a_silent_engine_is_given_up() -> None:
     with ScriptedEngine(lambda head, body: chunked(b"data: a\n\n", b"data: b\n\n")) as engine:
-        engine.pause = 1.0
+        engine.pause = 30.0
         with gated(engine, silent_seconds=0.2, retries=0) as gate:
             gate.ready(1)
             reply = gate.client.post("/v1/completions", json={"prompt": "x"})

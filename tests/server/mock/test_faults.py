@@ -190,11 +190,15 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_bodies_headers_and_choices_are_bounded() -> None:
-    with Served(limits=Bounds(body_bytes=1000, body_seconds=0.2), max_choices=4) as served:
+    with Served(limits=Bounds(body_bytes=1000), max_choices=4) as served:
         assert served.complete("x" * 1000, 413)["error"]["code"] == 413
         assert served.complete("x", 400, n=5)["error"]["param"] == "n"
         assert served.complete(["x", "y", "z"], 400, n=2)["error"]["param"] == "n"
         assert served.client.get("/health", headers={"X-Long": "x" * 70_000}).json()["error"]["code"] == 431
+
+
+def test_a_body_that_never_comes() -> None:
+    with Served(limits=Bounds(body_seconds=0.2)) as served:
         address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
         with socket.create_connection(address, timeout=30) as slow:
             slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
