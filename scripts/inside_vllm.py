@@ -9,7 +9,8 @@ Run it with the Python of an environment that has vLLM 0.32 (``make peers ARGS=v
 One engine per model, in this process, on CPU, with random weights, at temperature 0. Requests are added at fixed step numbers,
 so that no clock decides. The pool is small: blocks are evicted, requests preempted, long prompts computed in chunks, prefixes
 shared. vLLM goes first, twice: what differs between its own two runs can't be asked of anyone else. Each further run gets a
-scheduler of its own over the same engine; kvyard's is the one that ``--scheduler-cls kvyard.vllm.Scheduler`` has made.
+scheduler of its own over the same engine; kvyard's is the one that ``--scheduler-cls kvyard.vllm.Scheduler`` has made. The
+last is vLLM's own again, with the recorder: it must change nothing, and shows what it costs.
 
 Compared are the token ids of every answer, ``cached_tokens``, every KV event with the step it came in, and, more than a client
 can see, the block ids of every step as the model runner got them. Exit status 1 if anything differs or a mutant passes.
@@ -25,7 +26,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -446,6 +448,16 @@ def line(model: str, name: str, seen: Seen, verdict: str) -> str:
     return row(cells, WIDTHS)
 
 
+@contextmanager
+def recording(folder: Path) -> Iterator[None]:
+    """Schedulers made in here record to ``folder``."""
+    os.environ["KVYARD_RECORD"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["KVYARD_RECORD"]
+
+
 def sensitivity(engine: Engine, asked: list[Asked], served: Seen, scheduler_class: type) -> float:
     """The share of answers that change where one token near the prompt's start does: what token identity can show."""
     longer = [request for request in asked if len(request.prompt) > 64 and request.output > 8][:SENSITIVITY_REQUESTS]
@@ -473,16 +485,28 @@ def compare(
     print(line(model, "vLLM", vllm, vllm.error or ""), flush=True)
     again = engine.serve(engine.scheduler(Scheduler), asked)
     kvyard_run = engine.serve(engine.flagged, asked)
-    for name, seen in (("vLLM again (control)", again), ("kvyard", kvyard_run)):
+    with recording(folder / f"recording-{model}"):
+        recorder = engine.scheduler(kvyard.vllm.RecordingScheduler)
+        recorded = engine.serve(recorder, asked)
+        recorder.shutdown()
+    for name, seen in (("vLLM again (control)", again), ("kvyard", kvyard_run), ("vLLM, recorded", recorded)):
         differs = vllm.differs(seen)
         wrong += bool(differs)
         print(line(model, name, seen, "differs: " + ", ".join(differs) if differs else "identical"), flush=True)
         if differs:
             print(f"  {vllm.first_difference(seen)}")
-    times: dict[str, list[float]] = {"vLLM": [*vllm.micros, *again.micros], "kvyard": [*kvyard_run.micros]}
+    times: dict[str, list[float]] = {
+        "vLLM": [*vllm.micros, *again.micros],
+        "kvyard": [*kvyard_run.micros],
+        "vLLM, recorded": [*recorded.micros],
+    }
     for _ in range(turns):
         for name, scheduler_class in (("vLLM", Scheduler), ("kvyard", kvyard.vllm.Scheduler)):
             times[name] += engine.serve(engine.scheduler(scheduler_class), asked).micros
+        with recording(folder / f"recording-{model}"):
+            recorder = engine.scheduler(kvyard.vllm.RecordingScheduler)
+            times["vLLM, recorded"] += engine.serve(recorder, asked).micros
+            recorder.shutdown()
     for name, micros in times.items():
         figures[f"us per step, {name}"] = round(statistics.mean(micros), 1)
         figures[f"median us per step, {name}"] = round(statistics.median(micros), 1)
@@ -498,6 +522,7 @@ def compare(
         "chunked": vllm.chunked,
         "control": vllm.differs(again),
         "kvyard": vllm.differs(kvyard_run),
+        "recorded": vllm.differs(recorded),
         "mutants": {},
     }
     share = figures["answers that an early token changes"]
@@ -517,6 +542,17 @@ def compare(
     return wrong, figures
 
 
+def set_environment() -> None:
+    """What vLLM has to be told before it is imported: one process, one thread for the model, no network."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--requests", type=int, default=1000)
@@ -531,13 +567,7 @@ def main() -> int:
         parser.error(f"no model {unknown[0]!r}: choose from {', '.join(MODELS)}")
     if args.json is not None and args.json.exists():
         parser.error(f"{args.json} is there already")
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    set_environment()
     wrong = 0
     figures = {}
     print(row(TITLES, WIDTHS), flush=True)

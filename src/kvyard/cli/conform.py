@@ -18,7 +18,7 @@ SHOWN = 400
 
 def conform(
     files: Annotated[
-        list[Path], typer.Argument(help="Logs recorded from a real vLLM, plain or .xz.", show_default=False)
+        list[Path], typer.Argument(help="Logs recorded from a real vLLM, plain, .xz or .gz.", show_default=False)
     ],
 ) -> None:
     """Replay logs of a real vLLM and compare every result.

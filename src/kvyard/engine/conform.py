@@ -4,16 +4,20 @@ A log has a configuration with vLLM's names, the requests, what the scheduler de
 It is run twice. One pass at a time, everything is compared: who computes how many tokens and in which order, hits,
 preemptions, ends, instants, and the order of the free blocks. With plans, what can be seen of them is: passes,
 admissions, preemptions and ends.
+
+A log of an engine at work (``kvyard.vllm`` records them) has no formula for its times: passes take what they took, which no
+plan could know, so it is run one pass at a time only. It may end while requests are under way.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -48,6 +52,8 @@ SAME_NAMES = (
     "scheduler_reserve_full_isl",
     "watermark",
 )
+
+UNPACK: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress}
 
 Record = dict[str, Any]
 
@@ -84,47 +90,101 @@ class LogModel:
         return self.pass_ns((), batch, context, longest) + growth * np.arange(passes, dtype=np.int64)
 
 
+class RecordedTiming(TimingConfig, frozen=True, kw_only=True, tag="scheduler-log-recorded"):
+    """What the passes of a log took, one after the other."""
+
+    durations: tuple[int, ...]
+
+    def model(self, capacity_tokens: int) -> RecordedModel:
+        return RecordedModel(self.durations)
+
+
+class RecordedModel:
+    """The durations of ``RecordedTiming``. Each is handed out once; a pass past the last takes as long as that."""
+
+    needs_longest: ClassVar[bool] = False
+
+    def __init__(self, durations: Sequence[int]) -> None:
+        self._left = list(reversed(durations)) or [1]
+
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
+        return self._left.pop() if len(self._left) > 1 else self._left[0]
+
+    def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
+        return np.array([self.pass_ns((), batch, context, longest) for _ in range(passes)], dtype=np.int64)
+
+
 class SchedulerLog:
     """One recorded run."""
 
     def __init__(self, path: Path) -> None:
         """Raises ``LogError`` for a file that can't be read or isn't such a log."""
-        self.name = path.name.removesuffix(".xz").removesuffix(".jsonl")
+        self.name = path.name.removesuffix(".xz").removesuffix(".gz").removesuffix(".jsonl")
         lines = read_lines(path)
         try:
             self.header: Record = lines[0]
             if self.header["format"] != FORMAT:
                 raise LogError(f"{path}: is of format {self.header['format']!r}, not {FORMAT!r}")
-            self.config = engine_config(self.header["config"], self.header["timing"])
+            settings: Record = self.header["config"]
             self.requests = [line for line in lines if "request" in line]
+            # An engine at work says what a request was when that has ended.
+            self.requests.sort(key=lambda request: (request["arrival"], request.get("number", 0)))
             self.steps = [line for line in lines if "step" in line]
             self.ends = {line["end"]: line for line in lines if "end" in line}
+            self.timed = self.header["timing"] is not None
+            """Whether times follow from a formula, so that plans can be compared too."""
+            self.cut = any("cut" in line for line in lines)
+            """Whether it ended while requests were under way."""
+            timing = (
+                LogTiming(**self.header["timing"])
+                if self.timed
+                else RecordedTiming(durations=tuple(step["ns"] for step in self.steps))
+            )
+            self.config = engine_config(settings, timing)
+            self._check_names(path)
         except (KeyError, IndexError, TypeError, msgspec.ValidationError) as bad:
             raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
         self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
 
+    def _check_names(self, path: Path) -> None:
+        """A recording that was cut off, by the end of its process or a full disk, has no lines for its open requests."""
+        known = {request["request"] for request in self.requests}
+        for step in self.steps:
+            for name in step["tokens"]:
+                if name not in known:
+                    raise LogError(
+                        f"{path}: step {step['step']} computes for {name}, of which nothing is said: the log was cut off"
+                    )
+
 
 def read_lines(path: Path) -> list[Record]:
-    """A file of JSON lines, plain or .xz. Raises ``LogError`` if it is none."""
+    """A file of JSON lines, plain, .xz or .gz. Raises ``LogError`` if it is none."""
     try:
         data = path.read_bytes()
-        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        if path.suffix in UNPACK:
+            data = UNPACK[path.suffix](data)
+        return [json.loads(line) for line in data.decode().splitlines() if line.strip()]
     except (OSError, EOFError, lzma.LZMAError, ValueError) as bad:
         raise LogError(f"{path}: can't be read: {bad}") from bad
 
 
 def is_scheduler_log(path: Path) -> bool:
-    """Whether the first line of a file, plain or .xz, says so; also false for one that can't be read."""
+    """Whether the first line of a file, plain or packed, says so; also false for one that can't be read."""
     try:
-        with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
+        with _open(path) as lines:
             first = json.loads(next(iter(lines), "null"))
     except (OSError, EOFError, lzma.LZMAError, ValueError):
         return False
     return isinstance(first, dict) and "format" in first
 
 
-def engine_config(config: Record, timing: Record) -> EngineConfig:
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".xz":
+        return lzma.open(path, "rt", encoding="utf-8")
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def engine_config(config: Record, timing: TimingConfig) -> EngineConfig:
     """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
     groups = tuple(
         GroupSpec(
@@ -139,7 +199,7 @@ def engine_config(config: Record, timing: Record) -> EngineConfig:
         num_gpu_blocks=config["num_blocks"] - 1,
         scheduling_policy=config["policy"],
         retention_interval=config["prefix_cache_retention_interval"],
-        timing=LogTiming(**timing),
+        timing=timing,
         max_loras=config.get("max_loras"),
         speculative=drafts(config),
         **{name: config[name] for name in SAME_NAMES},
@@ -203,15 +263,18 @@ class LoggedRun(Watcher):
                     sha,
                     Namespace(lora_name=f"adapter-{request['lora']}") if request.get("lora") else PLAIN,
                 ),
-                request["output"][1],
+                sum(count for _, count in _stretches(request["output"])),
                 arrival=request["arrival"],
                 priority=request["priority"],
-                sample=_sampler(request["output"][0]),
+                sample=_sampler(_stretches(request["output"])),
             )
 
     def go(self) -> None:
-        """From the first arrival to the last end. Raises ``LogError`` if it comes to a stand before."""
+        """From the first arrival to the last end, or to where the log was cut. Raises ``LogError`` if it comes to a stand
+        before.
+        """
         core = self._core
+        last = len(self._log.steps) if self._log.cut else -1
         outside = [(request["arrival"], 0, at) for at, request in enumerate(self._log.requests)]
         outside += [(r["abort"], 1, at) for at, r in enumerate(self._log.requests) if r["abort"] is not None]
         outside.sort(reverse=True)
@@ -221,6 +284,8 @@ class LoggedRun(Watcher):
             decision = core.next_decision()
             now = min(when for when in (decision, outside[-1][0] if outside else None) if when is not None)
             self._advance(now)
+            if self._over == last:
+                return
             while outside and outside[-1][0] == now:
                 _, aborts, at = outside.pop()
                 if not aborts:
@@ -300,8 +365,17 @@ class LoggedRun(Watcher):
             self.steps[self._over].setdefault("finished", []).append(job.id)
 
 
-def _sampler(first: int) -> Callable[[int, int], Sequence[int]]:
-    return lambda low, high: range(first + low, first + high)
+def _stretches(output: list[Any]) -> list[list[int]]:
+    """The tokens of an answer as [first id, count] each; most logs have one such stretch, and say it without a list."""
+    return output if not output or isinstance(output[0], list) else [output]
+
+
+def _sampler(stretches: list[list[int]]) -> Callable[[int, int], Sequence[int]]:
+    if len(stretches) == 1:
+        first = stretches[0][0]
+        return lambda low, high: range(first + low, first + high)
+    tokens = [token for first, count in stretches for token in range(first, first + count)]
+    return lambda low, high: tokens[low:high]
 
 
 # -- comparing -------------------------------------------------------------------------------------------------------
@@ -310,10 +384,11 @@ def _sampler(first: int) -> Callable[[int, int], Sequence[int]]:
 def conform(path: Path) -> Verdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
     log = SchedulerLog(path)
-    stepped, planned = LoggedRun(log, plans=False), LoggedRun(log, plans=True)
+    stepped = LoggedRun(log, plans=False)
     stepped.go()
     difference = _steps(log, stepped) or _ends(log, stepped)
-    if difference is None:
+    if difference is None and log.timed:
+        planned = LoggedRun(log, plans=True)
         planned.go()
         difference = _planned(log, stepped, planned) or _ends(log, planned)
     return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
@@ -365,6 +440,8 @@ def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Diffe
 
 def _ends(log: SchedulerLog, run: LoggedRun) -> Difference | None:
     for name, end in log.ends.items():
+        if end["reason"] == "unfinished" and log.cut:
+            continue
         job = run.jobs[name]
         ours = {
             "end": name,

@@ -33,13 +33,6 @@ class BlockIds(KVCacheBlocks):
             return None
         return tuple([list(ids) for ids in chosen])
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, KVCacheBlocks):
-            return bool(self.get_block_ids() == other.get_block_ids())
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({[list(ids) for ids in self._ids]})"
 

@@ -1,6 +1,7 @@
-"""vLLM's schedulers with kvyard's block manager in the place of vLLM's, for ``--scheduler-cls``.
+"""vLLM's schedulers for ``--scheduler-cls``: with kvyard's block manager in the place of vLLM's, or with vLLM's own.
 
-Scheduling stays vLLM's. Its constructor makes its own manager; ours takes that one's place before the first request.
+Scheduling stays vLLM's. Its constructor makes its own manager; ours takes that one's place before the first request. All of
+them record what they do where that is asked for.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 from kvyard.vllm.manager import Manager
+from kvyard.vllm.recording import RecordingMixin
 from kvyard.vllm.version import UnsupportedError
 
 logger = init_logger("vllm.kvyard")
@@ -46,7 +48,7 @@ def _check(scheduler: Any) -> None:
     if scheduler.prefix_replay_tokens:
         raise UnsupportedError("kvyard.vllm.Scheduler doesn't replay windows after a hit (DeepSeek V4.1)")
     if scheduler.scheduler_config.async_scheduling and not isinstance(scheduler, VllmAsyncScheduler):
-        logger.warning("Asynchronous scheduling is on: name kvyard.vllm.Async%s to have it", type(scheduler).__name__)
+        logger.warning("Asynchronous scheduling is on: name kvyard.vllm.AsyncScheduler to have it")
 
 
 def _manager_of(scheduler: Any) -> Manager:
@@ -70,9 +72,17 @@ def _manager_of(scheduler: Any) -> Manager:
     )
 
 
-class Scheduler(_WithOurManager, VllmScheduler):
+class KvyardScheduler(RecordingMixin, _WithOurManager, VllmScheduler):
     """vLLM's scheduler over kvyard's block manager."""
 
 
-class AsyncScheduler(_WithOurManager, VllmAsyncScheduler):
+class KvyardAsyncScheduler(RecordingMixin, _WithOurManager, VllmAsyncScheduler):
     """The same for asynchronous scheduling, vLLM's default on GPUs."""
+
+
+class RecordingScheduler(RecordingMixin, VllmScheduler):
+    """vLLM's own scheduler, recorded."""
+
+
+class AsyncRecordingScheduler(RecordingMixin, VllmAsyncScheduler):
+    """The same for asynchronous scheduling."""

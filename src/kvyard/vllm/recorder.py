@@ -1,0 +1,392 @@
+"""A recording of a running engine, as files that kvyard reads. This part knows no vLLM: it is told what happens.
+
+A recording is a folder:
+
+- ``trace.jsonl``: when requests came, how long they were and took, and what their prompts had in common; for ``kvyard replay``.
+- ``passes.jsonl``: what each pass computed and how long it took; for ``kvyard profile fit``.
+- ``decisions.jsonl.gz``: every decision of the scheduler; for ``kvyard conform``. Only of engines whose decisions kvyard's
+  engine can be asked to repeat.
+- ``summary.json``, written at the end: what was counted, and what recording cost.
+
+No text and no hashes are in them: prompts are numbered by what they share. Memory is bounded. It never stands in the way of the
+engine: a file that can't be written ends, with one line in the log, and the others go on.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.clock import MS, SECOND, Clock
+from kvyard.errors import KvyardError
+from kvyard.hashing import wire_hash
+from kvyard.server.gateway.recording.line_file import LineFile
+from kvyard.server.gateway.recording.prefix_ids import PrefixIds
+from kvyard.server.gateway.recording.recorder import TrafficRecorder
+from kvyard.vllm.stretches import Stretches
+
+log = logging.getLogger("vllm.kvyard")
+
+LIMIT = 1 << 30
+"""Bytes that each file may have."""
+REMEMBERED = 1 << 22
+"""Prefixes that are known again in the decisions."""
+FLUSHED_EVERY = 5 * SECOND
+
+
+class RecordingCounters(msgspec.Struct):
+    """What was recorded, and at what cost."""
+
+    requests: int = 0
+    passes: int = 0
+    decisions: int = 0
+    errors: int = 0
+    """Failures to write; each ends a file."""
+    spent_ns: int = 0
+    """Time spent in the recorder, in the engine's own thread."""
+
+
+class RecordedRequest:
+    """One request, from its arrival to its end."""
+
+    __slots__ = ("arrival", "cached", "ended", "first_token", "name", "output", "preemptions", "priority", "reason")
+
+    def __init__(self, name: str, arrival: int, priority: int) -> None:
+        self.name = name
+        self.arrival = arrival
+        """When it came, or later: when the scheduler could first see it."""
+        self.priority = priority
+        self.cached: int | None = None
+        """The hit of its first admission."""
+        self.first_token = -1
+        self.preemptions = 0
+        self.output = 0
+        self.reason = "unfinished"
+        self.ended = -1
+        """When it was given up, if it was; otherwise the end of its last step."""
+
+
+class EndedRequest(msgspec.Struct):
+    """What is known of a request's text when it ends."""
+
+    hashes: Sequence[bytes]
+    """Of its full blocks, answer included."""
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+
+
+class PassComposition(msgspec.Struct):
+    """What a pass computes."""
+
+    prefills: list[tuple[int, int]]
+    """New tokens and the tokens before them, of each prompt."""
+    batch: int
+    """Requests that decode."""
+    context: int
+    """Their contexts, summed, the token being computed included."""
+    longest: int
+
+
+class _Decided(msgspec.Struct):
+    """A step under way."""
+
+    line: dict[str, Any]
+    shape: PassComposition
+    start: int
+    dispatched: int
+    returned: int = 0
+    over: int = 0
+    ends: list[tuple[RecordedRequest, EndedRequest]] = []
+    first_tokens: list[RecordedRequest] = []
+
+
+class EngineRecorder:
+    """Writes one recording. For one thread, the one that schedules."""
+
+    def __init__(
+        self,
+        folder: Path,
+        header: dict[str, Any] | None,
+        *,
+        clock: Clock,
+        hash_block_size: int,
+        limit: int = LIMIT,
+        overlapping: bool = False,
+    ) -> None:
+        """Begin a recording in ``folder``, which is made and must not exist. ``header`` is the first line of the decisions;
+        without it none are recorded. ``overlapping``: a step may be decided on before the one before it is over.
+
+        Raises ``KvyardError`` where the folder exists or can't be written.
+        """
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise KvyardError(f"{folder} exists: name another folder for the recording") from None
+        except OSError as problem:
+            raise KvyardError(f"can't make {folder}: {problem.strerror}") from None
+        self.folder = folder
+        self.counters = RecordingCounters()
+        self._clock = clock
+        self._size = hash_block_size
+        self._limit = limit
+        self._overlapping = overlapping
+        self._trace = TrafficRecorder(folder / "trace.jsonl", clock=clock, limit=limit)
+        self._passes: LineFile | None = LineFile(folder / "passes.jsonl")
+        self._decisions: LineFile | None = None
+        if header is not None and not overlapping:
+            self._decisions = LineFile(folder / "decisions.jsonl.gz")
+            self._decisions.add(_line(header))
+        self._ids = PrefixIds(REMEMBERED)
+        self._numbered = 0
+        self._steps = 0
+        self._step: _Decided | None = None
+        """The last one that was decided on and isn't written."""
+        self._queue: list[_Decided] = []
+        """Where steps overlap: those that aren't over, oldest first."""
+        self._waiting: list[RecordedRequest] = []
+        """Came since the last step was decided on."""
+        self._gone: list[tuple[RecordedRequest, EndedRequest]] = []
+        """Given up since the last step was over."""
+        self._free_at = 0
+        """When the last step was over, where steps overlap."""
+        self._flushed = clock.now()
+        self.open: dict[str, RecordedRequest] = {}
+        """Requests that have not ended, by the engine's id."""
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def arrived(self, id_: str, hashes: Sequence[bytes], tokens: Sequence[int], priority: int) -> None:
+        """A request came: the hashes of its full blocks, and its prompt's tokens."""
+        self.counters.requests += 1
+        self._numbered += 1
+        request = self.open[id_] = RecordedRequest(f"r{self._numbered}", self._clock.now(), priority)
+        self._waiting.append(request)
+        keys = [wire_hash(key) for key in hashes]
+        tail = tokens[len(keys) * self._size :] if keys or len(tokens) < self._size else None
+        self._trace.arrived(id_, keys, len(tokens), key_tokens=self._size, tail=tail)
+
+    def sampled(self, id_: str) -> None:
+        """The step whose output is being looked at gave the request its first token."""
+        request = self.open.get(id_)
+        if request is not None and request.first_token < 0:
+            request.first_token = self._clock.now()
+            if self._step is not None:
+                self._step.first_tokens.append(request)
+
+    def preempted(self, id_: str) -> None:
+        """A request lost its blocks."""
+        request = self.open.get(id_)
+        if request is not None:
+            request.preemptions += 1
+
+    def ended(self, id_: str, end: EndedRequest, *, aborted: bool, in_step: bool) -> None:
+        """A request ended or was given up; ``in_step``: while a step was under way."""
+        request = self.open.pop(id_, None)
+        if request is None:
+            return
+        request.output = end.output_tokens
+        request.reason = "aborted" if aborted else "length"
+        request.ended = self._clock.now() if aborted else -1
+        first = request.first_token if request.first_token >= 0 else None
+        self._trace.ended(id_, end.output_tokens, first_token=first, cached=request.cached)
+        if in_step and self._step is not None:
+            self._step.line.setdefault("aborted" if aborted else "finished", []).append(request.name)
+            self._step.ends.append((request, end))
+        elif request in self._waiting:
+            self._waiting.remove(request)  # it came and went between two steps: the scheduler never saw it
+        else:
+            self._gone.append((request, end))
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def decided(
+        self,
+        start: int,
+        tokens: dict[str, int],
+        hits: dict[str, int],
+        preempted: Sequence[str],
+        counts: tuple[int, int, int],
+        shape: PassComposition,
+    ) -> None:
+        """A step was decided on, from ``start`` until now: tokens by request, those let in with what was found cached, who
+        was preempted, how many run, wait, and how many blocks are free.
+        """
+        now = self._clock.now()
+        self._write_step(start)
+        line: dict[str, Any] = {
+            "step": self._steps,
+            "start": start,
+            "ns": 0,
+            "tokens": {self._name(id_): count for id_, count in tokens.items()},
+            "running": counts[0],
+            "waiting": counts[1],
+            "free": counts[2],
+            "line": None,  # the order of free blocks: too long to look at in every step
+        }
+        self._steps += 1
+        for seen in self._waiting:
+            seen.arrival = start
+        self._waiting.clear()
+        for id_, cached in hits.items():
+            request = self.open.get(id_)
+            if request is not None:
+                line.setdefault("resumed" if request.cached is not None else "new", {})[request.name] = cached
+                if request.cached is None:
+                    request.cached = cached
+        if preempted:
+            line["preempted"] = [self._name(id_) for id_ in preempted]
+        step = _Decided(line, shape, start, now)
+        if self._gone:
+            line["gone"] = [given_up.name for given_up, _ in self._gone]
+            for given_up, _ in self._gone:
+                given_up.ended = start
+            step.ends += self._gone
+            self._gone = []
+        if self._overlapping:
+            self._queue.append(step)
+        else:
+            self._step = step
+        if now - self._flushed > FLUSHED_EVERY:
+            self.flush()
+
+    def returned(self, start: int) -> None:
+        """The oldest step's output is there, since ``start``, and is going to be looked at."""
+        if self._overlapping and self._queue:
+            self._step = self._queue.pop(0)
+        if self._step is not None:
+            self._step.returned = start
+
+    def looked_at(self, busy: bool) -> None:
+        """Its output has been looked at; ``busy``: requests are left, so that the next step follows at once."""
+        step = self._step
+        if step is None:
+            return
+        step.over = self._clock.now()
+        if self._overlapping:
+            began = max(step.dispatched, self._free_at)
+            self._free_at = step.returned
+            self._write_pass(step.shape, step.returned - began, None)
+            self._step = None
+        elif not busy:
+            self._write_step(step.over)
+
+    def _write_step(self, end: int) -> None:
+        """The step is over at ``end``, and is written down."""
+        step = self._step
+        if step is None or self._overlapping:
+            return
+        self._step = None
+        spent = step.line["ns"] = end - step.start
+        device = step.returned - step.dispatched
+        self._write_pass(step.shape, device, spent - device)
+        if self._decisions is None:
+            return
+        for request in step.first_tokens:
+            request.first_token = end
+        self._guarded("_decisions", lambda file: file.add(_line(step.line)))
+        self.counters.decisions += 1
+        for request, ended in step.ends:
+            self._write_request(request, ended, end)
+
+    def _write_pass(self, shape: PassComposition, device: int, host: int | None) -> None:
+        if device <= 0:
+            return
+        row: dict[str, Any] = {
+            "kind": "mixed",
+            "prefills": shape.prefills,
+            "batch": shape.batch,
+            "context": shape.context,
+            "longest": shape.longest,
+            "ms": device / MS,
+        }
+        if host is not None:
+            row["host_ms"] = host / MS
+        self._guarded("_passes", lambda file: file.add(_line(row)))
+        self.counters.passes += 1
+
+    def _write_request(self, request: RecordedRequest, end: EndedRequest, at: int) -> None:
+        """A request's own line, and the line of its end."""
+        text = Stretches(self._ids, self._size, end.hashes, end.prompt_tokens + end.output_tokens)
+        complete = request.reason == "length"
+        more = 0 if complete else max(0, end.max_tokens - end.output_tokens)
+        asked = {
+            "request": request.name,
+            "number": int(request.name[1:]),
+            "arrival": request.arrival,
+            "prompt": text.cut(0, end.prompt_tokens),
+            "output": text.cut(end.prompt_tokens, end.prompt_tokens + end.output_tokens, more),
+            "priority": request.priority,
+            "abort": request.ended if request.reason == "aborted" else None,
+        }
+        became = {
+            "end": request.name,
+            "reason": request.reason,
+            "at": request.ended if request.reason == "aborted" else at,
+            "first_token": request.first_token if request.first_token >= 0 else None,
+            "output": request.output,
+            "cached": request.cached,
+            "preemptions": request.preemptions,
+        }
+        self._guarded("_decisions", lambda file: file.add(_line(asked) + _line(became)))
+
+    def _name(self, id_: str) -> str:
+        request = self.open.get(id_)
+        return request.name if request is not None else "?"
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Let what was recorded survive this process."""
+        self._flushed = self._clock.now()
+        self._trace.flush()
+        for name in ("_passes", "_decisions"):
+            self._guarded(name, LineFile.flush)
+
+    def close(self, unfinished: dict[str, EndedRequest]) -> None:
+        """End the recording. ``unfinished`` are the requests that are still open, by the engine's id."""
+        if self._step is not None and self._step.over:
+            self._write_step(self._step.over)
+        for id_, end in unfinished.items():
+            request = self.open.pop(id_, None)
+            if request is not None and request not in self._waiting and self._decisions is not None:
+                request.output = end.output_tokens
+                self._write_request(request, end, -1)
+        if unfinished:
+            self._guarded("_decisions", lambda file: file.add(_line({"cut": True})))
+        self._trace.close()
+        for name in ("_passes", "_decisions"):
+            self._guarded(name, LineFile.close)
+            setattr(self, name, None)
+        summary = {**msgspec.to_builtins(self.counters), "trace": msgspec.to_builtins(self._trace.counters)}
+        steps = max(1, self._steps)
+        summary["us_per_step"] = round(self.counters.spent_ns / steps / 1000, 2)
+        try:
+            (self.folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+        except OSError as problem:
+            self._failed("summary.json", problem)
+
+    def _guarded(self, name: str, write: Callable[[LineFile], None]) -> None:
+        """Write to the file ``name``, if it is being written. An error, or too much in it, ends it."""
+        file: LineFile | None = getattr(self, name)
+        if file is None:
+            return
+        try:
+            write(file)
+            if file.bytes >= self._limit:
+                setattr(self, name, None)
+                file.close()
+                log.warning("kvyard: %s has reached its limit of %d bytes and ends", file.path, self._limit)
+        except OSError as problem:
+            setattr(self, name, None)
+            self._failed(str(file.path), problem)
+
+    def _failed(self, what: str, problem: OSError) -> None:
+        self.counters.errors += 1
+        log.warning("kvyard: recording of %s ended: it can't be written: %s", what, problem.strerror)
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(row) + b"\n"

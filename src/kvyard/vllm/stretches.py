@@ -1,0 +1,41 @@
+"""A request's text as stretches of made-up token ids: the same text gets the same ids, and the ids say nothing of it.
+
+Each full block has a number, the same for the same text before and in it; its tokens are that number times the block size, and
+on. So two requests agree in these ids exactly as far as they agree in full blocks, which is all that a cache can see.
+"""
+
+from collections.abc import Sequence
+
+from kvyard.hashing import wire_hash
+from kvyard.server.gateway.recording.prefix_ids import PrefixIds
+
+
+class Stretches:
+    """The ids of one sequence."""
+
+    def __init__(self, ids: PrefixIds, size: int, hashes: Sequence[bytes], num_tokens: int) -> None:
+        """``hashes`` are those of its full blocks of ``size`` tokens; what isn't hashed gets ids of its own."""
+        self._ids = ids
+        self._size = size
+        full = min(len(hashes), num_tokens // size)
+        names = ids.of([wire_hash(key) for key in hashes[:full]])
+        names.extend(ids.fresh(-(-num_tokens // size) - full))
+        self._names = names
+
+    def cut(self, start: int, stop: int, more: int = 0) -> list[list[int]]:
+        """Tokens ``start`` to ``stop`` as ``[first id, count]``, and ``more`` after them that were never there."""
+        size = self._size
+        parts: list[list[int]] = []
+        at = start
+        while at < stop:
+            block = at // size
+            count = min((block + 1) * size, stop) - at
+            first = self._names[block] * size + at % size
+            if parts and parts[-1][0] + parts[-1][1] == first:
+                parts[-1][1] += count
+            else:
+                parts.append([first, count])
+            at += count
+        if more:
+            parts.append([self._ids.fresh(-(-more // size))[0] * size, more])
+        return parts
