@@ -54,10 +54,17 @@ class NoSkips:
                 terminalreporter.line(nodeid)
 
 
+SLOW_SECONDS = 1800
+"""What a test marked slow may take, unless it says itself."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Against a compiled install (see tests/test_compiled.py) what replaces compiled parts can't run."""
+    """Slow tests have time. Against a compiled install (see tests/test_compiled.py) what replaces compiled parts can't run."""
     from kvyard.blocks import pool
 
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
     if not str(pool.__file__).endswith(".py"):
         compiled = pytest.mark.skip(reason="replaces parts that are compiled here")
         for item in items:
