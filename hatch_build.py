@@ -23,7 +23,7 @@ MODULES = {
     "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
     "policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
     "hashing": "chain stretches",
-    "index": "chains runs",
+    "index": "chains dedup roster rows runs",
     "replay": "agenda arrivals fleet gaps recorder shared worker",
     "router": "active cost inputs memory overlaps router tree",
     "tiers": "cleaner copies loader offload state store storer",

@@ -21,13 +21,18 @@ class Registry(Generic[T]):
         """``what`` is the noun for refusals ("routing policy"); ``group`` the entry points' group ("kvyard.policies")."""
         self.what = what
         self.group = group
-        self._ours = dict(ours)
+        self.ours = dict(ours)
+        """What comes with kvyard: each name and where it is."""
         self._loaded: dict[str, T] = {}
         self._plugins: dict[str, EntryPoint] | None = None
 
     def names(self) -> list[str]:
         """Every name that ``get`` takes: ours first, in the order of the table, then those added from outside."""
-        return list(dict.fromkeys([*self._ours, *self._loaded, *self._found()]))
+        return list(dict.fromkeys([*self.ours, *self._loaded, *self._found()]))
+
+    def __contains__(self, name: object) -> bool:
+        """Whether ``get`` takes ``name``. Installed packages are looked at only if it isn't ours: that takes milliseconds."""
+        return name in self.ours or name in self._loaded or name in self._found()
 
     def get(self, name: str) -> T:
         """What ``name`` stands for, imported now if it wasn't. Ours can't be replaced by an entry point of the same name.
@@ -41,13 +46,13 @@ class Registry(Generic[T]):
 
     def register(self, name: str, value: T) -> T:
         """Add ``value`` for this process; returns it. Raises ``KvyardError`` if the name is taken."""
-        if name in self._loaded or name in self._ours or name in self._found():
+        if name in self:
             raise KvyardError(f"there is a {self.what} {name!r} already")
         self._loaded[name] = value
         return value
 
     def _load(self, name: str) -> T:
-        path = self._ours.get(name)
+        path = self.ours.get(name)
         if path is not None:
             module, _, attribute = path.partition(":")
             return cast(T, getattr(import_module(module), attribute))

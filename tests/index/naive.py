@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvyard.index.backend import Rows, Usage, joined
+from kvyard.index.backend import Rows, Usage
+from kvyard.index.rows import joined
 
 
 class NaiveIndex:

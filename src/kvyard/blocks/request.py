@@ -3,7 +3,7 @@
 Scheduling state (when it runs, what it samples) is the engine's; here is only what decides blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.rule import NEVER
@@ -40,8 +40,6 @@ class Request:
         """Where another group already has this text further than the hit goes; worth a checkpoint there."""
         self.reads_cache = reads_cache
         self.retention = tuple(retention)
-        self.append: Callable[[Sequence[int]], None] = getattr(chain, "append", self._cannot_append)
-        """Add sampled tokens. The chain's own verb, since this is called once per request and step."""
         # Below: the manager's own.
         self.tables: list[Table] = []
         self.views: dict[int, Chain] = {}
@@ -58,8 +56,11 @@ class Request:
             raise TypeError(f"request {self.id} has real tokens: append them")
         self.chain.grow(num_tokens)
 
-    def _cannot_append(self, tokens: Sequence[int]) -> None:
-        raise TypeError(f"request {self.id} comes from a trace and has no tokens to append to: grow it")
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add sampled ``tokens``. Raises ``TypeError`` for a chain from a trace."""
+        if not isinstance(self.chain, TokenChain):
+            raise TypeError(f"request {self.id} comes from a trace and has no tokens to append to: grow it")
+        self.chain.append(tokens)
 
     def view(self, block_size: int) -> Chain:
         """The chain at a group's block size."""

@@ -115,9 +115,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, where: str) -> None:
         """Raise ``ConfigError``, naming ``where``, if this spec makes no sense by itself."""
-        names = ATTENTION.names()
-        if self.kind not in names:
-            raise ConfigError(f"{where}: unknown kind {self.kind!r}; choose one of {', '.join(names)}")
+        if self.kind not in ATTENTION:
+            raise ConfigError(f"{where}: unknown kind {self.kind!r}; choose one of {', '.join(ATTENTION.names())}")
         if self.block_size < 1:
             raise ConfigError(f"{where}: block_size must be at least 1, got {self.block_size}")
         kind = self.attention
@@ -125,7 +124,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
             kind.check(self, where)
         for field, default in (("window", None), ("chunk", None), ("mode", "align"), ("spec_blocks", 0)):
             if field not in kind.fields and getattr(self, field) != default:
-                other = next(name for name in names if field in ATTENTION.get(name).fields)
+                other = next(name for name in ATTENTION.names() if field in ATTENTION.get(name).fields)
                 raise ConfigError(f"{where}: a {self.kind} group has no {field}; leave it out or choose {other}")
 
 

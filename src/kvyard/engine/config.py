@@ -154,7 +154,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError("lower tiers hold cached prefixes: enable_prefix_caching must be on")
             if self.bytes_per_block is None:
                 raise ConfigError("lower tiers need bytes_per_block, the size of a device block over all layers")
-        for name in BACKENDS.names():
+        for name in BACKENDS.ours:
             if name != self.backend and getattr(self, name, None) is not None:
                 raise ConfigError(f"{name} settings are for backend {name}, not for {self.backend}")
         if self.async_scheduling:

@@ -9,9 +9,10 @@ for and no further, so an arrival, a cancellation or a landing cuts it at the ne
 (``plans=False``) gives the same records and the same events, and is how the tests know.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -29,6 +30,12 @@ from kvyard.tiers.offload import Offload
 
 LONGEST_PLAN = 1024
 """Passes computed ahead at most: a plan is often cut, and then the rest was for nothing."""
+
+Instants: TypeAlias = "array[int]"
+"""An array and not a list: few of a plan's passes are looked at one by one, and a number object for each would cost more than
+all that is done with them."""
+_NEVER: Final = array("q")
+"""The ends of no passes. It is never changed: what is changed has an end to it."""
 
 
 class EventBatcher(Sink, Protocol):
@@ -86,7 +93,7 @@ class EngineCore:
         """The pass under way, or the plan of passes that it begins."""
         self._start = 0
         self._durations: Durations = np.zeros(0, dtype=np.int64)
-        self._ends: list[int] = []
+        self._ends: Instants = _NEVER
         self._done = 0
         """Passes of the plan that are carried out."""
         self._formed = 0
@@ -182,7 +189,7 @@ class EngineCore:
         following = self._decided[0]
         if following.chunks or following.drafted:
             # One pass by itself, which is most of them: no need for a vector.
-            self._run(now, [now + self._single(following)])
+            self._run(now, self._single(following, now))
         else:
             self.adopt(self._durations_of(following, now), now)
         return True
@@ -197,7 +204,7 @@ class EngineCore:
     def adopt(self, durations: Durations, now: int) -> None:
         """Run what was proposed from ``now`` on, in passes of these lengths."""
         self._durations = durations
-        self._run(now, (durations.cumsum() + now).tolist())
+        self._run(now, array("q", (durations.cumsum(dtype=np.int64) + now).tobytes()))
 
     # -- in step with other ranks ---------------------------------------------------------------------------------
 
@@ -235,7 +242,7 @@ class EngineCore:
         if not self._ends:
             if not self._decide(now):
                 return False
-            self._run(now, [now + self._single(self._decided[0])])
+            self._run(now, self._single(self._decided[0], now))
         if len(self._ends) > 1:
             if self._formed == 1:
                 self._form_planned()
@@ -262,7 +269,7 @@ class EngineCore:
         end = self._ends[0]
         durations = self.timing.decode_ns(made.decoding, made.context, passes, made.longest)
         self._durations = np.concatenate((np.array([end - self._start], dtype=np.int64), durations))
-        self._ends += (durations.cumsum() + end).tolist()
+        self._ends.frombytes((durations.cumsum(dtype=np.int64) + end).tobytes())
         self._batch = made
         self._decided.clear()
         self._formed = 2
@@ -338,12 +345,12 @@ class EngineCore:
         self._tell(0, 1)
         self.passes += 1
         self.busy_ns += end - self._start
-        self._ends = []
+        self._ends = _NEVER
         self._batch = None
         jobs.come_down(end)
         self._announce(end)
         if self._decided:
-            self._run(end, [end + self._single(self._decided[0])])
+            self._run(end, self._single(self._decided[0], end))
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
@@ -362,7 +369,7 @@ class EngineCore:
                 self.scheduler.jobs.take_off(made)
         return True
 
-    def _run(self, now: int, ends: list[int]) -> None:
+    def _run(self, now: int, ends: Instants) -> None:
         """The next decided pass starts ``now``; it and those that are like it end at ``ends``."""
         self._batch = self._decided.pop(0)
         self._start = now
@@ -370,12 +377,16 @@ class EngineCore:
         self._done = 0
         self._first = self.scheduler.batch.tick
 
-    def _single(self, of: Pass) -> int:
+    def _single(self, of: Pass, now: int) -> Instants:
+        """When a pass that starts ``now`` ends."""
+        return array("q", (now + self._duration(of),))
+
+    def _duration(self, of: Pass) -> int:
         return self.timing.pass_ns([(new, past) for _, new, past in of.chunks], of.decoding, of.context, of.longest)
 
     def _durations_of(self, of: Pass, now: int) -> Durations:
         if of.chunks or of.drafted:
-            return np.array([self._single(of)], dtype=np.int64)
+            return np.array([self._duration(of)], dtype=np.int64)
         durations = self.timing.decode_ns(of.decoding, of.context, of.stable_for, of.longest)
         if self.offload is not None and of.stable_for > 1:
             deadline = self.offload.earliest_deadline()
@@ -481,7 +492,7 @@ class EngineCore:
         self.busy_ns += end - self._start
         batch = self._batch
         assert batch is not None
-        self._ends = []
+        self._ends = _NEVER
         self._batch = None
         self._tell_time(end)
         self.scheduler.complete(batch, end)

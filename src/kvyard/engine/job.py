@@ -36,13 +36,13 @@ class Job(Request):
     """One request. ``max_tokens`` is how many it will produce unless the model's length or a cancellation stops it."""
 
     __slots__ = (
+        "_sample",
         "ahead",
         "arrival",
         "awaits",
         "base",
         "cached_tokens",
         "defers",
-        "emit",
         "end",
         "external_tokens",
         "joined",
@@ -108,23 +108,18 @@ class Job(Request):
         self.awaits = 0
         """1 if it joined with its last token in flight, which is known later: with asynchronous scheduling."""
         self.touch = self.end = -1
+        if sample is None and not isinstance(chain, TraceChain):
+            raise ValueError(f"request {request_id} has real tokens and needs a way to sample more")
+        self._sample = sample
+
+    def emit(self, count: int) -> None:
+        """It has produced ``count`` more tokens."""
+        chain, sample = self.chain, self._sample
         if isinstance(chain, TraceChain):
-            self.emit: Callable[[int], None] = self._grow
-        else:
-            if sample is None:
-                raise ValueError(f"request {request_id} has real tokens and needs a way to sample more")
-            self.emit = self._sampler(sample)
-
-    def _grow(self, count: int) -> None:
-        self.chain.grow(count)  # type: ignore[union-attr]
+            chain.grow(count)
+        elif sample is not None:
+            chain.append(sample(self.output, self.output + count))
         self.output += count
-
-    def _sampler(self, sample: Callable[[int, int], Sequence[int]]) -> Callable[[int], None]:
-        def emit(count: int) -> None:
-            self.append(sample(self.output, self.output + count))
-            self.output += count
-
-        return emit
 
     @property
     def remaining(self) -> int:

@@ -9,7 +9,8 @@ from kvyard.index.identity import Identity, IdentityError
 from kvyard.index.indexer import Indexer
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Place, Places
-from kvyard.index.scorer import DEFAULT_WEIGHTS, Roster, Scores, Trust, WorkerMatch
+from kvyard.index.roster import Roster
+from kvyard.index.scorer import DEFAULT_WEIGHTS, Scores, Trust, WorkerMatch
 from kvyard.index.stream import BatchSequencer, Source
 
 __all__ = [

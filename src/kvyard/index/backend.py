@@ -11,7 +11,7 @@ Three rules make backends interchangeable, and ``tests/index/test_backends.py`` 
 - ``lookup`` never invents: a place is in a row only while it holds that key. It may have forgotten (a byte budget).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -71,16 +71,3 @@ class IndexBackend(RowSource, Protocol):
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
         """Everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by what it yields."""
-
-
-def joined(rows: Iterable[tuple[int, int]]) -> Rows:
-    """``rows`` with neighbours of equal content made one, and no empty row at the end."""
-    out: Rows = []
-    for stop, mask in rows:
-        if out and out[-1][1] == mask:
-            out[-1] = (stop, mask)
-        else:
-            out.append((stop, mask))
-    if out and not out[-1][1]:
-        out.pop()
-    return out

@@ -13,7 +13,8 @@ from bisect import bisect_right
 from kvyard.hashing import Chain, Key, TokenChain
 from kvyard.hashing.keys import Keys
 from kvyard.hashing.stretches import paint, parting
-from kvyard.index.backend import Rows, Usage, joined
+from kvyard.index.backend import Rows, Usage
+from kvyard.index.rows import joined
 
 
 class WholeChain(TokenChain):

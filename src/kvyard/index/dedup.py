@@ -20,25 +20,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from kvyard.blocks.spans import clip
 from kvyard.hashing import Chain, Key
+from kvyard.index.dedup_counters import DedupCounters
 
 log = logging.getLogger(__name__)
 
 KeyT = TypeVar("KeyT", bound=Key)
-
-
-class DedupCounters(msgspec.Struct):
-    """Counts of block hashes, not of events."""
-
-    suppressed: int = 0
-    """Removed on the wire, still announced otherwise: not passed on."""
-    forwarded: int = 0
-    """Removed and passed on."""
-    uncounted: int = 0
-    """Repetitions that weren't counted because the filter was full."""
 
 
 class DedupFilter:

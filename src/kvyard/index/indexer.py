@@ -20,7 +20,8 @@ from kvyard.index.feed import Feed
 from kvyard.index.identity import Identity
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
-from kvyard.index.scorer import Explanation, Roster, Scorer, Scores, Standing, Trust
+from kvyard.index.roster import Roster
+from kvyard.index.scorer import Explanation, Scorer, Scores, Standing, Trust
 from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
 
 AnswerT = TypeVar("AnswerT")

@@ -21,7 +21,8 @@ from kvyard.index.chains import ChainIndex
 from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity
 from kvyard.index.places import Holder, Place, Places
-from kvyard.index.scorer import Roster, Scorer, Standing
+from kvyard.index.roster import Roster
+from kvyard.index.scorer import Scorer, Standing
 
 Change: TypeAlias = tuple[bool, int, Chain | None, int, int]
 """Stored or removed, the place, and which blocks of which chain; without a chain the place was cleared."""

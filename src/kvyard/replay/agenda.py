@@ -8,17 +8,20 @@ The agenda knows times and numbers. What is done is the fleet's business, and wh
 """
 
 from heapq import heappop, heappush
+from typing import Final
 
-PASS_END = 0
-LANDING = 1
-WORKER_LIFE = 2
-REROUTING = 3
-ARRIVAL = 4
-PASS_START = 5
-SAMPLE = 6
+PASS_END: Final = 0
+LANDING: Final = 1
+WORKER_LIFE: Final = 2
+REROUTING: Final = 3
+ARRIVAL: Final = 4
+PASS_START: Final = 5
+SAMPLE: Final = 6
 
-_BITS = 32
-_NUMBER = (1 << _BITS) - 1
+_KINDS: Final = 7
+_BITS: Final = 32
+_NUMBER: Final = (1 << _BITS) - 1
+_NEVER: Final = -1
 
 
 class Agenda:
@@ -26,35 +29,54 @@ class Agenda:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
-        self._when: dict[int, int] = {}
-        """By (what, which) in one number, so that they are compared in one go."""
+        """With (what, which) in one number, so that they are compared in one go."""
+        self._when: list[list[int]] = [[] for _ in range(_KINDS)]
+        """By what and which, which are small numbers: lists are quicker here than a dict."""
+        self._count = [0] * _KINDS
+        """By what, how many are to come."""
 
     def put(self, when: int | None, what: int, which: int = 0) -> None:
         """``what`` of ``which`` happens at ``when``, and not when it was put before; ``None``: not at all."""
-        key = what << _BITS | which
+        times = self._when[what]
+        while len(times) <= which:
+            times.append(_NEVER)
+        before = times[which]
         if when is None:
-            self._when.pop(key, None)
-        elif self._when.get(key) != when:
-            self._when[key] = when
-            heappush(self._heap, (when, key))
+            if before != _NEVER:
+                times[which] = _NEVER
+                self._count[what] -= 1
+        elif before != when:
+            if before == _NEVER:
+                self._count[what] += 1
+            times[which] = when
+            heappush(self._heap, (when, what << _BITS | which))
 
     def pop(self) -> tuple[int, int, int] | None:
         """Take the next: (when, what, which). ``None`` where nothing is left."""
-        heap, times = self._heap, self._when
+        heap = self._heap
         while heap:
             when, key = heappop(heap)
-            if times.get(key) == when:
-                del times[key]
-                return when, key >> _BITS, key & _NUMBER
+            what, which = key >> _BITS, key & _NUMBER
+            times = self._when[what]
+            if times[which] == when:
+                times[which] = _NEVER
+                self._count[what] -= 1
+                return when, what, which
         return None
 
     def has_before(self, when: int, what: int) -> bool:
         """Whether anything comes before ``what`` at ``when``."""
-        heap, times = self._heap, self._when
-        while heap and times.get(heap[0][1]) != heap[0][0]:
+        heap = self._heap
+        while heap:
+            first, key = heap[0]
+            if self._when[key >> _BITS][key & _NUMBER] == first:
+                return first < when or (first == when and key < what << _BITS)
             heappop(heap)
-        return bool(heap) and heap[0] < (when, what << _BITS)
+        return False
 
     def holds_beyond(self, *what: int) -> bool:
         """Whether anything is to come but ``what``."""
-        return any(key >> _BITS not in what for key in self._when)
+        for kind in range(_KINDS):
+            if self._count[kind] and kind not in what:
+                return True
+        return False

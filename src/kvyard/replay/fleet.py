@@ -6,7 +6,6 @@ The loop visits a worker only when something happens to it. Before a decision th
 date as well, since their plans may have passes behind them that were not carried out yet.
 """
 
-import gc
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -22,6 +21,7 @@ from kvyard.index.runs import RunFeed, RunIndexer
 from kvyard.replay.agenda import ARRIVAL, LANDING, PASS_END, PASS_START, REROUTING, SAMPLE, WORKER_LIFE, Agenda
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
+from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder, Seen
 from kvyard.replay.shared import SharedTiers
@@ -88,15 +88,11 @@ class Fleet:
         self._arrivals = TraceArrivals(
             requests, speedup=config.speedup, concurrency=config.concurrency, jitter=config.jitter
         )
-        # A run makes millions of objects and hardly a cycle among them: looking for cycles as often as usual is for nothing.
-        often = gc.get_threshold()
-        gc.set_threshold(20_000, often[1], often[2])
-        try:
-            self._loop(progress)
-        except KeyboardInterrupt:
-            self.interrupted = True
-        finally:
-            gc.set_threshold(*often)
+        with rarely_collected():
+            try:
+                self._loop(progress)
+            except KeyboardInterrupt:
+                self.interrupted = True
 
     def _loop(self, progress: Callable[[int, int, int], None] | None) -> None:
         agenda, arrivals, workers, shared = self._agenda, self._arrivals, self.workers, self._shared

@@ -5,7 +5,7 @@ to the nearest microsecond, and equal ones are put together now and then.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from kvyard.clock import US
 
 Column: TypeAlias = npt.NDArray[np.int64]
 
-_ROOM = 1 << 16
+_ROOM: Final = 1 << 16
 """Passes kept as they come before they are put together."""
 
 
@@ -68,14 +68,25 @@ def _merged(values: Column, weights: Column) -> tuple[Column, Column]:
     """``values`` without repetition, ascending, and the summed weights of each."""
     # Sums in floats are exact: they stay far below 2**53.
     low = int(values.min())
-    span = int(values.max()) - low
-    if span <= _ROOM * 16:
-        # Mostly they lie close together.
-        table = np.bincount(values - low, weights)
-        found = np.flatnonzero(np.bincount(values - low))
-        return found + low, table[found].astype(np.int64)
-    found, places = np.unique(values, return_inverse=True)
-    return found, np.bincount(places, weights).astype(np.int64)
+    if int(values.max()) - low < _ROOM:
+        return _counted(values, weights, low)
+    # Decode steps lie close together and a few passes with prompts far above: a table for those too would be mostly empty,
+    # and going through its memory would be most of the work.
+    near = values < low + _ROOM
+    far = ~near
+    found, places = np.unique(values[far], return_inverse=True)
+    dense, sums = _counted(values[near], weights[near], low)
+    return np.concatenate((dense, found)), np.concatenate((sums, np.bincount(places, weights[far]).astype(np.int64)))
+
+
+def _counted(values: Column, weights: Column, low: int) -> tuple[Column, Column]:
+    """The same for values from ``low`` on that lie close together."""
+    places = values - low
+    table = np.bincount(places, weights)
+    there = np.zeros(len(table), dtype=np.bool_)
+    there[places] = True  # a weight may be 0
+    found = np.flatnonzero(there)
+    return found + low, table[found].astype(np.int64)
 
 
 def together(parts: Sequence[Gaps]) -> tuple[Column, Column]:

@@ -3,12 +3,12 @@
 One record per request; gaps between tokens as durations with weights, since a pass of n decoding requests is n equal gaps.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
-from kvyard.engine.job import Job
+from kvyard.engine.job import Job, JobState
 from kvyard.engine.timing import Durations
 from kvyard.engine.watcher import Watcher
 from kvyard.hashing import TraceChain
@@ -16,6 +16,7 @@ from kvyard.replay.gaps import Gaps
 from kvyard.replay.record import Record
 
 _NOTHING = np.zeros(1, dtype=np.int64)
+_STATUS: Final = {state: state.name.lower() for state in JobState}
 
 
 class Seen:
@@ -36,6 +37,8 @@ class Seen:
         bit = 1 << worker
         length = keys.num_prompt_tokens
         lost = elsewhere = 0
+        mine = self._upto(ids, 0, bit)
+        anyone = self._upto(ids, mine, -1)
         if found + block_size >= length:
             why = "none" if found + block_size == length else "partial_block"
         else:
@@ -44,18 +47,26 @@ class Seen:
             why = "evicted" if had & bit else "other_worker" if had else "never_seen"
             if had:
                 start = found // size
-                mine = self._upto(ids, start, bit) if had & bit else start
-                lost = max(0, min(mine * size, length) - found)
-                elsewhere = max(0, min(self._upto(ids, mine, -1) * size, length) - found - lost)
-        get = known.get
-        for name in ids:
-            known[name] = get(name, 0) | bit
+                stop = max(start, mine) if had & bit else start
+                lost = max(0, min(stop * size, length) - found)
+                elsewhere = max(0, min(max(stop, anyone) * size, length) - found - lost)
+        for at in range(mine, anyone):
+            known[ids[at]] |= bit
+        if anyone < len(ids):
+            known.update(dict.fromkeys(ids[anyone:], bit))  # most of them: not one by one
         return why, lost, elsewhere
 
     def _upto(self, ids: Sequence[int], start: int, bits: int) -> int:
         """Where the part of ``ids`` ends that any of these workers has computed. Who has computed one has all before it."""
         known = self._by_id
-        return bisect_left(ids, True, start, key=lambda name: not known.get(name, 0) & bits)
+        low, high = start, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if known.get(ids[middle], 0) & bits:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
 
 class Recorder(Watcher):
@@ -155,7 +166,7 @@ class Recorder(Watcher):
         record = self.records[job.id]
         record.ended = now
         record.output = job.output
-        record.status = job.state.name.lower()
+        record.status = _STATUS[job.state]
         record.reason = reason
         self._silent.pop(job.id, None)
         self._ended(job, now)

@@ -8,6 +8,7 @@ from typing import Any
 from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet import Fleet
+from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.record import Record
 from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.settings import SETTINGS, make_config
@@ -109,7 +110,8 @@ def replay(
         from kvyard.replay.report.bounds import make_bounds
 
         found = make_bounds(fleet, rows)
-    report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
+    with rarely_collected():
+        report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
     return SimulatedRun(report, fleet, source if isinstance(source, Trace) else None)
 
 

@@ -6,7 +6,7 @@ wanted every second one is dropped and the distance doubled.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final
 
 from kvyard.blocks.pool import Pool
 from kvyard.engine.core import EngineCore
@@ -16,7 +16,7 @@ from kvyard.engine.role import Role
 from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.recorder import Recorder
 
-FIRST_DISTANCE = 1_000_000_000
+FIRST_DISTANCE: Final = 1_000_000_000
 
 
 class Worker:
@@ -62,18 +62,21 @@ class Worker:
         return dict(total)
 
 
-class Sample(NamedTuple):
+class Sample:
     """One worker at one instant."""
 
-    running: int
-    waiting: int
-    loading: int
-    device: float
-    """Share of device blocks held by requests."""
-    filled: float
-    """Share of device blocks that hold something, be it for later."""
-    lower: tuple[float, ...]
-    """The same of its lower tiers, closest first."""
+    __slots__ = ("device", "filled", "loading", "lower", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.loading = 0
+        self.device = 0.0
+        """Share of device blocks held by requests."""
+        self.filled = 0.0
+        """Share of device blocks that hold something, be it for later."""
+        self.lower: list[float] = []
+        """The same of its lower tiers, closest first."""
 
 
 class SampleSeries:
@@ -90,26 +93,28 @@ class SampleSeries:
         """Take a point of every worker. Returns when to take the next."""
         row: list[Sample] = []
         for worker in workers:
+            sample = Sample()
+            row.append(sample)
             if not worker.alive:
-                row.append(Sample(0, 0, 0, 0.0, 0.0, ()))
                 continue
-            running = waiting = loading = 0
-            used = filled = 0.0
-            depths = [len(core.offload.tiers) for core in worker.cores if core.offload is not None]
-            lower = [0.0] * max(depths, default=0)
+            ranks = len(worker.cores)
             for core in worker.cores:
                 scheduler = core.scheduler
-                running += len(scheduler.running)
-                waiting += len(scheduler.waiting)
+                sample.running += len(scheduler.running)
+                sample.waiting += len(scheduler.waiting)
                 if scheduler.loads is not None:
-                    loading += len(scheduler.loads.parked)
-                used += scheduler.manager.usage
-                filled += _filled(scheduler.manager.pool)
+                    sample.loading += len(scheduler.loads.parked)
+                sample.device += scheduler.manager.usage
+                sample.filled += _filled(scheduler.manager.pool)
                 if core.offload is not None:
                     for level, tier in enumerate(core.offload.tiers):
-                        lower[level] += _filled(tier.store.pool)
-            used, filled, *lower = [round(share / len(worker.cores), 6) for share in (used, filled, *lower)]
-            row.append(Sample(running, waiting, loading, used, filled, tuple(lower)))
+                        if level == len(sample.lower):
+                            sample.lower.append(0.0)
+                        sample.lower[level] += _filled(tier.store.pool)
+            sample.device /= ranks
+            sample.filled /= ranks
+            for level, share in enumerate(sample.lower):
+                sample.lower[level] = share / ranks
         self.times.append(now)
         self.points.append(row)
         if len(self.times) >= 2 * self.wanted:
@@ -121,9 +126,14 @@ class SampleSeries:
     def as_dict(self, names: Sequence[str]) -> dict[str, object]:
         """Columns: ``times_s``, and per quantity a list of values per worker."""
         columns: dict[str, object] = {"times_s": [at / 1e9 for at in self.times], "workers": list(names)}
-        for index, field in enumerate(Sample._fields[:-1]):
-            columns[field] = [[row[at][index] for row in self.points] for at in range(len(names))]
-        lower = [[row[at].lower for row in self.points] for at in range(len(names))]
+        series = [[row[at] for row in self.points] for at in range(len(names))]
+        columns["running"] = [[sample.running for sample in worker] for worker in series]
+        columns["waiting"] = [[sample.waiting for sample in worker] for worker in series]
+        columns["loading"] = [[sample.loading for sample in worker] for worker in series]
+        # Rounded here and not when they are taken: that takes longer than a sample, and half of them are dropped.
+        columns["device"] = [[round(sample.device, 6) for sample in worker] for worker in series]
+        columns["filled"] = [[round(sample.filled, 6) for sample in worker] for worker in series]
+        lower = [[[round(share, 6) for share in sample.lower] for sample in worker] for worker in series]
         depth = max((len(shares) for worker in lower for shares in worker), default=0)
         for level, tier in enumerate(LOWER_TIERS[: max(2, depth)]):  # host and storage always
             columns[tier.label] = [

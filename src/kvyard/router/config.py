@@ -76,11 +76,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     forget_after_s: Annotated[float, Setting("When a request that was never reported finished is given up.")] = 3600.0
 
     def __post_init__(self) -> None:
-        policies = _policies()
-        _one_of("policy", self.policy, policies)
+        _check_policy("policy", self.policy)
         _one_of("load", self.load, LOADS)
         if self.policy == "affinity":
-            _one_of("fallback", self.fallback, [name for name in policies if name != "affinity"])
+            _check_policy("fallback", self.fallback, but="affinity")
         for key in _AT_LEAST_0:
             _number(key, getattr(self, key), 0.0, inclusive=True)
         for key in ("session_ttl_s", "forget_after_s", "approx_ttl_s"):
@@ -101,6 +100,13 @@ def _policies() -> list[str]:
     from kvyard.router.policies import POLICIES  # policies are made from a configuration, so they import this module
 
     return POLICIES.names()
+
+
+def _check_policy(key: str, name: str, but: str = "") -> None:
+    from kvyard.router.policies import POLICIES
+
+    if name == but or name not in POLICIES:
+        _one_of(key, name, [one for one in POLICIES.names() if one != but])
 
 
 def _one_of(key: str, value: object, choices: Sequence[str]) -> None:

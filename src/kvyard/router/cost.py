@@ -22,10 +22,10 @@ def costs(config: RouterConfig, at: RoutingInput) -> list[float]:
     prefill, held = _of(at, loads.prefill), _of(at, loads.blocks)
     shared = _of(at, at.shared) if at.shared is not None else [0] * len(prefill)
     worth = _credits(config, at, prefill) if at.overlaps is not None else [0] * len(prefill)
-    out = [
-        scale * (todo if (todo := (waiting + tokens) / size - credit) > 0 else 0.0) + (blocks + count - ours)
-        for waiting, credit, blocks, ours in zip(prefill, worth, held, shared, strict=True)
-    ]
+    out: list[float] = []
+    for place, waiting in enumerate(prefill):  # a plain loop: there is one for each request
+        todo = (waiting + tokens) / size - worth[place]
+        out.append((scale * todo if todo > 0 else 0.0) + (held[place] + count - shared[place]))
     if config.request_weight:
         weight = config.request_weight
         out = [cost + weight * requests for cost, requests in zip(out, _of(at, loads.requests), strict=True)]

@@ -114,5 +114,14 @@ def least(slots: Sequence[int], costs: Sequence[float], rng: Random, why: str) -
     low = min(costs)
     if costs.count(low) == 1:
         return Choice(slots[costs.index(low)], low, 1, why)
-    equals = [slot for slot, cost in zip(slots, costs, strict=True) if cost == low]
-    return Choice(equals[rng.randrange(len(equals))], low, len(equals), why)
+    equals = [slot for slot, cost in zip(slots, costs) if cost == low]
+    return Choice(equals[_draw(len(equals), rng)], low, len(equals), why)
+
+
+def _draw(count: int, rng: Random) -> int:
+    """What ``rng.randrange(count)`` draws, without the checks that it makes in Python: ties are frequent."""
+    bits = count.bit_length()
+    drawn = rng.getrandbits(bits)
+    while drawn >= count:
+        drawn = rng.getrandbits(bits)
+    return drawn

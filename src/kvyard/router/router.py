@@ -214,7 +214,8 @@ class Router:
             self.paces[entry.slot].observe(entry.ahead, (now - entry.since) / MS)
             entry.ahead = 0  # once is enough
         self.loads.prefill_done(entry, now)
-        self._note(did.FirstToken, at=now, id=str(id_))
+        if self._journal is not None:
+            self._note(did.FirstToken, at=now, id=str(id_))
         return True
 
     def progressed(self, id_: object, output_tokens: int, now: int) -> bool:
@@ -230,7 +231,7 @@ class Router:
     def finished(self, id_: object, now: int) -> bool:
         """A request is over, whichever way. Returns whether it was known."""
         known = self.loads.end(id_) is not None
-        if known:
+        if known and self._journal is not None:
             self._note(did.Ended, at=now, id=str(id_))
         return known
 
@@ -315,8 +316,9 @@ class Router:
         if overlaps is None:
             return request.num_tokens
         config, size = self.config, self.block_size
-        device, *lower = overlaps.at(slot)
+        device = overlaps.device[slot]
         cached = device * size
+        lower = [tier[slot] for tier in overlaps.tiers[1:]] if len(overlaps.tiers) > 1 else []
         if any(lower):
             worth = float(device)
             for blocks, credit in zip(lower, config.lower_credits):
@@ -373,7 +375,7 @@ def _decision(
     policy: Policy, at: RoutingInput, choice: Choice, new_tokens: int, workers: list[Holder | None], detail: bool
 ) -> Decision:
     """The record of ``choice``, made before anything is booked; ``workers`` by slot."""
-    request, slot, overlaps = at.request, choice.slot, at.overlaps
+    request, slot, overlaps, loads = at.request, choice.slot, at.overlaps, at.loads
     best = regret = 0
     best_worker: Holder | None = None
     if overlaps is not None:
@@ -382,6 +384,12 @@ def _decision(
         if best:
             regret = best - total[slot]
             best_worker = workers[next(other for other in at.slots if total[other] == best) if regret else slot]
+    candidates: tuple[Candidate, ...] = ()
+    if detail:
+        candidates = tuple([_candidate(at, other, cost, workers) for other, cost in zip(at.slots, policy.costs(at))])
+    worker = workers[slot]
+    assert worker is not None
+    # Named one by one, though they are a candidate's: there is one decision for each request.
     return Decision(
         id=request.id,
         policy=policy.config.policy,
@@ -393,26 +401,31 @@ def _decision(
         best=best,
         best_worker=best_worker,
         regret=regret,
-        candidates=tuple(
-            [Candidate(**_figures(at, other, cost, workers)) for other, cost in zip(at.slots, policy.costs(at))]
-            if detail
-            else ()
-        ),
-        **_figures(at, slot, choice.cost, workers),
+        candidates=candidates,
+        worker=worker,
+        role=at.roles[slot],
+        cost=choice.cost,
+        tiers=overlaps.at(slot) if overlaps is not None else (),
+        predicted=overlaps.predicted(slot) if overlaps is not None else 0,
+        prefill_tokens=loads.prefill[slot],
+        active_blocks=loads.blocks[slot],
+        shared_blocks=at.shared[slot] if at.shared is not None else 0,
+        active_requests=loads.requests[slot],
     )
 
 
-def _figures(at: RoutingInput, slot: int, cost: float, workers: list[Holder | None]) -> dict[str, Any]:
-    """The fields of a ``Candidate``."""
-    loads, overlaps = at.loads, at.overlaps
-    return {
-        "worker": workers[slot],
-        "role": at.roles[slot],
-        "cost": cost,
-        "tiers": overlaps.at(slot) if overlaps is not None else (),
-        "predicted": overlaps.predicted(slot) if overlaps is not None else 0,
-        "prefill_tokens": loads.prefill[slot],
-        "active_blocks": loads.blocks[slot],
-        "shared_blocks": at.shared[slot] if at.shared is not None else 0,
-        "active_requests": loads.requests[slot],
-    }
+def _candidate(at: RoutingInput, slot: int, cost: float, workers: list[Holder | None]) -> Candidate:
+    """What a decision says of a worker that could have been chosen."""
+    loads, overlaps, worker = at.loads, at.overlaps, workers[slot]
+    assert worker is not None
+    return Candidate(
+        worker=worker,
+        role=at.roles[slot],
+        cost=cost,
+        tiers=overlaps.at(slot) if overlaps is not None else (),
+        predicted=overlaps.predicted(slot) if overlaps is not None else 0,
+        prefill_tokens=loads.prefill[slot],
+        active_blocks=loads.blocks[slot],
+        shared_blocks=at.shared[slot] if at.shared is not None else 0,
+        active_requests=loads.requests[slot],
+    )

@@ -36,7 +36,8 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{key} of a tier must be a whole number of 1 or more, got {value!r}")
         _one_of("scope", self.scope, ("private", "shared"))
-        _one_of("eviction", self.eviction, tuple(ORDERS.names()))
+        if self.eviction not in ORDERS:
+            _one_of("eviction", self.eviction, tuple(ORDERS.names()))
 
     def capacity(self, block_bytes: int) -> int:
         """How many blocks of ``block_bytes`` fit. Raises ``ConfigError`` if none does."""

@@ -52,6 +52,6 @@ ORDERS: Registry[Callable[[Callable[[], int]], EvictionOrder]] = Registry(
 
 def make_order(name: str, now: Callable[[], int]) -> EvictionOrder:
     """The order called ``name``. Raises ``ConfigError`` for an unknown one."""
-    if name not in ORDERS.names():
+    if name not in ORDERS:
         raise ConfigError(f"unknown eviction order {name!r}; choose one of {', '.join(sorted(ORDERS.names()))}")
     return ORDERS.get(name)(now)

@@ -5,17 +5,17 @@ for alone or as one of many in a plan. It knows nothing of requests, blocks or t
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 Durations: TypeAlias = npt.NDArray[np.int64]
 
-SHORT = 16
+SHORT: Final = 16
 """Up to this many passes plain Python is faster than numpy's fixed cost per operation."""
 
-NS_PER_MS = 1e6
+NS_PER_MS: Final = 1e6
 
 
 class TimingModel(Protocol):

@@ -6,16 +6,20 @@ both parts are rounded to nanoseconds, then divided by the speed-up and rounded 
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
-from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
+from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, scaled, scaled_many
 from kvyard.errors import KvyardError
 
 # Milliseconds by new tokens, and by the share of the cache in use. The constants are the mocker's, a fit to one H200.
-PREFILL = (4.209989e-7, 1.518344e-2, 16.50142)
-DECODE = (-25.74, 54.01, 5.74)
+PREFILL: Final = (4.209989e-7, 1.518344e-2, 16.50142)
+DECODE: Final = (-25.74, 54.01, 5.74)
+
+_LONGEST: Final = 1024
+"""Passes whose numbers are kept, for plans up to that length."""
+_NUMBERS = np.arange(_LONGEST, dtype=np.float64)
 
 
 class PolynomialModel:
@@ -37,7 +41,9 @@ class PolynomialModel:
             n = charged_tokens(prefills)
             if n:
                 a, b, c = PREFILL
-                ns = scaled(round((a * n * n + b * n + c) * NS_PER_MS), self._prefill_ratio)
+                ns = round((a * n * n + b * n + c) * NS_PER_MS)
+                if self._prefill_ratio != 1.0:
+                    ns = scaled(ns, self._prefill_ratio)
         if decode_batch:
             ns += self._step(decode_context)
         return ns
@@ -53,8 +59,19 @@ class PolynomialModel:
                 shares = [min(used, 1.0) for used in shares]
             steps = [round((a * used * used + b * used + c) * NS_PER_MS) for used in shares]
             return np.array(steps if ratio == 1.0 else [scaled(ns, ratio) for ns in steps], dtype=np.int64)
-        used = np.minimum(contexts(batch, context, passes) / capacity, 1.0)
-        return scaled_many(np.rint((a * used * used + b * used + c) * NS_PER_MS), ratio)
+        # In place, since most of what such short vectors cost is making them. Token counts are exact in floats.
+        used = (_NUMBERS[:passes] if passes <= _LONGEST else np.arange(passes, dtype=np.float64)) * batch
+        used += context
+        used /= capacity
+        if context + batch * (passes - 1) > capacity:
+            np.minimum(used, 1.0, out=used)
+        spent = used * a
+        spent *= used
+        used *= b
+        spent += used
+        spent += c
+        spent *= NS_PER_MS
+        return scaled_many(np.rint(spent, out=spent), ratio)
 
     def _step(self, context: int) -> int:
         # The mocker's floor of 1 ms is left out: the parabola never gets there for shares from 0 to 1.
@@ -62,7 +79,8 @@ class PolynomialModel:
         used = context / self._capacity
         if used > 1.0:
             used = 1.0
-        return scaled(round((a * used * used + b * used + c) * NS_PER_MS), self._decode_ratio)
+        ns = round((a * used * used + b * used + c) * NS_PER_MS)
+        return ns if self._decode_ratio == 1.0 else scaled(ns, self._decode_ratio)
 
 
 def charged_tokens(prefills: Sequence[tuple[int, int]]) -> int:

@@ -102,7 +102,7 @@ def parse_timing(text: str, speedup_ratio: float = 1.0, deployment: Deployment |
     ``deployment`` is the model and the card, for the kinds that are made from them.
     """
     name, _, rest = text.partition(":")
-    if name not in TIMINGS.names():
+    if name not in TIMINGS:
         raise KvyardError(f"timing is {text!r}: choose {timing_choices()}")
     return TIMINGS.get(name).parse(rest, speedup_ratio, deployment)
 

@@ -21,13 +21,14 @@ from typing import Any, TypeAlias
 from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.hashing.algorithms import packed
-from kvyard.index.backend import Rows, Usage, joined
+from kvyard.index.backend import Rows, Usage
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Places, bits
 from kvyard.index.redis import scripts
 from kvyard.index.redis.directory import SOLO, Directory
 from kvyard.index.redis.server import Server, Unavailable
 from kvyard.index.redis.session import ReplicaSession
+from kvyard.index.rows import joined
 
 FLUSH_KEYS = 1024
 """Keys that may wait before a change makes them go."""

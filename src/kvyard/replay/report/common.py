@@ -40,8 +40,9 @@ def sources(record: Record) -> dict[str, int]:
 
     A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
     """
-    found = dict(zip(TIERS, (record.cached, *record.loaded)))
-    rest = record.input - sum(found.values())
+    loaded = record.loaded
+    found = dict(zip(TIERS, (record.cached, *loaded))) if loaded else {TIERS[0]: record.cached}
+    rest = record.input - (sum(found.values()) if loaded else record.cached)
     if record.miss in _WHOLE:
         return {**found, record.miss: rest}
     lost, elsewhere = record.lost, record.elsewhere
@@ -58,9 +59,6 @@ def make_series(records: Sequence[Record], names: Sequence[str], start: int, end
     count = points(min(WINDOWS, max(FEWEST, len(records) // PER_WINDOW)), len(names))
     window = max(1, -(-(end - start + 1) // count))
 
-    def at(when: int) -> int:
-        return (when - start) // window
-
     arrived, finished = [0] * count, [0] * count
     waits: list[list[int]] = [[] for _ in range(count)]
     prompts: dict[str, list[int]] = defaultdict(lambda: [0] * count)
@@ -68,17 +66,17 @@ def make_series(records: Sequence[Record], names: Sequence[str], start: int, end
     routed = [[0] * count for _ in names]
     tokens = [[0] * count for _ in names]
     for record in records:
-        here = at(record.arrival)
+        here = (record.arrival - start) // window
         arrived[here] += 1
         if record.status == "finished":
-            finished[at(record.ended)] += 1
+            finished[(record.ended - start) // window] += 1
             waits[here].append(record.first_token - record.arrival)
         if record.worker:
             number = numbers[record.worker.partition("@")[0]]
             routed[number][here] += 1
             tokens[number][here] += record.input
         if record.admitted >= 0:
-            there = at(record.admitted)
+            there = (record.admitted - start) // window
             for name, part in sources(record).items():
                 if part:
                     prompts[name][there] += part
@@ -124,7 +122,7 @@ class Observations:
         self.complete = now is None
         self.done = [record for record in records if record.status == "finished"]
         self.start = min((record.arrival for record in records), default=0)
-        ends = (max(record.arrival, record.admitted, record.first_token, record.ended) for record in records)
+        ends = [max(record.arrival, record.admitted, record.first_token, record.ended) for record in records]
         self.end = max(max(ends, default=self.start), self.start if now is None else now)
 
     def fields(
@@ -138,8 +136,8 @@ class Observations:
     ) -> dict[str, Any]:
         """The fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each was."""
         seconds = (self.end - self.start) / SECOND
-        inputs = sum(record.input for record in self.records)
-        outputs = sum(record.output for record in self.records)
+        inputs = sum([record.input for record in self.records])
+        outputs = sum([record.output for record in self.records])
         amounts = {"requests": len(self.done), "input_tokens": inputs, "output_tokens": outputs}
         statuses = Counter(record.status or "unfinished" for record in self.records)
         lots = self._latencies()
@@ -180,7 +178,7 @@ class Observations:
 
     def _digest(self) -> str:
         """Of the requests' ids and lengths."""
-        rows = sorted((record.id, record.input, record.wanted) for record in self.records)
+        rows = sorted([(record.id, record.input, record.wanted) for record in self.records])
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(rows))
 
     def _goodput(self, slo: Slo, seconds: float) -> Goodput:

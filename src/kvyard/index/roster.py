@@ -1,0 +1,110 @@
+"""A roster: the scorer's answers by position, for a router that asks about the same workers time and again."""
+
+from collections.abc import Sequence
+
+from kvyard.events.types import Tier
+from kvyard.index.places import Holder, bits
+from kvyard.index.scorer import Scorer
+from kvyard.index.views import RowFold, Views, WorkerView
+
+
+class Roster:
+    """Answers of one scorer about ``workers``, by position. Ask through ``Indexer.reaches``, which keeps trust up to date.
+
+    For callers that ask about the same workers time and again and add figures of their own: a router. The answers are those of
+    ``Scorer.score``; what is left out is all that costs time to write down.
+    """
+
+    def __init__(self, scorer: Scorer, workers: Sequence[Holder]) -> None:
+        self.workers = tuple(workers)
+        self.tiers: list[Tier] = []
+        """What the levels of an answer stand for, closest first."""
+        self.alignments: list[int] = []
+        """Per worker the tokens that a prefix comes in steps of; 0 where attention groups have rules of their own."""
+        self.confidence: list[float] | None = None
+        """Per worker; ``None`` while all that is counted is trusted in full."""
+        self._scorer = scorer
+        self._views: Views | None = None
+        self._standings: object = None
+        self._folds: list[RowFold] = []
+        """Per level."""
+        self._plain = 0
+        """The plain workers, as bits by position."""
+        self._coarse: list[tuple[int, int]] = []
+        self._hybrid: list[tuple[int, WorkerView]] = []
+
+    def reaches(self, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
+        """Per tier of ``tiers`` and worker: blocks of the longest usable prefix from that tier and all closer ones.
+
+        Empty where none has anything. ``tokens`` is the prompt's length, where known: its last token is always computed.
+        """
+        scorer = self._scorer
+        views = scorer.views
+        if views is not self._views or scorer.standings is not self._standings:
+            self._look(views)
+        rows = scorer.backend.lookup(keys, views.through_holes)
+        if not rows or not views.tiers:
+            return []
+        size = scorer.block_size
+        end = len(keys) * size
+        limit = end if tokens is None else max(0, min(end, tokens - 1))
+        longest = limit // size
+        count = len(self.workers)
+        out: list[list[int]] = []
+        for level, fold in enumerate(self._folds):
+            known = fold.known
+            reach = [0] * count
+            alive = self._plain
+            start = 0
+            for stop, mask in rows:
+                have = known.get(mask)
+                if have is None:
+                    have = fold.work_out(mask)
+                have &= alive
+                if have != alive:
+                    if start:
+                        for at in bits(alive ^ have):
+                            reach[at] = start
+                    alive = have
+                    if not alive:
+                        break
+                start = stop if stop < longest else longest
+            if alive:
+                for at in bits(alive):
+                    reach[at] = start
+            for at, alignment in self._coarse:
+                reach[at] = reach[at] * size // alignment * alignment // size
+            for at, view in self._hybrid:
+                reach[at] = scorer.reach(view, rows, level, limit, end) // size
+                if out and out[-1][at] > reach[at]:
+                    reach[at] = out[-1][at]
+            out.append(reach)
+        return out
+
+    def _look(self, views: Views) -> None:
+        """Note who is where: something changed."""
+        scorer = self._scorer
+        size = scorer.block_size
+        self._views = views
+        self._standings = scorer.standings
+        self.tiers = views.tiers
+        position = {worker: at for at, worker in enumerate(self.workers)}
+        plain = [view for view in views.plain if view.worker in position]
+        self._plain = sum(1 << position[view.worker] for view in plain)
+        self._folds = [
+            RowFold([(position[view.worker], view.levels[level]) for view in plain])
+            for level in range(len(views.tiers))
+        ]
+        self._coarse = [
+            (position[view.worker], view.layout.alignment) for view in views.coarse if view.worker in position
+        ]
+        self._hybrid = [(position[view.worker], view) for view in views.hybrid if view.worker in position]
+        self.alignments = [size] * len(self.workers)
+        for at, alignment in self._coarse:
+            self.alignments[at] = alignment
+        for at, _ in self._hybrid:
+            self.alignments[at] = 0
+        standings = scorer.standings
+        sure = [standings[worker].confidence if worker in standings else 0.0 for worker in self.workers]
+        # Places of a stream without any trust don't count to begin with: its worker may have others that do.
+        self.confidence = [value or 1.0 for value in sure] if any(0 < value < 1 for value in sure) else None
