@@ -228,12 +228,12 @@ class EngineCore:
     def start_decided(self, now: int) -> bool:
         """With passes decided ahead: start the pass that was decided on, unless it has; returns whether one is under way."""
         if not self._ends and self._decided:
-            self._run(now, [now + self._single(self._decided[0])])
+            self._run(now, self._single(self._decided[0], now))
         return bool(self._ends)
 
     def wait_until(self, end: int) -> None:
         """The pass under way ends with those of the other ranks, at ``end``. It must be a single one."""
-        self._ends = [end]
+        self._ends = array("q", (end,))
 
     # -- passes decided ahead ---------------------------------------------------------------------------------------
 

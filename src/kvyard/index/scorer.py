@@ -203,12 +203,12 @@ class Scorer:
             if view is None:
                 out[worker] = self._nothing(worker, standing, now)
                 continue
-            if view.layout.is_plain:
+            if view.plain:
                 align = view.layout.alignment
                 reach = [min(walk.get(worker, 0) * size, limit) // align * align for walk in walks]
             else:
                 reach = [self.reach(view, rows, level, limit, end) for level in range(len(views.tiers))]
-            out[worker] = self._match(view, rows, reach, limit, standing, now)
+            out[worker] = self._match(view, views.tiers, rows, reach, limit, standing, now)
         return Scores(blocks=len(keys), tokens=end if tokens is None else tokens, workers=out)
 
     def explain(self, keys: Sequence[int], tokens: int, worker: Holder, now: int = 0) -> Explanation:
@@ -280,13 +280,19 @@ class Scorer:
         return view.agreement.longest([view.spans(at, rows, mask) for at, mask in enumerate(masks)], limit, end)
 
     def _match(
-        self, view: WorkerView, rows: Rows, reach: list[int], limit: int, standing: Standing, now: int
+        self,
+        view: WorkerView,
+        counted: Sequence[Tier],
+        rows: Rows,
+        reach: list[int],
+        limit: int,
+        standing: Standing,
+        now: int,
     ) -> WorkerMatch:
         size = self.block_size
         tiers: dict[Tier, TierMatch] = {}
         longest, score = 0, 0.0
-        for tier, tokens in zip(self.views.tiers, reach, strict=True):
-            tokens = max(tokens, longest)
+        for tier, tokens in zip(counted, reach, strict=True):
             if tokens > longest:
                 tiers[tier] = TierMatch(tokens // size - longest // size, tokens - longest, tokens)
                 score += self.weights[tier] * (tokens - longest) / size

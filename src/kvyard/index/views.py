@@ -61,6 +61,7 @@ class WorkerView:
         """``block_size`` is the index's."""
         self.worker = worker
         self.layout = layout
+        self.plain = layout.is_plain
         self.block_size = block_size
         self.agreement = Agreement(layout.specs, [spec.eagle for spec in layout.specs], layout.alignment)
         self.levels: list[tuple[int, ...]] = []
@@ -127,8 +128,8 @@ class Views:
             else:
                 self.all[worker] = view = WorkerView(worker, layout, block_size)
                 self._fill(view, places, untrusted)
-        self.plain = [view for view in self.all.values() if view.layout.is_plain]
-        self.hybrid = [view for view in self.all.values() if not view.layout.is_plain]
+        self.plain = [view for view in self.all.values() if view.plain]
+        self.hybrid = [view for view in self.all.values() if not view.plain]
         self.coarse = [view for view in self.plain if view.layout.alignment != block_size]
         """Plain workers whose blocks are larger than ours: two texts may part inside one of theirs."""
         self.through_holes = any(not any(spec.is_full for spec in view.layout.specs) for view in self.hybrid)

@@ -455,12 +455,24 @@ class VllmWriter:
 
     def _array_shape(self, event: Any) -> Any:
         """Arrays have the first fields of maps, in the same order; a clear has its medium only where it names one."""
-        tag, length = _ARRAYS[type(event)]
-        fields = msgspec.structs.astuple(self._map_shape(event))[:length]
-        return (tag,) if fields == (None,) else (tag, *fields)
-
-
-_ARRAYS: dict[type, tuple[str, int]] = {Stored: (STORED, 11), Removed: (REMOVED, 3), Cleared: (CLEARED, 1)}
+        if isinstance(event, Stored):
+            return (
+                STORED,
+                write_hashes(event.hashes, self._integers),
+                write_hash(event.parent, self._integers),
+                list(event.tokens or ()),
+                event.block_size,
+                event.lora_id,
+                NAMES[event.tier],
+                event.lora_name,
+                event.extra_keys,
+                event.group,
+                event.kind,
+                event.window,
+            )
+        if isinstance(event, Removed):
+            return (REMOVED, write_hashes(event.hashes, self._integers), NAMES[event.tier], event.group)
+        return (CLEARED,) if event.tier is None else (CLEARED, NAMES[event.tier])
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
