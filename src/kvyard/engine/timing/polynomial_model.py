@@ -14,8 +14,8 @@ from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, scaled, scal
 from kvyard.errors import KvyardError
 
 # Milliseconds by new tokens, and by the share of the cache in use. The constants are the mocker's, a fit to one H200.
-PREFILL: Final = (4.209989e-7, 1.518344e-2, 16.50142)
-DECODE: Final = (-25.74, 54.01, 5.74)
+PREFILL = (4.209989e-7, 1.518344e-2, 16.50142)
+DECODE = (-25.74, 54.01, 5.74)
 
 _LONGEST: Final = 1024
 """Passes whose numbers are kept, for plans up to that length."""
