@@ -66,8 +66,7 @@ class Counterpart:
         known, there = ours.chain.num_tokens, theirs.num_tokens
         if ours.num_prompt_tokens != theirs.num_prompt_tokens or there < known:
             # A session went on: what it sampled last was dropped, and new input follows in its place.
-            chain = ours.chain = self._chain()
-            ours.append = chain.append
+            ours.chain = self._chain()
             ours.views = {}
             ours.num_prompt_tokens = theirs.num_prompt_tokens
             ours.forget_limits()
