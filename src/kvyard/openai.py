@@ -45,12 +45,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     return_token_ids: bool | None = None
     response_format: Json | None = None
+    min_p: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """``POST /v1/completions``."""
 
-    prompt: str | list[int | str | list[int]]
+    prompt: str | list[int | str | list[int]] | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -61,7 +65,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     """One turn of a conversation."""
 
     role: str
-    content: str | list[Json] | None = None
+    content: str | list[Json] | None = ""
     name: str | None = None
     tool_calls: list[Json] | None = None
     tool_call_id: str | None = None
@@ -78,6 +82,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):

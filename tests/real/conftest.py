@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.real.engine import MODELS, ROOT, Engines
@@ -61,3 +63,15 @@ def engines(
         yield found
     finally:
         found.close()
+
+
+@pytest.fixture(scope="session")
+def figures() -> Iterator[Callable[[str, Any], None]]:
+    """Keeps what a test measured under a name; at the end all goes to ``build/against-vllm.json``, for the documentation."""
+    found: dict[str, Any] = {}
+    try:
+        yield found.__setitem__
+    finally:
+        path = ROOT / "build" / "against-vllm.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | found, indent=1) + "\n")

@@ -28,6 +28,9 @@ PATIENCE = 480.0
 NAME = "tiny"
 """What clients call the model."""
 TOPIC = "kv-events"
+DENSE: dict[str, Any] = {"model": "llama", "blocks": 250, "lora": ("lora-a", "lora-b")}
+HYBRID: dict[str, Any] = {"model": "gemma3", "blocks": 160, "block_size": 64}
+"""Settings of engines that tests share; so small that they evict all the time."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

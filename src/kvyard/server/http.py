@@ -9,6 +9,7 @@ import asyncio
 import difflib
 import hmac
 import inspect
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -61,12 +62,20 @@ OPENAI_ERRORS = {
 
 
 def openai_error(refusal: Refusal) -> tuple[int, ErrorBody]:
-    """Status and body of a refusal, as vLLM words them. A body that isn't of its type is a 400 here, as in vLLM."""
+    """Status and body of a refusal, as vLLM words them. A body that isn't of its type is a 400 here, of a type of its own."""
     problem = refusal.problem
-    status = 400 if refusal.status == 422 and not refusal.headers.get("x-mock-fault") else refusal.status
     message = f"{problem.error}; {problem.fix}" if problem.fix else problem.error
+    param, status = problem.field or None, refusal.status
     kind = OPENAI_ERRORS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
-    return status, ErrorBody(error=ErrorInfo(message=message, type=kind, param=problem.field or None, code=status))
+    if status == 422 and not refusal.headers.get("x-mock-fault"):
+        status, kind = 400, "Bad Request"
+        param = None if problem.field == NOT_JSON else ".".join(["body", *_PLACE.findall(problem.field)])
+    return status, ErrorBody(error=ErrorInfo(message=message, type=kind, param=param, code=status))
+
+
+NOT_JSON = "content-type"
+_PLACE = re.compile(r"[^.\[\]]+")
+"""Parts of a field's name: of ``messages[0].role`` they are messages, 0 and role."""
 
 
 def picked(source: object, names: str) -> dict[str, Any]:
@@ -109,6 +118,8 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     """Whether it answers without a token."""
     token: str | None = None
     """Its own token, where it isn't the server's."""
+    as_vllm: bool = False
+    """Whether bodies are taken as vLLM takes them: only where they say that they are JSON, and with types that nearly fit."""
     guarded: bool = False
     """Whether a browser may not send it from another site's page: those reach servers that listen on this machine only."""
 
@@ -145,11 +156,13 @@ def application(
     token: str | None = None,
     seen: Callable[[str, int, float], None] | None = None,
     openai: bool = False,
+    vllm: bool = False,
 ) -> Any:
     """A Starlette application of ``operations``, with its own description at ``/openapi.json``.
 
     ``seen`` is told the path, status and seconds of every answered request. With ``openai``, refusals are written as clients of
-    OpenAI read them. Raises ``KvyardError`` where Starlette isn't installed.
+    OpenAI read them. With ``vllm``, routes that aren't there and methods that aren't for them are answered as vLLM does, whose
+    routes don't take HEAD. Raises ``KvyardError`` where Starlette isn't installed.
     """
     try:
         from starlette.applications import Starlette
@@ -165,7 +178,7 @@ def application(
         if callable(value):
             return value
         if isinstance(value, Raw):
-            return Response(value.content, value.status or status, headers=headers, media_type=value.media_type)
+            return Response(value.content, value.status or status, headers=headers, media_type=value.media_type or None)
         return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
 
     def refuse(refusal: Refusal) -> Any:
@@ -199,7 +212,10 @@ def application(
                 body = None
                 if operation.body is not None:
                     content = await _read(request, bounds)
-                    body = content if operation.raw else decode(operation.body, content)
+                    if operation.as_vllm:
+                        body = decode_as_vllm(operation.body, content, request.headers.get("content-type", ""))
+                    else:
+                        body = content if operation.raw else decode(operation.body, content)
                 found = await operation.handler(body, request.headers)
                 response = answer(found, operation.status)
             except Refusal as refusal:
@@ -217,10 +233,15 @@ def application(
             return response
 
         direct[operation.method, operation.path] = endpoint
-        return Route(operation.path, endpoint, methods=[operation.method])
+        made = Route(operation.path, endpoint, methods=[operation.method])
+        if vllm and made.methods is not None:
+            made.methods.discard("HEAD")
+        return made
 
     async def refused(request: Request, error: Exception) -> Any:
         assert isinstance(error, HTTPException)
+        if vllm and error.status_code in (404, 405):
+            return answer({"detail": error.detail}, error.status_code, error.headers)
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")
             refusal = Refusal(
@@ -293,6 +314,29 @@ def decode(type_: Any, body: bytes) -> Any:
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         text = re.sub(r"^JSON is malformed: ", "", str(error))
         raise Refusal(400, f"the body is not JSON: {text}", fix="send a JSON object in UTF-8") from None
+
+
+def decode_as_vllm(type_: Any, body: bytes, content_type: str) -> Any:
+    """``body`` as a ``type_``. Raises ``Refusal`` where vLLM would: also for another content type than JSON's. A number that is
+    written as text, say, is taken for a number.
+    """
+    if content_type.partition(";")[0].strip().lower() != JSON:
+        raise Refusal(422, "Unsupported Media Type: Only 'application/json' is allowed", field=NOT_JSON)
+    if not body:
+        raise Refusal(422, "the body is missing")
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        try:
+            found = json.loads(body)
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
+        except (ValueError, RecursionError) as malformed:
+            place = str(getattr(malformed, "pos", getattr(malformed, "start", 0)))
+            raise Refusal(422, f"the body is not JSON: {malformed}"[:300], field=place) from None
+        try:
+            return msgspec.convert(found, type_, strict=False)
+        except msgspec.ValidationError:
+            raise Refusal(422, **explained(str(error), type_)) from None
 
 
 _AT = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)

@@ -99,8 +99,12 @@ def make_tokenizer(path: str | None) -> Tokenizer:
     return ByteTokenizer() if path is None else FileTokenizer(path)
 
 
-def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, ask: bool = True) -> str:
-    """A conversation as one text; ``ask``: with the beginning of the answer. Raises ``Refusal`` for what isn't text."""
+def render(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, ask: bool = True, go_on: bool = False
+) -> str:
+    """A conversation as one text; ``ask``: with the beginning of the answer; ``go_on``: so that the last message goes on.
+    Raises ``Refusal`` for what isn't text.
+    """
     parts: list[str] = []
     if tools:
         parts.append(f"<|im_start|>tools\n{msgspec.json.encode(tools).decode()}<|im_end|>\n")
@@ -109,7 +113,10 @@ def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = 
         calls = message.get("tool_calls")
         if calls:
             text += msgspec.json.encode(calls).decode()
-        parts.append(f"<|im_start|>{message['role']}\n{text}<|im_end|>\n")
+        role = "system" if message["role"] == "developer" else message["role"]  # as vLLM takes it
+        parts.append(f"<|im_start|>{role}\n{text}<|im_end|>\n")
+    if go_on:
+        return "".join(parts).removesuffix("<|im_end|>\n")
     if ask:
         parts.append("<|im_start|>assistant\n")
     return "".join(parts)
@@ -125,7 +132,7 @@ def _text(content: object, at: int) -> str:
     for number, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             field = f"messages[{at}].content[{number}]"
-            raise Refusal(400, f"{field}: this model takes parts of type text only", field=field, fix="leave it out")
+            raise Refusal(400, f"{field}: this model takes parts of type text only", fix="leave it out")
         texts.append(part["text"])
     return "\n".join(texts)
 

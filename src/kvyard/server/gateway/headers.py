@@ -63,9 +63,11 @@ def downstream(headers: Pairs, decision: str) -> list[tuple[bytes, bytes]]:
 
 
 def decision_header(decision: Decision, tries: int) -> str:
-    """A decision in one line: who, why, how much of the prompt was there, what it cost."""
+    """A decision in one line: who, why, how much of the prompt was there (and of that: was predicted), what it cost."""
     found = (
         f"worker={decision.worker}; policy={decision.policy}; why={decision.why}; hit={decision.overlap}/{decision.blocks}; "
         f"best={decision.best}; cost={decision.cost:.3f}"
     )
+    if decision.predicted:
+        found += f"; predicted={decision.predicted}"
     return f"{found}; tries={tries}" if tries > 1 else found

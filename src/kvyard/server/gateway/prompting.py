@@ -153,7 +153,7 @@ class Prompting:
         try:
             messages = msgspec.json.decode(raw, type=list[dict[str, Any]])
             tools = msgspec.json.decode(ask.tools, type=list[Any] | None)
-            text = render(messages, tools, ask.add_generation_prompt is not False)
+            text = render(messages, tools, ask.add_generation_prompt is not False, bool(ask.continue_final_message))
         except (Refusal, msgspec.MsgspecError, LookupError, TypeError, AssertionError):
             return None
         return await self._encode(text, False)

@@ -1,6 +1,6 @@
 """The intake: from a request's body to jobs at a worker. Refuses, in vLLM's words where it has some, what vLLM refuses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -16,6 +16,8 @@ from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer, render
 
 MOST_LOGPROBS = 20
+GREEDY = 1e-5
+"""A temperature below which nothing is left to chance."""
 DEFAULT_MAX_TOKENS = 16
 """Of plain completions, as in vLLM; a chat goes on until it ends or the context is full."""
 RANK_HEADER = "x-data-parallel-rank"
@@ -42,6 +44,9 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """How many alternatives per token; ``None`` for no log probabilities at all."""
     echo: bool = False
     token_ids: bool = False
+    role: str = "assistant"
+    """Whose turn the answer is."""
+    block_size: int = 16
 
 
 def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> Refusal:
@@ -59,8 +64,10 @@ class MockIntake(msgspec.Struct, eq=False):
         """A plain completion. Raises ``Refusal``."""
         if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
             raise refuse(f"logprobs must be from 0 to {MOST_LOGPROBS}, got {body.logprobs}", "logprobs")
-        if body.suffix:
+        if body.suffix is not None:
             raise refuse("suffix is not currently supported", "suffix")
+        if body.prompt is None or body.prompt == "":
+            raise refuse("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         prompts = self._prompts(body.prompt, body.add_special_tokens)
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         taken = self._take(
@@ -72,10 +79,16 @@ class MockIntake(msgspec.Struct, eq=False):
         """A chat completion. Raises ``Refusal``."""
         if body.top_logprobs is not None:
             if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
-                raise refuse(f"top_logprobs must be from 0 to {MOST_LOGPROBS}, got {body.top_logprobs}", "top_logprobs")
+                raise refuse(f"top_logprobs must be from 0 to {MOST_LOGPROBS}, got {body.top_logprobs}", "logprobs")
             if body.top_logprobs and not body.logprobs:
                 raise refuse("when using `top_logprobs`, `logprobs` must be set to true", "top_logprobs")
-        prompt = self.conversation(body.messages, body.tools, body.add_generation_prompt)
+        if body.chat_template is not None:
+            raise refuse("Refused request with untrusted chat template.")
+        if body.continue_final_message and body.add_generation_prompt:
+            raise refuse("continue_final_message and add_generation_prompt are not compatible.")
+        prompt = self.conversation(
+            body.messages, body.tools, body.add_generation_prompt, go_on=body.continue_final_message
+        )
         schema = _schema(body.response_format)
         tool, named = self._tool(body, prompt)
         if tool is not None:
@@ -86,20 +99,26 @@ class MockIntake(msgspec.Struct, eq=False):
             body, [prompt], most, schema, headers, whole=given is not None, tool=tool[0] if tool else None
         )
         likely = (body.top_logprobs or 0) if body.logprobs else None
-        return msgspec.structs.replace(taken, logprobs=likely, named_tool=named)
+        role = "assistant" if body.add_generation_prompt else body.messages[-1].role
+        return msgspec.structs.replace(taken, logprobs=likely, named_tool=named, role=role)
 
-    def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None, ask: bool) -> list[int]:
+    def conversation(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None, ask: bool, go_on: bool = False
+    ) -> list[int]:
         """The ids of a conversation. Raises ``Refusal``."""
+        for at, message in enumerate(messages):
+            if message.content is None and message.role in ("user", "system"):
+                raise refuse("Input should be a valid string", f"messages[{at}].content", 422)
         if not messages:
-            raise refuse("messages must not be empty", "messages")
+            raise refuse("Cannot apply chat template to an empty conversation. Provide at least one message.")
         return self.tokenizer.encode(
-            render([msgspec.structs.asdict(one) for one in messages], tools, ask), special=False
+            render([msgspec.structs.asdict(one) for one in messages], tools, ask, go_on), special=False
         )
 
     def namespace(self, model: str | None, salt: str | None = None) -> tuple[str, Namespace]:
         """The model's name and what sets its hashes apart. Raises ``Refusal`` for a model that isn't here."""
         worker = self.worker
-        name = worker.config.served_model_name if model is None else model
+        name = model or worker.config.served_model_name
         if salt == "":
             raise refuse("parameter 'cache_salt' must be a non-empty string if provided", "cache_salt")
         if name == worker.config.served_model_name:
@@ -113,11 +132,12 @@ class MockIntake(msgspec.Struct, eq=False):
         if isinstance(given, str):
             return [self.tokenizer.encode(given, special)]
         if not given:
-            raise refuse("prompt must not be empty", "prompt")
+            raise refuse("You must pass at least one prompt")
         if all(type(one) is int for one in given):
             return [given]  # type: ignore[list-item]
         if any(type(one) is int for one in given):
-            raise refuse("prompt must be a string, a list of token ids, or a list of either", "prompt")
+            at = next(at for at, one in enumerate(given) if type(one) is not type(given[0]))
+            raise refuse("prompt must be a string, a list of token ids, or a list of either", f"prompt[{at}]", 422)
         found: list[list[int]] = []
         for one in given:
             found.append(self.tokenizer.encode(one, special) if isinstance(one, str) else list(one))  # type: ignore[arg-type]
@@ -140,46 +160,52 @@ class MockIntake(msgspec.Struct, eq=False):
         _check(body)
         n = 1 if body.n is None else body.n
         if n < 1:
-            raise refuse(f"n must be at least 1, got {n}.", "n")
+            raise refuse(f"n must be at least 1, got {n}.")
+        if n > 1 and body.temperature is not None and body.temperature < GREEDY:
+            raise refuse(f"n must be 1 when using greedy sampling, got {n}.")
         if n * len(prompts) > config.max_choices:
-            raise refuse(
-                f"{n * len(prompts)} choices are more than the {config.max_choices} that one request may have", "n"
-            )
-        if body.priority and config.engine.scheduling_policy != "priority":
-            raise refuse(f"Got priority {body.priority} but Priority scheduling is not enabled.", "priority")
+            raise refuse(f"{n * len(prompts)} choices are more than the {config.max_choices} that one request may have")
         if not -(1 << 63) <= body.priority < 1 << 63:
             raise refuse("priority must fit into 64 bits", "priority")
         longest = worker.longest
+        if body.truncate_prompt_tokens is not None:
+            prompts = self._truncated(prompts, body.truncate_prompt_tokens)
         for prompt in prompts:
             if not prompt:
-                raise refuse("The decoder prompt cannot be empty", "prompt")
+                raise refuse("The decoder prompt cannot be empty")
             if len(prompt) > config.limits.tokens:
                 raise refuse(f"a prompt may have {config.limits.tokens} tokens, this one has {len(prompt)}", "prompt")
-            if min(prompt) < 0 or max(prompt) >= 1 << 32:
-                raise refuse("token ids are whole numbers from 0 to 4294967295", "prompt")
+            if min(prompt) < 0:
+                at = next(at for at, token in enumerate(prompt) if token < 0)
+                raise refuse("token ids are whole numbers from 0", f"prompt[{at}]", 422)
+            if max(prompt) >= (self.tokenizer.size if config.tokenizer is not None else 1 << 32):
+                raise refuse(f"Token id {max(prompt)} is out of vocabulary")
+            if config.tokenizer is not None and not _all_below(body.logit_bias or (), self.tokenizer.size):
+                raise refuse("logit_bias contain out-of-vocab token ids.", "logit_bias")
             wanted = most if whole else min(most, 1)
             if len(prompt) + max(1, wanted) > longest:
                 raise refuse(
                     f"This model's maximum context length is {longest} tokens. However, you requested "
                     f"{len(prompt) + max(1, wanted)} tokens ({len(prompt)} in the prompt, {max(1, wanted)} in the "
                     "completion). Please reduce the length of the prompt or completion.",
-                    "max_tokens" if len(prompt) < longest else "prompt",
+                    "max_tokens" if len(prompt) < longest else "input_tokens",
                 )
         if most < 1:
             raise refuse(f"max_tokens must be at least 1, got {most}.", "max_tokens")
         if not 0 <= body.min_tokens <= most:
-            raise refuse(f"min_tokens must be from 0 to max_tokens={most}, got {body.min_tokens}.", "min_tokens")
+            raise refuse(f"min_tokens must be from 0 to max_tokens={most}, got {body.min_tokens}.")
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         if "" in stop:
-            raise refuse("stop cannot contain an empty string.", "stop")
+            raise refuse("stop cannot contain an empty string.")
         options = body.stream_options
         return Taken(
             model=model,
             namespace=namespace,
             prompts=prompts,
             n=n,
+            block_size=worker.block_size,
             rank=_rank(headers, config.dp_size),
-            priority=body.priority,
+            priority=body.priority if config.engine.scheduling_policy == "priority" else 0,
             name=f"{model} {body.seed}",
             stream=bool(body.stream),
             include_usage=options is not None and bool(options.include_usage),
@@ -195,6 +221,13 @@ class MockIntake(msgspec.Struct, eq=False):
                 tool=tool,
             ),
         )
+
+    def _truncated(self, prompts: list[list[int]], most: int) -> list[list[int]]:
+        """The ends of prompts."""
+        if most > self.worker.longest:
+            what = f"truncate_prompt_tokens={most} cannot be greater than max_model_len = {self.worker.longest}."
+            raise refuse(what, "truncate_prompt_tokens")
+        return [prompt[-most:] for prompt in prompts] if most > 0 else prompts
 
     def submit(self, taken: Taken, request: str = "") -> RequestFlow:
         """Hand the request's choices to the engine; ``request`` is its client's name for it. Raises ``Refusal`` where too many
@@ -229,6 +262,10 @@ class MockIntake(msgspec.Struct, eq=False):
     def _tool(self, body: ChatRequest, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:
         """The tool to call with the schema of its arguments, and whether the request named it."""
         choice = body.tool_choice
+        if body.tools is not None and not body.tools:
+            raise refuse("`tools` must not be an empty array.", "tools")
+        if choice not in (None, "none") and body.tools is None:
+            raise refuse("When using `tool_choice`, `tools` must be set.", "tool_choice")
         tools = [_function(one, at) for at, one in enumerate(body.tools or ())]
         if isinstance(choice, dict):
             function = choice.get("function")
@@ -239,8 +276,6 @@ class MockIntake(msgspec.Struct, eq=False):
             raise refuse("tool_choice names a tool that is not in tools", "tool_choice")
         if choice not in (None, "auto", "none", "required"):
             raise refuse("tool_choice must be auto, none, required, or name a function", "tool_choice")
-        if choice == "required" and not tools:
-            raise refuse("tool_choice is required, and there are no tools", "tool_choice")
         if not tools or choice == "none":
             return None, False
         random = Random(xxhash.xxh3_64_intdigest(repr(prompt[-64:]).encode(), 0))
@@ -251,30 +286,48 @@ class MockIntake(msgspec.Struct, eq=False):
         return random.choice(tools), False
 
 
+_RANGES = (
+    ("temperature", 0.0, 2.0, "temperature"),
+    ("top_p", 0.0, 1.0, "top_p"),
+    ("min_p", 0.0, 1.0, ""),
+    ("frequency_penalty", -2.0, 2.0, ""),
+    ("presence_penalty", -2.0, 2.0, ""),
+    ("repetition_penalty", 0.0, float("inf"), ""),
+)
+"""Sampling parameters, from where to where they go, and what vLLM's refusal calls them."""
+_ABOVE_0 = ("top_p", "repetition_penalty")
+
+
 def _check(body: GenerationRequest) -> None:
     """Raise ``Refusal`` for sampling parameters outside of their ranges."""
-    for name, low, high in (
-        ("temperature", 0.0, float("inf")),
-        ("top_p", 0.0, 1.0),
-        ("frequency_penalty", -2.0, 2.0),
-        ("presence_penalty", -2.0, 2.0),
-        ("repetition_penalty", 0.0, float("inf")),
-    ):
+    for name, low, high, field in _RANGES:
         value = getattr(body, name)
-        if value is not None and not low <= value <= high:
-            raise refuse(f"{name} must be from {low:g} to {high:g}, got {value}.", name)
+        if value is not None and not (low <= value <= high and (value or name not in _ABOVE_0)):
+            raise refuse(
+                f"{name} must be {'above' if name in _ABOVE_0 else 'from'} {low:g} to {high:g}, got {value}.", field
+            )
     if body.top_k is not None and body.top_k < -1:
-        raise refuse(f"top_k must be 0 (disable), or at least 1, got {body.top_k}.", "top_k")
+        raise refuse(f"top_k must be 0 (disable), or at least 1, got {body.top_k}.")
+    if body.seed is not None and not -(1 << 63) <= body.seed < 1 << 63:
+        raise refuse("seed must fit into 64 bits", "seed", 422)
+    if body.allowed_token_ids is not None and not body.allowed_token_ids:
+        raise refuse("allowed_token_ids is not None and empty!", "allowed_token_ids")
     if body.stream_options is not None and not body.stream:
         raise refuse("Stream options can only be defined when `stream=True`.", "stream_options")
+
+
+def _all_below(tokens: Iterable[str], size: int) -> bool:
+    return all(token.isdecimal() and int(token) < size for token in tokens)
 
 
 def _rank(headers: Mapping[str, str], ranks: int) -> int | None:
     text = headers.get(RANK_HEADER)
     if text is None:
         return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 6 or int(text) >= ranks:
-        raise refuse(f"{RANK_HEADER} must be a rank from 0 to {ranks - 1}", RANK_HEADER)
+    if not text.isascii() or not text.isdecimal():
+        return None  # vLLM takes no notice of it
+    if len(text) > 6 or int(text) >= ranks:
+        raise refuse(f"data_parallel_rank {text[:20]} is out of range [0, {ranks}).")
     return int(text)
 
 
@@ -290,11 +343,11 @@ def _schema(given: Mapping[str, Any] | None) -> object:
         if isinstance(schema, dict):
             return schema
         raise refuse("response_format needs json_schema.schema", "response_format")
-    raise refuse("response_format must be of type text, json_object or json_schema", "response_format")
+    raise refuse("response_format must be of type text, json_object or json_schema", "response_format.type", 422)
 
 
 def _function(tool: Mapping[str, Any], at: int) -> tuple[str, object]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refuse(f"tools[{at}] must be a function with a name", f"tools[{at}]")
+        raise refuse(f"tools[{at}] must be a function with a name", f"tools[{at}].function", 422)
     return function["name"], function.get("parameters") or {"type": "object", "properties": {}}

@@ -87,7 +87,7 @@ class MockRoutes:
         """The model and its adapters."""
         worker = self._worker
         base = worker.config.served_model_name
-        card = partial(openai.ModelCard, created=self._created, permission=[])
+        card = partial(openai.ModelCard, created=self._created, permission=[_permission(self._created)])
         found = [card(id=base, root=base, parent=None, max_model_len=worker.longest)]
         found += [card(id=lora.name, root=lora.path, parent=base, max_model_len=None) for lora in worker.loras.values()]
         return openai.ModelList(data=found)
@@ -96,7 +96,7 @@ class MockRoutes:
         """Text or a conversation as ids."""
         self._intake.namespace(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise refuse("give either prompt or messages", "prompt")
+            raise refuse("give either prompt or messages", "prompt", 422)
         if body.prompt is not None:
             ids = self._tokenizer.encode(body.prompt, body.add_special_tokens is not False)
         else:
@@ -108,7 +108,7 @@ class MockRoutes:
         """Ids as text."""
         self._intake.namespace(body.model)
         if any(not 0 <= token < 1 << 32 for token in body.tokens):
-            raise refuse("token ids are whole numbers from 0 to 4294967295", "tokens")
+            raise refuse("token ids are whole numbers from 0 to 4294967295", "tokens[0]", 422)
         return schemas.Detokenized(prompt=self._tokenizer.decode(body.tokens))
 
     async def load_lora(self, body: schemas.LoadLora, headers: Headers) -> Raw:
@@ -138,7 +138,13 @@ class MockRoutes:
         """Whether it is up."""
         if not self._worker.alive:
             raise refuse("the engine is down", status=503)
-        return Raw(b"", "text/plain")
+        return Raw(b"", "")
+
+    async def load(self, body: None, headers: Headers) -> schemas.ServerLoad:
+        """How many requests are under way."""
+        return schemas.ServerLoad(
+            server_load=sum(one.running for one in self._fleet.states() if one.name == self._worker.name)
+        )
 
     async def version(self, body: None, headers: Headers) -> schemas.Version:
         """Which version."""
@@ -213,16 +219,21 @@ class MockRoutes:
         """Every route."""
         text, both = ("text/plain",), ("application/json", "text/event-stream")
         s = schemas
+        as_vllm = partial(post, as_vllm=True)
         return [
-            post(openai.CHAT, self.chat, openai.ChatRequest, media_types=both, refusals=(404, 503)),
-            post(openai.COMPLETIONS, self.completions, openai.CompletionRequest, media_types=both, refusals=(404, 503)),
+            as_vllm(openai.CHAT, self.chat, openai.ChatRequest, media_types=both, refusals=(404, 503)),
+            as_vllm(
+                openai.COMPLETIONS, self.completions, openai.CompletionRequest, media_types=both, refusals=(404, 503)
+            ),
             get("/v1/models", self.models, openai.ModelList),
             post("/v1/load_lora_adapter", self.load_lora, s.LoadLora, media_types=text),
             post("/v1/unload_lora_adapter", self.unload_lora, s.UnloadLora, media_types=text, refusals=(404,)),
-            post("/tokenize", self.tokenize, s.Tokenize, s.Tokenized, refusals=(404,)),
-            post("/detokenize", self.detokenize, s.Detokenize, s.Detokenized, refusals=(404,)),
+            as_vllm("/tokenize", self.tokenize, s.Tokenize, s.Tokenized, refusals=(404,)),
+            as_vllm("/detokenize", self.detokenize, s.Detokenize, s.Detokenized, refusals=(404,)),
             get("/health", self.health, media_types=text, refusals=(503,), open=True),
             get("/ping", self.health, media_types=text, refusals=(503,), open=True),
+            post("/ping", self.health, None, media_types=text, refusals=(503,), open=True),
+            get("/load", self.load, s.ServerLoad, open=True),
             get("/version", self.version, s.Version, open=True),
             get("/metrics", self.metrics, media_types=text, open=True),
             post("/reset_prefix_cache", self.reset, None, media_types=text, refusals=(503,)),
@@ -244,4 +255,13 @@ def build(worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer, token: str
         token=token,
         seen=worker.seen,
         openai=True,
+        vllm=True,
     )
+
+
+def _permission(created: int) -> dict[str, Any]:
+    """What old clients of OpenAI's API look for in a model."""
+    found: dict[str, Any] = {"id": f"modelperm-{uuid4().hex[:16]}", "object": "model_permission", "created": created}
+    found |= dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True)
+    found |= dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False)
+    return found | {"organization": "*", "group": None}

@@ -63,6 +63,12 @@ class Version(msgspec.Struct, kw_only=True):
     version: str
 
 
+class ServerLoad(msgspec.Struct, kw_only=True):
+    """``GET /load``."""
+
+    server_load: int
+
+
 class EventStream(msgspec.Struct, kw_only=True):
     """Where a rank's events are."""
 

@@ -8,11 +8,17 @@ from typing import Any
 
 import xxhash
 
+from kvyard import __version__
 from kvyard.clock import SECOND, WallClock
-from kvyard.openai import CachedTokens, TokenUsage
 from kvyard.server.mock.choice import MockChoice
 from kvyard.server.mock.intake import Taken
 from kvyard.server.tokens import Tokenizer
+
+FINGERPRINT = f"kvyard-{__version__}"
+_UNUSED = dict.fromkeys(("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"))
+"""Fields of vLLM's answers that say nothing here, nor there by default."""
+_UNUSED_IN_CHAT = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text"))
+_UNUSED_IN_MESSAGES = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
 
 class Shape:
@@ -39,8 +45,14 @@ class Shape:
         """The reply in one piece."""
         found = self._head(self.object)
         found["choices"] = [self._choice(choice) for choice in choices]
-        found["usage"] = self._usage(choices)
-        return found
+        found["system_fingerprint"] = FINGERPRINT
+        found["usage"] = self._usage(choices, -1)
+        found["usage"]["completion_tokens_details"] = None
+        found["usage"]["prompt_tokens_details"] |= {
+            "created_cache_tokens": None,
+            "multimodal_tokens": None,
+        } | self._created_cache(choices)
+        return found | _UNUSED
 
     def _choice(self, choice: MockChoice) -> dict[str, Any]:
         raise NotImplementedError
@@ -61,7 +73,14 @@ class Shape:
                 found = self._head(self.chunk_object)
                 found["choices"] = [made]
                 if self.taken.usage_always:
-                    found["usage"] = self._usage(choices)
+                    found["usage"] = self._running_usage(choices)
+                elif made["finish_reason"] is not None and not self.taken.include_usage:
+                    found["system_fingerprint"] = FINGERPRINT
+                if "delta" in made and "role" in made["delta"]:
+                    found |= {
+                        "prompt_text": None,
+                        "prompt_token_ids": self.taken.prompts[0] if self.taken.token_ids else None,
+                    }
                 yield found
             self._told[at] = over
 
@@ -70,7 +89,9 @@ class Shape:
         if self.taken.include_usage:
             found = self._head(self.chunk_object)
             found["choices"] = []
-            found["usage"] = self._usage(choices)
+            found["system_fingerprint"] = FINGERPRINT
+            found["usage"] = self._usage(choices, 0)
+            found["usage"]["prompt_tokens_details"] |= self._created_cache(choices)
             yield found
 
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
@@ -81,16 +102,25 @@ class Shape:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.taken.model}
 
-    def _usage(self, choices: Sequence[MockChoice]) -> TokenUsage:
+    def _usage(self, choices: Sequence[MockChoice], prompt: int) -> dict[str, Any]:
+        """What the request took. Of several prompts vLLM says what it had cached of one, and ``prompt`` is its number."""
+        found = self._running_usage(choices)
+        found.pop("completion_tokens_details", None)
+        return found | {"prompt_tokens_details": {"cached_tokens": self._cached(choices, prompt)}}
+
+    def _running_usage(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
+        """As far as it got."""
         asked = sum(map(len, self.taken.prompts))
         given = sum(choice.produced for choice in choices)
-        cached = choices[0].flow.cached_tokens(range(0, len(choices), self.taken.n)) if choices else 0
-        return TokenUsage(
-            prompt_tokens=asked,
-            completion_tokens=given,
-            total_tokens=asked + given,
-            prompt_tokens_details=CachedTokens(cached_tokens=cached),
-        )
+        return {"prompt_tokens": asked, "total_tokens": asked + given, "completion_tokens": given}
+
+    def _cached(self, choices: Sequence[MockChoice], prompt: int) -> int:
+        first = range(0, len(choices), self.taken.n)[prompt]
+        return choices[first].flow.cached_tokens([first])
+
+    def _created_cache(self, choices: Sequence[MockChoice]) -> dict[str, int]:
+        """Tokens that are in the cache because of this request, where it is said."""
+        return {}
 
     def _take(self, choice: MockChoice) -> tuple[list[int], list[str]]:
         """The ids that weren't shown yet, and the text of each."""
@@ -122,7 +152,7 @@ class TextShape(Shape):
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def _choice(self, choice: MockChoice) -> dict[str, Any]:
-        return next(self._chunks(choice, True))
+        return {**next(self._chunks(choice, True)), "prompt_logprobs": None, "routed_experts": None}
 
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         taken = self.taken
@@ -137,10 +167,9 @@ class TextShape(Shape):
         if taken.logprobs is not None:
             found["logprobs"] = self._logprobs(at, head, heads, ids, texts, start)
         found |= self._ending(choice, over)
-        if taken.token_ids:
-            found["token_ids"] = ids
-            if first:
-                found["prompt_token_ids"] = list(prompt)
+        found["token_ids"] = ids if taken.token_ids else None
+        shows = first and (taken.token_ids or (taken.echo and taken.stream))
+        found["prompt_token_ids"] = list(prompt) if shows else None
         yield found
 
     def _logprobs(
@@ -170,7 +199,7 @@ class ChatShape(Shape):
     def _choice(self, choice: MockChoice) -> dict[str, Any]:
         ids, texts = self._take(choice)
         text = "".join(texts)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: dict[str, Any] = {"role": self.taken.role, "content": text, **_UNUSED_IN_MESSAGES}
         if choice.answer.tool is not None:
             message["content"] = None
             message["tool_calls"] = [self._call(choice, text)]
@@ -179,13 +208,13 @@ class ChatShape(Shape):
             "message": message,
             "logprobs": self._content(ids, 0),
             **self._ending(choice, True),
+            "token_ids": ids if self.taken.token_ids else None,
+            "routed_experts": None,
         }
-        if self.taken.token_ids:
-            found["token_ids"] = ids
         return found
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
-        found = super().whole(choices)
+        found = super().whole(choices) | _UNUSED_IN_CHAT
         if self.taken.token_ids:
             found["prompt_token_ids"] = list(self.taken.prompts[0])
         return found
@@ -193,7 +222,7 @@ class ChatShape(Shape):
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         start = self._shown[choice.index]
         if not start:
-            yield self._chunk(choice, {"role": "assistant", "content": ""})
+            yield self._chunk(choice, {"role": self.taken.role, "content": ""})
         ids, texts = self._take(choice)
         text = "".join(texts)
         delta: dict[str, Any] = {"content": text}
@@ -202,10 +231,17 @@ class ChatShape(Shape):
                 "tool_calls": [self._call(choice, text) if not start else {"index": 0, "function": {"arguments": text}}]
             }
         made = self._chunk(choice, delta)
-        made |= {"logprobs": self._content(ids, start), **self._ending(choice, over)}
-        if self.taken.token_ids:
-            made["token_ids"] = ids
+        made |= {"logprobs": self._content(ids, start), "token_ids": ids if self.taken.token_ids else None}
+        if over:
+            made |= self._ending(choice, over)
         yield made
+
+    def _running_usage(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
+        return super()._running_usage(choices) | {"completion_tokens_details": None}
+
+    def _created_cache(self, choices: Sequence[MockChoice]) -> dict[str, int]:
+        size = self.taken.block_size
+        return {"created_cache_tokens": max(0, len(self.taken.prompts[0]) // size * size - self._cached(choices, 0))}
 
     def _chunk(self, choice: MockChoice, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
