@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.server
+import json
+import threading
+from typing import ClassVar
+
 import pytest
 from tests.replay.calibrate.virtual_time import run_virtually
 
@@ -12,20 +18,21 @@ from kvyard.errors import KvyardError
 from kvyard.replay.calibrate.calibration import fit_profile
 from kvyard.replay.calibrate.plan import CalibrationLimits, make_plan
 from kvyard.replay.calibrate.probing import ProbeResult, probe_engine, waits_a_pass
-from kvyard.replay.live.facts import EngineFacts
+from kvyard.replay.live.endpoint import Endpoint
+from kvyard.replay.live.facts import EngineFacts, engine_facts
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.fleet import MockFleet
 
 KNOWN = "h200-llama3-8b"
-LIMITS = CalibrationLimits(max_prompt=2048, max_batch=32, rounds=2)
+LIMITS = CalibrationLimits(max_prompt=1024, max_batch=20, rounds=2)
 UNSEEN = [
     ((), 3, 3 * 300, 300),
-    ((), 24, 24 * 700, 700),
-    ((), 30, 30 * 1000, 1000),
+    ((), 12, 12 * 700, 700),
+    ((), 15, 15 * 1000, 1000),
     (((300, 0),), 0, 0, 0),
-    (((1500, 0),), 0, 0, 0),
+    (((900, 0),), 0, 0, 0),
     (((700, 0),), 10, 10 * 500, 500),
-    (((200, 0), (500, 0)), 24, 24 * 600, 600),
+    (((200, 0), (500, 0)), 14, 14 * 600, 600),
 ]
 """Passes that no probe makes."""
 
@@ -71,7 +78,7 @@ def test_a_mock_of_known_times_is_found_again(monkeypatch: pytest.MonkeyPatch, a
     assert found.profile.errors["all"].unseen < 0.03
     assert found.profile.request_ms < 0.1  # on this loop HTTP takes no time
     assert waits_a_pass(seen.probes, found.profile.request_ms)[0] is async_scheduling
-    assert any("Beyond 32 decoding requests" in note for note in found.unknown)
+    assert any("Beyond 16 decoding requests" in note for note in found.unknown)
     assert any("host's time" in note for note in found.unknown)
 
 
@@ -95,3 +102,86 @@ def test_probes_fit_into_the_engine() -> None:
 def test_limits_that_make_no_sense(change: dict[str, float]) -> None:
     with pytest.raises(KvyardError):
         CalibrationLimits(**change).check()
+
+
+class _Pages(http.server.BaseHTTPRequestHandler):
+    """An engine's pages, as SGLang has them, and vLLM in its development mode."""
+
+    pages: ClassVar[dict[str, object]] = {
+        "/v1/models": {"data": [{"id": "org/m", "max_model_len": 4096}]},
+        "/get_server_info": {
+            "version": "0.5.9",
+            "page_size": 64,
+            "max_total_num_tokens": 6400,
+            "chunked_prefill_size": 8192,
+            "max_running_requests": 48,
+            "disable_overlap_schedule": False,
+        },
+    }
+
+    def do_GET(self) -> None:
+        found = self.pages.get(self.path)
+        body = json.dumps(found).encode() if not isinstance(found, str) else found.encode()
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _VllmPages(_Pages):
+    pages: ClassVar[dict[str, object]] = {
+        "/v1/models": {"data": [{"id": "a"}, {"id": "b", "max_model_len": 2048}]},
+        "/version": {"version": "0.32.0"},
+        "/metrics": 'vllm:cache_config_info{block_size="32",num_gpu_blocks="400"} 1.0\n'
+        'vllm:num_requests_running{engine="0"} 3.0\nvllm:num_preemptions_total{engine="0"} 2.0\n',
+        "/server_info?config_format=json": {
+            "vllm_config": {
+                "scheduler_config": {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "async_scheduling": False}
+            }
+        },
+    }
+
+
+def facts_of(handler: type[_Pages], model: str | None) -> EngineFacts:
+    async def ask(url: str) -> EngineFacts:
+        async with Endpoint(url) as endpoint:
+            return await engine_facts(endpoint, model)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            return asyncio.run(ask(f"http://127.0.0.1:{server.server_port}"))
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_what_engines_say_of_themselves() -> None:
+    assert facts_of(_Pages, None) == EngineFacts(
+        model="org/m",
+        engine="SGLang",
+        version="0.5.9",
+        max_model_len=4096,
+        block_size=64,
+        num_gpu_blocks=100,
+        max_num_batched_tokens=8192,
+        max_num_seqs=48,
+        async_scheduling=True,
+    )
+    assert facts_of(_VllmPages, "b") == EngineFacts(
+        model="b",
+        engine="vLLM",
+        version="0.32.0",
+        max_model_len=2048,
+        block_size=32,
+        num_gpu_blocks=399,
+        max_num_batched_tokens=2048,
+        max_num_seqs=256,
+        async_scheduling=False,
+        running=3,
+        preemptions=2,
+    )

@@ -18,7 +18,7 @@ from kvyard.replay.calibrate.plan import PAUSE, CalibrationLimits, Probe, make_p
 from kvyard.replay.calibrate.prompts import HIGH, LOW, FreshPrompts
 from kvyard.replay.calibrate.windows import lone_prompts, windows
 from kvyard.replay.live.endpoint import AnswerBroken, AnswerRefused, Endpoint
-from kvyard.replay.live.facts import EngineFacts, engine_facts, preemptions, served
+from kvyard.replay.live.facts import EngineFacts, engine_facts, metrics_page, preemptions, served
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.validate.reading import MeasuredRequest
 
@@ -110,8 +110,7 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         notes.append(f"{prober.failed} of {prober.sent} requests, which failed: {prober.failure}.")
     if facts.running:
         notes.append(f"What {facts.running} requests of others did, which ran before the first probe.")
-    page = await prober.endpoint.text("/metrics") or ""
-    now = preemptions(page)
+    now = preemptions(await metrics_page(prober.endpoint))
     if now is not None and facts.preemptions is not None and now > facts.preemptions:
         notes.append(f"{now - facts.preemptions} requests that were preempted, and computed twice.")
     if facts.max_num_batched_tokens is None:
@@ -186,7 +185,7 @@ class _Prober:
 
     async def served(self) -> tuple[int, float] | None:
         """Requests that the engine has counted, and the seconds to their first tokens by its own clock, if it counts."""
-        return served(await self.endpoint.text("/metrics") or "")
+        return served(await metrics_page(self.endpoint))
 
     async def served_since(self, before: tuple[int, float] | None) -> float | None:
         """Milliseconds to the first token of the one request since ``before``, by the engine's own clock."""

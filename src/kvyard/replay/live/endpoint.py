@@ -89,12 +89,12 @@ class Endpoint:
         except msgspec.MsgspecError as error:
             raise KvyardError(f"{self.url}/v1/models is no list of models: {error}") from None
 
-    async def text(self, path: str) -> str | None:
+    async def text(self, path: str, seconds: float = CONNECT) -> str | None:
         """What it answers to a GET of ``path``; ``None`` where it has nothing there. Raises ``KvyardError`` if unreachable."""
         import aiohttp
 
         try:
-            async with self._session.get(f"{self.url}{path}", timeout=aiohttp.ClientTimeout(total=CONNECT)) as reply:
+            async with self._session.get(f"{self.url}{path}", timeout=aiohttp.ClientTimeout(total=seconds)) as reply:
                 return str(await reply.text(errors="replace")) if reply.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise KvyardError(f"{self.url} can't be reached: {_words(error)}") from None

@@ -11,6 +11,8 @@ from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel, ListedModels
 from kvyard.replay.live.endpoint import Endpoint
 
+PATIENCE = 60.0
+"""Seconds for a page: vLLM looks at the whole machine before it tells its settings."""
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{.*\})? (\S+)$", re.MULTILINE)
@@ -62,8 +64,8 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
         names = ", ".join(one.id for one in served)
         raise KvyardError(f"{endpoint.url} doesn't serve {model}: it has {names}")
     facts = EngineFacts(model=chosen.id, max_model_len=chosen.max_model_len)
-    facts.version = str(_member(await endpoint.text("/version"), "version") or "")[:100]
-    page = await endpoint.text("/metrics") or ""
+    facts.version = str(_member(await _page(endpoint, "/version"), "version") or "")[:100]
+    page = await metrics_page(endpoint)
     labels = cache_labels(page)
     facts.engine = "vLLM" if labels else ""
     facts.block_size = _number(labels.get("block_size"))
@@ -71,10 +73,15 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
     facts.num_gpu_blocks = None if blocks is None else blocks - 1
     facts.running = round(sum(float(value) for value in _RUNNING.findall(page)))
     facts.preemptions = preemptions(page)
-    _from_vllm(facts, await endpoint.text("/server_info?config_format=json"))
+    _from_vllm(facts, await _page(endpoint, "/server_info?config_format=json"))
     if not labels:
-        _from_sglang(facts, await endpoint.text("/get_server_info"))
+        _from_sglang(facts, await _page(endpoint, "/get_server_info"))
     return facts
+
+
+async def metrics_page(endpoint: Endpoint) -> str:
+    """Its metrics, empty where it has none."""
+    return await _page(endpoint, "/metrics") or ""
 
 
 def preemptions(page: str) -> int | None:
@@ -90,6 +97,14 @@ def served(page: str) -> tuple[int, float] | None:
         return None
     counts = [float(value) for what, value in found if what == "count"]
     return round(sum(counts) / 2), sum(float(value) for what, value in found if what == "sum")
+
+
+async def _page(endpoint: Endpoint, path: str) -> str | None:
+    """A page that needn't be there, or come in time."""
+    try:
+        return await endpoint.text(path, PATIENCE)
+    except KvyardError:
+        return None
 
 
 async def _models(endpoint: Endpoint) -> list[ListedModel]:
