@@ -136,6 +136,9 @@ def test_a_sweep_over_cards_names_each(tmp_path: Path, capsys: pytest.CaptureFix
     rows = msgspec.json.decode((tmp_path / "sweep.json").read_bytes())["points"]
     assert [row["timing_error"] for row in rows] == [0.1, 0.2]
     assert "roofline of llama-3.1-8b on h100" in (tmp_path / "sweep.html").read_text("utf-8")
+    alike = sweep(CONVERSATION, {"gpu": ["h100", "a100"]}, folder=tmp_path, config=given)
+    alike.show()
+    assert "about 10% off (gpu=h100); and 1 more like it, in sweep.csv." in " ".join(capsys.readouterr().out.split())
     same = sweep(CONVERSATION, {"workers": [1, 2]}, folder=tmp_path, config={**given, "workers": None, "gpu": "h100"})
     same.show()
     assert "An error that all points have cancels between them." in " ".join(capsys.readouterr().out.split())

@@ -30,6 +30,15 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Ranks of a stage that share the experts of a layer."""
         return self.tensor_parallel_size * self.data_parallel_size
 
+    @property
+    def shared_expert_ranks(self) -> int:
+        """Ranks that share an expert that every token goes through.
+
+        With tensor, data and expert parallelism at once vLLM spreads tokens over tensor ranks instead, and each has all of it.
+        """
+        spread = self.enable_expert_parallel and self.tensor_parallel_size > 1 and self.data_parallel_size > 1
+        return 1 if spread else self.tensor_parallel_size
+
     def experts_of(self, experts: int, width: int) -> tuple[int, int]:
         """How many experts a rank has, and which part of their width."""
         if self.enable_expert_parallel:

@@ -37,6 +37,13 @@ WEIGHT_DTYPES: Mapping[str, tuple[str, ...]] = {
 WEIGHT_BITS: Mapping[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.16, "fp4": 4.5, "mxfp4": 4.25}
 """Scales included: groups of 128 share 16 bits and a zero point (int4), of 16 a byte (fp4), of 32 a byte (mxfp4)."""
 FOUR_BIT = ("mxfp4", "nvfp4", "awq", "gptq", "awq_marlin", "gptq_marlin")
+EMBEDDINGS_EVERYWHERE = (
+    *("gemma2", "gemma3", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h"),
+    *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5"),
+)
+"""What the types of models begin with of which every pipeline stage has the embeddings, as vLLM makes them."""
+HEADS_EVERYWHERE = tuple(name for name in EMBEDDINGS_EVERYWHERE if name != "qwen3_5")
+"""And the output layer."""
 NOT_GATED = ("nemotron_h", "gpt2", "opt", "falcon", "gpt_neox", "gpt_bigcode", "starcoder2", "phi")
 """Families whose MLPs have two matrices rather than three."""
 
@@ -81,7 +88,7 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
 
     Tensor ranks share matrices and have copies of norms, of routers, of what MLA projects down, and of KV heads of which
     there are fewer than ranks. The first stage has the embeddings, the last the output layer, and both have them where they
-    are the same. Raises ``KvyardError`` naming the fields that are missing.
+    are the same; of some families every stage has them. Raises ``KvyardError`` naming the fields that are missing.
     """
     if fields.get("is_encoder_decoder"):
         raise KvyardError(f"{fields.architecture}: encoder-decoder models are not supported")
@@ -91,8 +98,11 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
     vocabulary = -(-fields.integer("vocab_size") // ranks) * hidden
     kinds = mixers(fields)
     last = stage == split.pipeline_parallel_size - 1
+    embeds = stage == 0 or fields.model_type.startswith(EMBEDDINGS_EVERYWHERE)
+    answers = last or fields.model_type.startswith(HEADS_EVERYWHERE)
     tied = bool(fields.get("tie_word_embeddings") or fields.model_type.startswith("gemma"))
-    plain = vocabulary * (int(stage == 0) + int(last and not (tied and stage == 0))) + hidden * last
+    tables = int(embeds or answers) if tied else embeds + answers
+    plain = vocabulary * tables + hidden * last
     linear = experts = 0
     shared = fields.integer("num_kv_shared_layers", 0)
     for index in split.stages(len(kinds))[stage]:
@@ -102,7 +112,8 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
         plain += hidden * (1 if alone else 2)
         mlp = mlp_shape(fields, index, kind)
         if mlp is not None:
-            linear += hidden * mlp.experts + mlp.matrices * hidden * -(-mlp.dense // ranks)
+            sharing = split.shared_expert_ranks if mlp.experts else ranks
+            linear += hidden * mlp.experts + mlp.matrices * hidden * -(-mlp.dense // sharing)
             mine, width = split.experts_of(mlp.experts, mlp.expert_width)
             if fields.model_type == "gpt_oss":
                 linear += mine * (2 * width + hidden)

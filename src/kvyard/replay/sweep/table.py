@@ -168,9 +168,13 @@ def times(sweep: Sweep) -> str:
         known = next(report for _, report in sweep.done if report.timing).timing_error is not None
         cancels = " An error that all points have cancels between them." if known and len(sweep.done) > 1 else ""
         return f"Times: {next(iter(by))}.{cancels}"
+    alike = {(one.kind, one.error) for _, report in sweep.done for one in report.timing}
     some = [f"{text} ({labels[0]}{', ...' if len(labels) > 1 else ''})" for text, labels in by.items()]
-    more = f"; and {len(some) - MOST_TIMES} more, in sweep.csv" if len(some) > MOST_TIMES else ""
-    return f"Times: {'; '.join(some[:MOST_TIMES])}{more}. Differences smaller than these errors may be theirs."
+    shown = 1 if len(alike) == 1 else MOST_TIMES
+    more = (
+        f"; and {len(some) - shown} more{' like it' if shown == 1 else ''}, in sweep.csv" if len(some) > shown else ""
+    )
+    return f"Times: {'; '.join(some[:shown])}{more}. Differences smaller than these errors may be theirs."
 
 
 def shown_value(figure: Figure, value: float | int | None) -> str:
