@@ -200,7 +200,7 @@ def test_no_traceback_from_the_real_command() -> None:
     assert done.returncode == 2 and done.stderr == "Error: no-such-file: no such file\n" and not done.stdout
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
     trace = tmp_path / "long.jsonl"
     write_trace(sessions(20_000, arrivals="poisson:rate=20", turns="fixed:1"), trace, "mooncake")

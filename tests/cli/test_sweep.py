@@ -24,7 +24,7 @@ def run(*argv: object) -> int | str | None:
     return exit_.value.code
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_grid_and_then_more_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +93,7 @@ def alive(group: int) -> bool:
     return True
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(tmp_path: Path) -> None:
     trace = tmp_path / "long.jsonl"
     write_trace(sessions(20_000, arrivals="poisson:rate=20", turns="fixed:1"), trace, "mooncake")

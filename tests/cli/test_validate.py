@@ -93,7 +93,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(BINARY is None, reason="no chromium here")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True)])
 def test_the_page_in_a_browser(tab: Tab, bench: Path, tmp_path: Path, width: int, dark: bool) -> None:

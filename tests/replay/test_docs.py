@@ -35,7 +35,7 @@ def test_python(page: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands(page: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = page.read_text()
@@ -70,7 +70,7 @@ def test_the_fleet_of_the_page(here: Path) -> None:
     assert config.workers[2].fail == 45 * 60 * 10**9
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_the_demo(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "demo.py", "--limit", "60", "--out", tmp_path / "demo", "--jobs", "2"],

@@ -19,7 +19,7 @@ from kvyard.replay.report.compare import compare, comparison_page, write_compari
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page, write_html
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 HIDDEN = (
     "[...document.querySelectorAll('.card, .tile, header *')].filter(e => e.scrollWidth > e.clientWidth + 1).length"

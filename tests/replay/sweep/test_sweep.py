@@ -78,7 +78,7 @@ def test_a_damaged_point_is_made_again(done: Sweep, trace: Path, tmp_path: Path)
     assert again.found == 0 and kept.read_bytes() == text
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_processes_give_the_same(done: Sweep, trace: Path, tmp_path: Path) -> None:
     counts: list[tuple[int, int]] = []
     vary = {"host_blocks": ["0", "4k"], "router": ["round-robin", "kv"]}
@@ -97,7 +97,7 @@ def test_processes_give_the_same(done: Sweep, trace: Path, tmp_path: Path) -> No
         assert to_json(report) == to_json(done.reports[point.key])
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_point_that_fails_leaves_the_others(trace: Path, tmp_path: Path, jobs: int) -> None:
     base = {**BASE}
@@ -114,7 +114,7 @@ def test_a_point_that_fails_leaves_the_others(trace: Path, tmp_path: Path, jobs:
     assert "none of the 100" in (tmp_path / "sweep.html").read_text()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_process_that_dies_is_a_failure(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvyard.replay.sweep import jobs
 
@@ -213,7 +213,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(BINARY is None, reason="no chromium here")
 class TestInABrowser:
     @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (800, False)])

@@ -32,7 +32,7 @@ def test_names_are_only_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(BINARY is None, reason="no chromium here")
 def test_in_a_browser(tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as tab:

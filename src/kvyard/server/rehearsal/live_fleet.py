@@ -132,6 +132,7 @@ class LiveFleet(AsyncService):
             queue=MOST,
             queue_seconds=86_400.0,
             silent_seconds=86_400.0,
+            connect_seconds=60.0,
             health_timeout=60.0,
             unhealthy_after=100,
             limits=Bounds(body_seconds=600.0, body_bytes=64 << 20),
