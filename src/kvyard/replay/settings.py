@@ -21,7 +21,7 @@ from kvyard.engine.models.planning import PlanOptions, weight_dtypes
 from kvyard.engine.models.weights import find_weight_dtype
 from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
 from kvyard.engine.timing.deployment import Deployment
-from kvyard.engine.timing.tables import tables_at_hand
+from kvyard.engine.timing.tables import TablesTiming, tables_at_hand
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
 from kvyard.replay.config import LEFT_OUT, ReplayConfig, WorkerConfig
@@ -256,10 +256,11 @@ def _timing(given: Mapping[str, Any]) -> TimingConfig:
     deployment = None
     if "model" in given and "gpu" in given:
         deployment = Deployment(**{name: given[name] for name in Deployment.__struct_fields__ if name in given})
+    engine = given.get("backend", "vllm")
     speedup, calibrate, asked = given.get("timing_speedup", 1.0), given.get("calibrate"), given.get("timing")
     if asked is None:
         if deployment is not None:
-            asked = "tables" if calibrate is None and tables_at_hand(deployment) else "roofline"
+            asked = "tables" if calibrate is None and tables_at_hand(deployment, engine) else "roofline"
         elif "model" in given:
             raise KvyardError(
                 f"model {given['model']} says what is computed, but not on which card: add gpu, one of {', '.join(CARDS)}, "
@@ -272,6 +273,8 @@ def _timing(given: Mapping[str, Any]) -> TimingConfig:
             raise KvyardError(f"calibrate tightens timing roofline, not {asked}: leave one of the two out")
         asked = f"roofline:{calibrate}"
     timing = parse_timing(asked, speedup, deployment)
+    if isinstance(timing, TablesTiming):
+        timing = msgspec.structs.replace(timing, engine=engine)
     if "host_us" in given:
         if "host_us" not in timing.__struct_fields__:
             raise KvyardError(f"host_us is for timing roofline and tables: {asked} has host work in its own times")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -70,6 +71,29 @@ def test_decode_steps_measured_on_an_h200_are_within_a_tenth_on_the_mean() -> No
         if row["kind"] == "decode"
     ]
     assert len(errors) > 40 and sum(errors) / len(errors) < 0.10
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "bound"),
+    [
+        ("h200.jsonl", "prompts", 0.22),
+        ("h200.jsonl", "prompts after cached tokens", 0.34),
+        ("h200.jsonl", "decode", 0.11),
+        ("h200-graphs.jsonl", "prompts", 0.10),
+        ("h200-graphs.jsonl", "prompts after cached tokens", 0.31),
+        ("h200-graphs.jsonl", "decode", 0.16),
+        ("h200-graphs.jsonl", "mixed", 0.12),
+    ],
+)
+def test_errors_of_the_docs_do_not_grow(file: str, kind: str, bound: float) -> None:
+    """The mean errors of docs/fidelity.md, as benchmarks/roofline.py works them out."""
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "roofline.py"
+    spec = importlib.util.spec_from_file_location("roofline_benchmark", script)
+    assert spec is not None and spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    errors = bench.errors(file, kind, None)
+    assert len(errors) >= 10 and sum(map(abs, errors)) / len(errors) < bound
 
 
 class TestCalibration:

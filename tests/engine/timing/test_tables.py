@@ -49,7 +49,7 @@ def test_decode_steps_beside_prompts_cost_what_is_said() -> None:
     assert slow.pass_ns([(512, 0)], 64, 64_000, 1000) - MODEL.pass_ns([(512, 0)], 64, 64_000, 1000) == 900_000
 
 
-@given(st.integers(1, 200), st.integers(1, 200_000), st.integers(0, 20), st.integers(0, 5000))
+@given(st.integers(1, 200), st.integers(1, 200_000), st.integers(0, 40), st.integers(0, 5000))
 def test_a_planned_pass_takes_what_a_single_one_takes(batch: int, context: int, passes: int, longest: int) -> None:
     planned = MODEL.decode_ns(batch, context, passes, longest).tolist()
     assert planned == [MODEL.pass_ns((), batch, context + at * batch, longest + at) for at in range(passes)]
@@ -235,3 +235,9 @@ class TestWhetherTablesAreAtHand:
         assert not tables.tables_at_hand(self.LLAMA)
         timing = engine_config({"model": "llama-3.1-8b", "gpu": "h100"}).timing
         assert timing.describe() == "roofline of llama-3.1-8b on h100, no measurement"
+
+
+@given(st.floats(0, 6000), st.floats(0, 12000))
+def test_a_point_of_a_plane_is_the_one_of_its_row(x: float, y: float) -> None:
+    assert TABLE.prompt.value(x, y) == TABLE.prompt.row(x).value(y)
+    assert TABLE.decode.value(x, y) == TABLE.decode.row(x).value(y)

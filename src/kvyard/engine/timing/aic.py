@@ -39,6 +39,14 @@ SYSTEMS = {
 QUANTISED = "_hf_quant_config.json"
 QUANT_MODES = {"bf16": "bfloat16", "fp8": "fp8", "int8": "int8_wo", "int4": "int4_wo", "fp4": "nvfp4"}
 """Our name of a weight dtype to theirs."""
+STORED = {
+    "": ("bfloat16", "bfloat16"),
+    "fp8": ("fp8", "fp8"),
+    "fp8_block": ("fp8_block", "fp8_block"),
+    "modelopt_fp8": ("fp8_static", "fp8"),
+    "modelopt_nvfp4": ("nvfp4", "nvfp4"),
+}
+"""How checkpoints are quantised to their names of it, for matrices and for experts."""
 SHAPE = (
     "num_hidden_layers",
     "hidden_size",
@@ -67,6 +75,16 @@ def aic_version() -> str | None:
         return version("aiconfigurator-core")
     except Exception:  # PackageNotFoundError, or metadata that can't be read
         return None
+
+
+@cache
+def known_engines(system: str) -> dict[str, list[str]]:
+    """The engines whose kernels were measured on a card, by its name there, each with versions; empty where none were."""
+    gemm = files("aiconfigurator_core").joinpath("systems", "data", system, "gemm")
+    if not gemm.is_dir():
+        return {}
+    folders = sorted((one for one in gemm.iterdir() if one.is_dir()), key=lambda one: one.name)
+    return {one.name: sorted(version.name for version in one.iterdir() if version.is_dir()) for one in folders}
 
 
 @cache
@@ -107,17 +125,28 @@ def _shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _stored(config: Mapping[str, Any]) -> str:
-    """How a checkpoint is quantised, in a word; empty for one that isn't."""
+    """How a checkpoint is quantised, in a word of ``STORED``; empty for one that isn't."""
     own = config.get("quantization_config")
     if isinstance(own, Mapping):
-        return str(own.get("quant_method", "")).lower()
+        method = str(own.get("quant_method", "")).lower()
+        if not method.startswith("modelopt"):
+            return "fp8_block" if method == "fp8" and own.get("weight_block_size") else method
+        return f"modelopt_{own.get('quant_algo', '')}".lower()
     beside = config.get("hf_quant_config")
     inner = beside.get("quantization") if isinstance(beside, Mapping) else None
-    return str(inner.get("quant_algo", "")).lower() if isinstance(inner, Mapping) else ""
+    return f"modelopt_{inner.get('quant_algo', '')}".lower() if isinstance(inner, Mapping) else ""
+
+
+def _stored_cache(config: Mapping[str, Any]) -> str:
+    """What type the checkpoint has been calibrated to keep its cache in; empty where it says nothing of it."""
+    beside = config.get("hf_quant_config")
+    inner = beside.get("quantization") if isinstance(beside, Mapping) else None
+    return str(inner.get("kv_cache_quant_algo") or "").lower() if isinstance(inner, Mapping) else ""
 
 
 def compile_aic(
     model: str,
+    config: Mapping[str, Any],
     card: Card,
     of: Operators,
     split: Parallelism,
@@ -126,16 +155,21 @@ def compile_aic(
     weight_dtype: str | None = None,
     kv_cache_dtype: str = "auto",
 ) -> PassTable:
-    """The pass table of ``model`` (one of ``known_models``) on ``card``. Takes some seconds.
+    """The pass table of ``model`` (one of ``known_models``, of the shape of ``config``) on ``card``. Takes a second or two.
 
     Raises ``KvyardError`` where the package is missing, or has no tables for that card, engine, model or split.
     """
     system = SYSTEMS.get(card.name)
-    if system is None:
-        raise KvyardError(f"aiconfigurator-core has no tables for {card.title}; it has {', '.join(SYSTEMS)}")
+    if system is None or backend not in known_engines(system):
+        cards = [name for name, theirs in SYSTEMS.items() if backend in known_engines(theirs)]
+        there = f"; for this card it has {', '.join(known_engines(system))}" if system and known_engines(system) else ""
+        raise KvyardError(
+            f"aiconfigurator-core has no tables of {backend} for {card.title}; it has {', '.join(cards) or 'none of it'}{there}"
+        )
     if not of.experts:
         split = msgspec.structs.replace(split, data_parallel_size=1)  # such ranks have nothing to do with one another
-    handle = _Handle(model, system, backend, split, weight_dtype, kv_cache_dtype)
+    handle = _Handle(model, system, backend, split, _modes(model, config, weight_dtype, kv_cache_dtype))
+    sources = split.data_parallel_size
     peak = card.rate("bf16") / 1e6
     raised = 0
 
@@ -155,7 +189,27 @@ def compile_aic(
         sequences=Curve(SEQUENCES, tuple(handle.head(sequences) for sequences in SEQUENCES)),
         prompt=Plane(NEW, PAST, prompt),
         decode=Plane(BATCHES, CONTEXTS, tuple(tuple(handle.decode(one, at) for at in CONTEXTS) for one in BATCHES)),
+        experts=Curve(tuple(at * sources for at in TOKENS), tuple(handle.experts(at) for at in TOKENS))
+        if sources > 1
+        else None,
     )
+
+
+def _modes(model: str, config: Mapping[str, Any], weight_dtype: str | None, kv_cache_dtype: str) -> dict[str, str]:
+    """Their names of the types that have to be said: what was asked for, and what ``config`` has and ``model`` doesn't."""
+    found: dict[str, str | None] = {}
+    if weight_dtype is not None:
+        mode = QUANT_MODES.get(weight_dtype)
+        found |= {"gemm_quant_mode": mode, "moe_quant_mode": mode or "w4a16_mxfp4"}  # mxfp4 is for experts alone
+    elif _stored(config) != _stored(known_models()[model]):
+        linear, routed = STORED.get(_stored(config), ("", ""))
+        if not linear:
+            raise KvyardError(f"aiconfigurator-core has no {model} quantised as {_stored(config)}: say weight_dtype")
+        found |= {"gemm_quant_mode": linear, "moe_quant_mode": routed}
+    cache = kv_cache_dtype if kv_cache_dtype != "auto" else _stored_cache(config)
+    if cache:
+        found["kvcache_quant_mode"] = "fp8" if "fp8" in cache else cache
+    return {name: mode for name, mode in found.items() if mode}
 
 
 class _Handle:
@@ -167,10 +221,8 @@ class _Handle:
         system: str,
         backend: str,
         split: Parallelism,
-        weight_dtype: str | None,
-        kv_cache_dtype: str,
+        modes: Mapping[str, str],
     ) -> None:
-        known_models()
         logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it tells of every table it opens
         from aiconfigurator_core.sdk.engine import EngineHandle
         from aiconfigurator_core.sdk.perf_database import get_latest_database_version
@@ -183,11 +235,7 @@ class _Handle:
             "moe_tp_size": 1 if split.enable_expert_parallel else experts,
             "moe_ep_size": experts if split.enable_expert_parallel else 1,
         }
-        if weight_dtype is not None:
-            mode = QUANT_MODES.get(weight_dtype)
-            options |= {"gemm_quant_mode": mode, "moe_quant_mode": mode or "w4a16_mxfp4"}  # mxfp4 is for experts alone
-        if kv_cache_dtype != "auto":
-            options["kvcache_quant_mode"] = "fp8" if "fp8" in kv_cache_dtype else kv_cache_dtype
+        options |= modes
         try:
             self._engine = EngineHandle.compile(model, system, backend, **options)
             self._measured: set[str] = set()
@@ -195,9 +243,11 @@ class _Handle:
             self.prompt(512, 0)
             self.decode(8, 512)
         except Exception as problem:  # it raises what it likes: missing tables, unknown modes, panics of its core
+            there = ", ".join(f"{name} {' '.join(versions)}" for name, versions in known_engines(system).items())
             raise KvyardError(
                 f"aiconfigurator-core has no tables for {model} on {system} with {backend}, "
-                f"tensor_parallel_size {split.tensor_parallel_size}: {str(problem).splitlines()[0][:200]}"
+                f"tensor_parallel_size {split.tensor_parallel_size}{''.join(f', {mode}' for mode in modes.values())}: "
+                f"{str(problem).splitlines()[0][:120]}; for that card it has {there}"
             ) from None
         self.described = f"{backend} {get_latest_database_version(system, backend)}, {system}, {model}"
 
@@ -219,6 +269,10 @@ class _Handle:
     def rest(self, tokens: int) -> float:
         rows = self._context(tokens, 0)
         return _micros(row for row in rows if "attention" not in row[0] and "logits" not in row[0])
+
+    def experts(self, tokens: int) -> float:
+        """Experts, and the exchanges before and after them, for so many tokens of each data rank."""
+        return _micros(row for row in self._context(tokens, 0) if "moe" in row[0])
 
     def _context(self, new: int, past: int) -> list[Any]:
         rows, _ = self._engine.run_static_per_op(batch_size=1, isl=new + past, osl=1, prefix=past, mode="static_ctx")

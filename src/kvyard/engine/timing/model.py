@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Durations: TypeAlias = npt.NDArray[np.int64]
+Times: TypeAlias = npt.NDArray[np.float64]
 
 SHORT: Final = 16
 """Up to this many passes plain Python is faster than numpy's fixed cost per operation."""

@@ -52,8 +52,21 @@ class Plane(msgspec.Struct, frozen=True):
         return Curve(self.at, tuple(a + share * (b - a) for a, b in pairs))
 
     def value(self, x: float, y: float) -> float:
-        """At ``x`` on the axis of rows and ``y`` along them."""
-        return self.row(x).value(y)
+        """At ``x`` on the axis of rows and ``y`` along them: what ``row(x).value(y)`` is, without the rest of the row."""
+        rows, at, us = self.rows, self.at, self.us
+        near = far = us[0]
+        share = 0.0
+        if len(rows) > 1:
+            low = min(max(bisect_right(rows, x) - 1, 0), len(rows) - 2)
+            share = max(0.0, (x - rows[low]) / (rows[low + 1] - rows[low]))
+            near, far = us[low], us[low + 1]
+        column = bisect_right(at, y) - 1
+        if column < 0 or len(at) == 1:
+            return near[0] + share * (far[0] - near[0])
+        column = min(column, len(at) - 2)
+        here = near[column] + share * (far[column] - near[column])
+        there = near[column + 1] + share * (far[column + 1] - near[column + 1])
+        return here + (y - at[column]) / (at[column + 1] - at[column]) * (there - here)
 
 
 class PassTable(msgspec.Struct, frozen=True, kw_only=True):

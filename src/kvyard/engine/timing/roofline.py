@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvyard.engine.cards import Card, Shares
-from kvyard.engine.timing.model import Durations, scaled
+from kvyard.engine.timing.model import SHORT, Durations, Times, contexts, scaled, scaled_many
 from kvyard.engine.timing.operators import Operators
 
 GEMM_US = 3.5
@@ -87,6 +87,9 @@ class RooflineModel:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
         base, scale, host = self._base(batch, batch), self._decode, self._host
+        if passes > SHORT:
+            read = self._readings(batch, contexts(batch, context, passes))
+            return scaled_many(np.rint((host + (base + read) * scale) * 1e3), self._decode_ratio)
         steps = range(context, context + batch * passes, batch)
         reading, ratio = self._reading, self._decode_ratio
         spent = [scaled(round((host + (base + reading(batch, at)) * scale) * 1e3), ratio) for at in steps]
@@ -165,6 +168,18 @@ class RooflineModel:
             total += one.count * (read if read > work else work)
         for one in self._windowed:
             seen = batch * one.window if context > batch * one.window else context
+            total += one.count * (seen * one.token_bytes / self._cache)
+        return total
+
+    def _readings(self, batch: int, context: Times) -> Times:
+        """The same for many steps."""
+        total = np.zeros(len(context))
+        for one in self._full:
+            read = context * one.token_bytes / self._cache
+            work = context * one.decode_flops / self._rate
+            total += one.count * np.maximum(read, work)
+        for one in self._windowed:
+            seen = np.minimum(context, float(batch * one.window))
             total += one.count * (seen * one.token_bytes / self._cache)
         return total
 

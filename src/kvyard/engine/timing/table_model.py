@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvyard.engine.timing.model import Durations, scaled
+from kvyard.engine.timing.model import SHORT, Durations, Times, contexts, scaled, scaled_many
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.engine.timing.roofline import padded
 
@@ -74,7 +74,11 @@ class TableModel:
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
-        base, step, ratio = self._base(batch, batch), self._row(batch).step, self._decode_ratio
+        base, row, ratio = self._base(batch, batch), self._row(batch), self._decode_ratio
+        if passes > SHORT:
+            steps = row.steps(contexts(batch, context, passes) / batch, longest)
+            return scaled_many(np.rint((base + steps) * 1e3), ratio)
+        step = row.step
         spent = [
             scaled(round((base + step((context + at * batch) / batch, longest + at)) * 1e3), ratio)
             for at in range(passes)
@@ -132,7 +136,7 @@ def _bound(memory: dict[tuple[int, int], float]) -> None:
 class _Row:
     """Decode attention of one batch size along the mean context, with a way to the longest."""
 
-    __slots__ = ("_at", "_slopes", "_us", "skew")
+    __slots__ = ("_arrays", "_at", "_slopes", "_us", "skew")
 
     def __init__(self, curve: Curve, skew: float) -> None:
         self._at = curve.at
@@ -140,6 +144,8 @@ class _Row:
         pairs = zip(curve.at, curve.at[1:], curve.us, curve.us[1:])
         self._slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in pairs] or [0.0]
         self.skew = skew
+        self._arrays: tuple[Times, ...] | None = None
+        """The same for numpy, once it is asked for."""
 
     def mean(self, context: float) -> float:
         low = min(max(bisect_right(self._at, context) - 1, 0), len(self._slopes) - 1)
@@ -152,6 +158,23 @@ class _Row:
             if more > 0:
                 us += self.skew * more
         return us
+
+    def steps(self, means: Times, longest: int) -> Times:
+        """The same for contexts that grow by one each step, the longest from ``longest`` on."""
+        us = self._means(means)
+        if self.skew:
+            tops = np.arange(longest, longest + len(means)).astype(np.float64)
+            more = self._means(tops) - us
+            us = us + self.skew * np.where((tops > means) & (more > 0), more, 0.0)
+        return us
+
+    def _means(self, at: Times) -> Times:
+        if self._arrays is None:
+            self._arrays = tuple(np.array(values, dtype=np.float64) for values in (self._at, self._us, self._slopes))
+        points, us, slopes = self._arrays
+        low = np.clip(np.searchsorted(points, at, side="right") - 1, 0, len(slopes) - 1)
+        found: Times = us[low] + (at - points[low]) * slopes[low]
+        return found
 
 
 class _MixedAttention:

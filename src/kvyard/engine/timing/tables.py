@@ -11,7 +11,7 @@ import msgspec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import mixers
 from kvyard.engine.models.weights import mlp_shape
-from kvyard.engine.timing.aic import SYSTEMS, aic_version, compile_aic, find_model
+from kvyard.engine.timing.aic import SYSTEMS, aic_version, compile_aic, find_model, known_models
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.operators import ACTIVATION
 from kvyard.engine.timing.pass_table import PassTable
@@ -55,12 +55,16 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
             return cached_table(["servingsim", folder_digest(folder), of.gpu, shape], lambda: self._read(folder))
         name = find_model(of.config(), of.weight_dtype)
         if name is None:
-            raise KvyardError(f"aiconfigurator-core has no model like {of.model}; --timing roofline needs no tables")
+            raise KvyardError(
+                f"aiconfigurator-core has no model like {of.model} among its {len(known_models())}, such as "
+                f"{', '.join(list(known_models())[:3])}; --timing roofline needs no tables"
+            )
         parts = ["aic", str(aic_version()), self.engine, name, of.card.name, shape]
         return cached_table(
             parts,
             lambda: compile_aic(
                 name,
+                of.config(),
                 of.card,
                 of.operators(),
                 of.split,
@@ -147,12 +151,12 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
 
 
 @cache
-def tables_at_hand(deployment: Deployment) -> bool:
-    """Whether measured tables are installed that fit ``deployment``. They are compiled now, unless they lie on disk already."""
+def tables_at_hand(deployment: Deployment, engine: str = "vllm") -> bool:
+    """Whether measured tables are installed for ``deployment`` under ``engine``: they are compiled, if they weren't yet."""
     if aic_version() is None or deployment.card.name not in SYSTEMS:
         return False
     try:
-        TablesTiming(deployment=deployment).table()
+        TablesTiming(deployment=deployment, engine=engine).table()
     except KvyardError:
         return False  # no model of its shape, no such type on that card, no engine measured there, ...
     return True
