@@ -280,7 +280,7 @@ def test_traces_leave_the_same_rows_and_scores(trace: str, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SERVING)
 @pytest.mark.parametrize("trace", ["conversation", "synthetic"])
 def test_whole_traces_leave_the_same_rows_and_scores(trace: str, name: str) -> None:
