@@ -1,0 +1,133 @@
+"""Which chunk of a host cache goes next, by one of kvyard's eviction orders. Knows nothing of vLLM.
+
+Here a chunk keeps its rank while a transfer reads or writes it, and is only passed over: what a request used last is worth
+the same whether its copy took long or not.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from kvyard.blocks import Retention
+from kvyard.blocks.eviction import make_order
+from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
+from kvyard.errors import KvyardError
+
+ChunkT = TypeVar("ChunkT")
+
+
+class RetentionError(KvyardError, ValueError):
+    """Wishes for retention that can't be read."""
+
+
+class Ranked(Generic[ChunkT]):
+    """A chunk and its place in the order."""
+
+    __slots__ = ("chunk", "extent", "pinned")
+
+    def __init__(self, chunk: ChunkT, extent: Extent, pinned: bool) -> None:
+        self.chunk = chunk
+        self.extent = extent
+        self.pinned = pinned
+
+
+class ChunkRanking(Generic[ChunkT]):
+    """The chunks of one cache by their keys."""
+
+    def __init__(self, order: str, now: Callable[[], int] = time.monotonic_ns) -> None:
+        """``order``: a name of ``kvyard.blocks.eviction.ORDERS``. Raises ``ConfigError`` for an unknown one."""
+        self._name = order
+        self._now = now
+        self._chunks: dict[bytes, Ranked[ChunkT]] = {}
+        self._keys: dict[int, bytes] = {}
+        """By the number that an extent has instead of block ids."""
+        self._order = make_order(order, now)
+        self._number = 0
+
+    @property
+    def reads_priorities(self) -> bool:
+        """Whether retention priorities make a difference."""
+        return self._order.reads_priorities
+
+    def get(self, key: bytes) -> ChunkT | None:
+        """The chunk of ``key``, if it is here."""
+        found = self._chunks.get(key)
+        return found.chunk if found is not None else None
+
+    def insert(
+        self, key: bytes, chunk: ChunkT, *, pinned: bool, priority: int = DEFAULT_PRIORITY, expires: int | None = None
+    ) -> None:
+        """``key`` is here from now on, the most recently used. ``expires``: how long its priority lasts, in nanoseconds."""
+        self._number += 1
+        extent = Extent([self._number], 0, 0, priority)
+        extent.expires = expires
+        self._chunks[key] = Ranked(chunk, extent, pinned)
+        self._keys[self._number] = key
+        self._order.push(extent)
+
+    def remove(self, key: bytes) -> ChunkT:
+        """``key`` is gone. Raises ``KeyError`` if it wasn't here."""
+        found = self._chunks.pop(key)
+        self._order.remove(found.extent)
+        del self._keys[found.extent.ids[0]]
+        return found.chunk
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """``keys``, first to last of a prompt, were used: what is here of them is the most recently used, the first last."""
+        for key in reversed(keys):
+            found = self._chunks.get(key)
+            if found is not None:
+                self._order.remove(found.extent)
+                self._order.push(found.extent)
+
+    def pin(self, key: bytes, pinned: bool) -> None:
+        """A transfer needs ``key``, or none does any more. Raises ``KeyError`` for one that isn't here."""
+        self._chunks[key].pinned = pinned
+
+    def evict(self, count: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkT]] | None:
+        """Take out the ``count`` chunks that go next, of those that are neither pinned nor ``protected``; ``None``, changing
+        nothing, if there are fewer.
+        """
+        victims: list[bytes] = []
+        for extent in self._order:
+            if len(victims) == count:
+                break
+            key = self._keys[extent.ids[0]]
+            if not self._chunks[key].pinned and key not in protected:
+                victims.append(key)
+        if len(victims) < count:
+            return None
+        return [(key, self.remove(key)) for key in victims]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._chunks.clear()
+        self._keys.clear()
+        self._order = make_order(self._name, self._now)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All keys, next victim first."""
+        return (self._keys[extent.ids[0]] for extent in self._order)
+
+
+def read_wishes(raw: object) -> tuple[Retention, ...]:
+    """A request's wishes for retention: a list of ``{"start":0,"stop":512,"priority":80,"duration":null}``, where ``stop``
+    may be null and durations are nanoseconds. Raises ``RetentionError`` for anything else.
+    """
+    if raw is None:
+        return ()
+    try:
+        return tuple(msgspec.convert(raw, list[Retention]))
+    except (msgspec.ValidationError, KvyardError) as bad:
+        raise RetentionError(f"retention must be a list of start, stop, priority and duration: {bad}") from None
+
+
+def wished(wishes: Sequence[Retention], token: int) -> tuple[int, int | None]:
+    """The priority that ``token`` is to be kept with, and for how long. Of several wishes for it the last counts."""
+    priority, expires = DEFAULT_PRIORITY, None
+    for wish in wishes:
+        if wish.start <= token and (wish.stop is None or token < wish.stop):
+            priority, expires = wish.priority, wish.duration
+    return priority, expires
