@@ -113,3 +113,40 @@ def predict(
             core.begin(now)
         now += 1
     return [(job.cached_tokens, job.external_tokens) for job in jobs]
+
+
+def expect(
+    requests: Sequence[TierRequest], device: Sequence[int], *, host_blocks: int, order: str
+) -> list[tuple[int, int]]:
+    """What each finds by the rule of vLLM's manager, put as plainly as it can be, if they come one after the other and find
+    ``device`` tokens there.
+
+    A request offers what it has computed; without a load, that is all of its prompt. All that it loaded or offered counts as
+    used when it ends, the start of its prompt last. Making room costs nothing of what is being offered. But it may cost what
+    was just loaded, which is as old as before.
+    """
+    chunks: dict[tuple[int, ...], list[int]] = {}
+    """Priority and last use."""
+    uses = 0
+    found: list[tuple[int, int]] = []
+    for request, cached in zip(requests, device):
+        keys = [tuple(request.prompt[:end]) for end in range(BLOCK, len(request.prompt) + 1, BLOCK)]
+        first = last = cached // BLOCK
+        while last < len(keys) and keys[last] in chunks:
+            last += 1
+        loads = last > first
+        found.append((cached, min(last * BLOCK, len(request.prompt) - 1) - cached if loads else 0))
+        offered = keys[last:] if loads else keys
+        new = [key for key in offered if key not in chunks]
+        line = sorted(chunks.keys() - set(offered), key=lambda key: chunks[key])
+        excess = len(chunks) + len(new) - host_blocks
+        if excess <= len(line):
+            for key in line[: max(0, excess)]:
+                del chunks[key]
+            priority = request.retention[0].priority if order == "priority" else 0
+            chunks |= {key: [priority, 0] for key in new}
+        for key in reversed(keys[first:] if loads else keys):
+            if key in chunks:
+                uses += 1
+                chunks[key][1] = uses
+    return found

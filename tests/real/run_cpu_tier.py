@@ -2,9 +2,10 @@
 
     run_cpu_tier.py JOBS.json
 
-``JOBS.json`` is a list of runs: ``model``, ``requests`` (a file of JSON lines with ``prompt``, ``output`` and ``retention``),
-``blocks`` on the device with the null block, ``wave`` requests at a time, ``extra`` settings of the connector (null: no tier),
-and ``out``, the file that is written. Each run is a process of its own, forked once vLLM is imported.
+``JOBS.json`` is a list of runs: ``model`` (a folder with a config.json, where weights are put), ``requests`` (a file of JSON
+lines with ``prompt``, ``output`` and ``retention``), ``blocks`` on the device with the null block, ``wave`` requests at a time,
+``extra`` settings of the connector (null: no tier), and ``out``, the file that is written. Each run is a process of its own,
+forked once vLLM is imported.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
 import vllm  # noqa: E402
+from inside_vllm import write_model  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 
 BLOCK = 32
 LONGEST = 1500
+CONTROLS = 40
 
 
 def engine(job: dict[str, Any]) -> Any:
@@ -44,7 +49,6 @@ def engine(job: dict[str, Any]) -> Any:
         )
     return LLM(
         model=job["model"],
-        load_format="dummy",
         dtype="float32",
         enforce_eager=True,
         skip_tokenizer_init=True,
@@ -113,21 +117,53 @@ def run(job: dict[str, Any]) -> None:
         worker = get_kv_transfer_group().connector_worker.worker
         result["copies"] = {"stored": worker.stored, "loaded": worker.loaded, "verified": worker.verified}
         result["chunks"] = scheduler.connector.connector_scheduler.manager._num_chunks
+        result["telling"] = None
+    else:
+        result["telling"] = telling(llm, requests[:: max(1, len(requests) // CONTROLS)])
     Path(job["out"]).write_text(json.dumps(result))
+
+
+def telling(llm: Any, requests: list[dict[str, Any]]) -> tuple[int, int]:
+    """Of how many requests the answer changes when the fifth token of the prompt does, and of how many it was tried: where it
+    doesn't, equal answers say nothing about blocks.
+    """
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
+    prompts = [request["prompt"] for request in requests]
+    others = [[*prompt[:4], prompt[4] - 1, *prompt[5:]] for prompt in prompts]
+    answers = []
+    for asked in (prompts, others):
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in asked], params, use_tqdm=False)
+        answers.append([list(output.outputs[0].token_ids) for output in outputs])
+    return sum(one != two for one, two in zip(*answers)), len(requests)
+
+
+def apart(task: Any, *args: Any) -> bool:
+    """Do ``task`` in a process of its own, which has what was imported here; returns whether it went well."""
+    child = os.fork()
+    if not child:
+        try:
+            task(*args)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def make_weights(model: Path) -> None:
+    """Weights with which answers depend on all of the prompt."""
+    made = model / "made"
+    write_model(made, json.loads((model / "config.json").read_text()))
+    for path in made.glob("*.safetensors"):
+        path.rename(model / path.name)
 
 
 def main() -> int:
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        child = os.fork()
-        if not child:
-            try:
-                run(job)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
+        model = Path(job["model"])
+        if not any(model.glob("*.safetensors")) and not apart(make_weights, model):
+            return 1
+        if not apart(run, job):
             return 1
     return 0
 

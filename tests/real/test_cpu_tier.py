@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.real.cpu_tier import BLOCK_BYTES, conversations, predict
+from tests.real.cpu_tier import BLOCK_BYTES, conversations, expect, predict
 from tests.real.engine import MODELS, ROOT
 
 HERE = Path(__file__).parent
@@ -23,6 +23,9 @@ def measured(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     """What vLLM did with the same requests, without a tier and with one under several policies."""
     folder = tmp_path_factory.mktemp("tier")
     subprocess.run([vllm_python, ROOT / "scripts" / "tiny_models.py", MODELS], check=True)
+    model = folder / "llama"
+    model.mkdir()
+    (model / "config.json").write_bytes((MODELS / "llama" / "config.json").read_bytes())
     requests = folder / "requests.jsonl"
     requests.write_bytes(b"\n".join(map(msgspec.json.encode, conversations(COUNT, 1))))
     jobs = []
@@ -39,7 +42,7 @@ def measured(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
             }
         jobs.append(
             {
-                "model": str(MODELS / "llama"),
+                "model": str(model),
                 "requests": str(requests),
                 "blocks": BLOCKS + 1,
                 "wave": 1,
@@ -59,7 +62,8 @@ def found(result: dict[str, Any]) -> list[tuple[int, int]]:
 
 def test_tokens_are_the_same_and_every_block_comes_back_as_it_was(measured: dict[str, dict[str, Any]]) -> None:
     plain = [row["tokens"] for row in measured["none"]["rows"]]
-    assert len({tuple(tokens) for tokens in plain}) > COUNT / 2, "else equal tokens say nothing"
+    changed, tried = measured["none"]["telling"]
+    assert changed >= 0.9 * tried, "else equal tokens say nothing"
     for policy in ("lru", "kvyard-lru", "kvyard-priority"):
         result = measured[policy]
         assert result["chunks"] == HOST_BLOCKS
@@ -79,11 +83,12 @@ def test_our_lru_is_vllms(measured: dict[str, dict[str, Any]], vllm_python: Path
 
 @pytest.mark.parametrize("order", ["lru", "priority"])
 def test_hits_are_what_was_predicted(measured: dict[str, dict[str, Any]], order: str) -> None:
-    """On the device to the token. In the host a few differ: vLLM counts a chunk as used when its request ends, kvyard when it
-    is matched (docs/against-vllm.md).
-    """
-    ours = predict(conversations(COUNT, 1), blocks=BLOCKS, host_blocks=HOST_BLOCKS, order=order)
+    """On the device to the token. In the host a few differ, and vLLM's rule for when a chunk counts as used explains each."""
+    requests = conversations(COUNT, 1)
+    ours = predict(requests, blocks=BLOCKS, host_blocks=HOST_BLOCKS, order=order)
     theirs = found(measured[f"kvyard-{order}"])
+    device = [tokens for tokens, _ in theirs]
+    assert expect(requests, device, host_blocks=HOST_BLOCKS, order=order) == theirs
     equal = sum(a == b for a, b in zip(ours, theirs))
     promised, loaded = (sum(host for _, host in side) for side in (ours, theirs))
     print(f"\n{order}: {equal} of {COUNT} requests exact; {promised} tokens predicted from the host, {loaded} loaded")

@@ -127,7 +127,7 @@ class EngineCore:
         if job.state.ended:
             return
         if self.ahead and self._start == now:
-            pass  # the pass under way starts after what comes in now
+            self.cut(now)  # the pass under way starts after what comes in now: those planned after it are without the job
         elif self._ends and job.state in (JobState.PREFILL, JobState.DECODE):
             self.cut(now)
             if self._ends:
