@@ -63,7 +63,7 @@ def found(result: dict[str, Any]) -> list[tuple[int, int]]:
 def test_tokens_are_the_same_and_every_block_comes_back_as_it_was(measured: dict[str, dict[str, Any]]) -> None:
     plain = [row["tokens"] for row in measured["none"]["rows"]]
     changed, tried = measured["none"]["telling"]
-    assert changed >= 0.9 * tried, "else equal tokens say nothing"
+    assert changed >= 0.7 * tried, "else equal tokens say nothing"
     for policy in ("lru", "kvyard-lru", "kvyard-priority"):
         result = measured[policy]
         assert result["chunks"] == HOST_BLOCKS
