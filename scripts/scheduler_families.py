@@ -812,6 +812,34 @@ def abort_inside(t: Traffic) -> Settings:
     }
 
 
+@family
+def overlap_inside(t: Traffic) -> Settings:
+    """``abort-inside`` with asynchronous scheduling."""
+    return {**abort_inside(t), "async_scheduling": True}
+
+
+@family
+def overlap_edges(t: Traffic) -> Settings:
+    """Asynchronous scheduling, steps of 1 ms, room for all: long plans that are cut by what is sent and given up at, or a
+    nanosecond beside, the ends of steps.
+    """
+    rng, at = t.rng, 0
+    t.share(3, 30, 120)
+    for _ in range(30):
+        at += rng.choice([0, 3, 7, 20, 40]) * MS
+        beside = rng.choice([0, 0, 0, 1, MS - 1])
+        gives_up = at + beside + rng.randint(1, 90) * MS + rng.choice([0, 0, 0, 1]) if rng.random() < 0.5 else None
+        t.send(at + beside, t.prompt(10, 150), rng.randint(20, 150), abort=gives_up)
+    return {
+        "async_scheduling": True,
+        "num_blocks": rng.choice([151, 301]),
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 96,
+        "max_model_len": 512,
+        "timing": {"base": MS, "per_token": 0, "per_request": 0, "per_context": 0},
+    }
+
+
 # -- LoRA adapters ---------------------------------------------------------------------------------------------------
 
 

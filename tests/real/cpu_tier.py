@@ -53,21 +53,6 @@ def conversations(count: int, seed: int) -> list[TierRequest]:
     return made
 
 
-def scaled(rows: Sequence[dict[str, object]], count: int) -> list[TierRequest]:
-    """The first ``count`` of a trace's rows with hash ids, a sixteenth of their length: an id of 512 tokens is 32 here."""
-    made: list[TierRequest] = []
-    for row in rows:
-        ids, length = row["hash_ids"], row["input_length"]
-        assert isinstance(ids, list) and isinstance(length, int)
-        prompt = [token for name in ids for token in _text(random.Random(name), BLOCK)]
-        prompt = prompt[: max(1, length // 16)]
-        if len(prompt) <= 1450:
-            made.append(TierRequest(prompt, 2, []))
-        if len(made) == count:
-            break
-    return made
-
-
 def _text(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, 1000) for _ in range(count)]
 

@@ -127,7 +127,8 @@ class EngineCore:
         if job.state.ended:
             return
         if self.ahead and self._start == now:
-            self.cut(now)  # the pass under way starts after what comes in now: those planned after it are without the job
+            # The pass under way starts after what comes in now, with the job; those planned after it are without.
+            self.cut(now)
         elif self._ends and job.state in (JobState.PREFILL, JobState.DECODE):
             self.cut(now)
             if self._ends:
