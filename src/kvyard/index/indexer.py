@@ -5,7 +5,7 @@ or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes w
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from kvyard.index.scorer import Explanation, Scorer, Scores, Standing, Trust
 from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
 
 AnswerT = TypeVar("AnswerT")
+Question = TypeVarTuple("Question")
 
 
 class Indexer:
@@ -162,7 +163,7 @@ class Indexer:
 
     def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
         """Only how many blocks each worker could use; see ``Scorer.matches``."""
-        return self._answer(lambda: self.scorer.matches(keys))
+        return self._answer(self.scorer.matches, keys)
 
     def roster(self, workers: Sequence[Holder]) -> Roster:
         """Workers in an order of the caller's, to ask ``reaches`` about."""
@@ -170,7 +171,7 @@ class Indexer:
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
-        return self._answer(lambda: roster.reaches(keys, tokens))
+        return self._answer(roster.reaches, keys, tokens)
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""
@@ -249,11 +250,11 @@ class Indexer:
             reason="; ".join(stream.reason for stream in streams if stream.reason),
         )
 
-    def _answer(self, ask: Callable[[], AnswerT]) -> AnswerT:
+    def _answer(self, ask: Callable[[*Question], AnswerT], *question: *Question) -> AnswerT:
         """What ``ask`` finds, with trust up to date."""
         if self._dirty:
             self._update_trust()
-        return ask()
+        return ask(*question)
 
     def _update_ages(self) -> None:
         """Ages change with every update, trust seldom: only bring the former up to date."""

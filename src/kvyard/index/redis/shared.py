@@ -16,7 +16,7 @@ from kvyard.blocks.spec import GroupSpec
 from kvyard.clock import SECOND, from_seconds
 from kvyard.events.transport import State, Update
 from kvyard.index.identity import Identity
-from kvyard.index.indexer import AnswerT, Indexer
+from kvyard.index.indexer import AnswerT, Indexer, Question
 from kvyard.index.places import Holder, Place, Places, mask_of
 from kvyard.index.redis.directory import owner_of
 from kvyard.index.redis.rows import RedisIndex
@@ -240,19 +240,19 @@ class SharedIndexer(Indexer):
         if topic is not None:
             self._written.pop((source.stream, topic), None)
 
-    def _answer(self, ask: Callable[[], AnswerT]) -> AnswerT:
+    def _answer(self, ask: Callable[[*Question], AnswerT], *question: *Question) -> AnswerT:
         """See ``Indexer``. Nothing that the answer depends on has changed meanwhile."""
         self.backend.look()
         for _ in range(STEADY):
             view = self._view()
             if view != self._judged:
                 self._dirty = True
-            answer = super()._answer(ask)
+            answer = super()._answer(ask, *question)
             if self._view() == view == self._judged:
                 return answer
         self.scorer.trust(self.scorer.standings, -1)
         self._dirty = False
-        answer = ask()
+        answer = ask(*question)
         self._dirty = True
         return answer
 
