@@ -4,8 +4,7 @@ A subscriber or a simulation calls ``apply``, a router calls ``score``. One thre
 or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes with each call.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar, TypeVarTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -23,9 +22,6 @@ from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Explanation, Scorer, Scores, Standing, Trust
 from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
-
-AnswerT = TypeVar("AnswerT")
-Question = TypeVarTuple("Question")
 
 
 class Indexer:
@@ -153,17 +149,16 @@ class Indexer:
         self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
     ) -> Scores:
         """The same for request keys; see ``Scorer.score``."""
-        wanted = None if workers is None else list(workers)
-
-        def score() -> Scores:
-            self._update_ages()
-            return self.scorer.score(keys, tokens, wanted, now)
-
-        return self._answer(score)
+        if self._dirty:
+            self._update_trust()
+        self._update_ages()
+        return self.scorer.score(keys, tokens, workers, now)
 
     def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
         """Only how many blocks each worker could use; see ``Scorer.matches``."""
-        return self._answer(self.scorer.matches, keys)
+        if self._dirty:
+            self._update_trust()
+        return self.scorer.matches(keys)
 
     def roster(self, workers: Sequence[Holder]) -> Roster:
         """Workers in an order of the caller's, to ask ``reaches`` about."""
@@ -171,17 +166,16 @@ class Indexer:
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
-        return self._answer(roster.reaches, keys, tokens)
+        if self._dirty:
+            self._update_trust()
+        return roster.reaches(keys, tokens)
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""
-        keys = self.identity.keys(tokens, namespace)
-
-        def reasons() -> Explanation:
-            self._update_ages()
-            return self.scorer.explain(keys, len(tokens), worker, now)
-
-        return self._answer(reasons)
+        if self._dirty:
+            self._update_trust()
+        self._update_ages()
+        return self.scorer.explain(self.identity.keys(tokens, namespace), len(tokens), worker, now)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""
@@ -249,12 +243,6 @@ class Indexer:
             heard=min(stream.updated for stream in streams),
             reason="; ".join(stream.reason for stream in streams if stream.reason),
         )
-
-    def _answer(self, ask: Callable[[*Question], AnswerT], *question: *Question) -> AnswerT:
-        """What ``ask`` finds, with trust up to date."""
-        if self._dirty:
-            self._update_trust()
-        return ask(*question)
 
     def _update_ages(self) -> None:
         """Ages change with every update, trust seldom: only bring the former up to date."""

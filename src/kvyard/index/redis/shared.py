@@ -8,21 +8,25 @@ the server is away, they earn nothing, and the answer says why.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
 import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.clock import SECOND, from_seconds
 from kvyard.events.transport import State, Update
+from kvyard.hashing import PLAIN, Namespace
 from kvyard.index.identity import Identity
-from kvyard.index.indexer import AnswerT, Indexer, Question
+from kvyard.index.indexer import Indexer
 from kvyard.index.places import Holder, Place, Places, mask_of
 from kvyard.index.redis.directory import owner_of
 from kvyard.index.redis.rows import RedisIndex
-from kvyard.index.scorer import Standing
+from kvyard.index.roster import Roster
+from kvyard.index.scorer import Explanation, Scores, Standing
 from kvyard.index.stream import FollowedStream, Source
 
+AnswerT = TypeVar("AnswerT")
+Question = TypeVarTuple("Question")
 StreamKey: TypeAlias = tuple[str, str]
 """A stream's name and topic."""
 INDEXER_OPTIONS = ("dedup", "weights", "trust", "waiting", "remembered")
@@ -240,14 +244,33 @@ class SharedIndexer(Indexer):
         if topic is not None:
             self._written.pop((source.stream, topic), None)
 
+    def score_keys(
+        self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
+    ) -> Scores:
+        """See ``Indexer``."""
+        wanted = None if workers is None else list(workers)  # it may be asked several times
+        return self._answer(super().score_keys, keys, tokens, wanted, now)
+
+    def matches(self, keys: Sequence[int]) -> dict[Holder, int]:
+        """See ``Indexer``."""
+        return self._answer(super().matches, keys)
+
+    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
+        """See ``Indexer``."""
+        return self._answer(super().reaches, roster, keys, tokens)
+
+    def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
+        """See ``Indexer``."""
+        return self._answer(super().explain, tokens, worker, namespace, now)
+
     def _answer(self, ask: Callable[[*Question], AnswerT], *question: *Question) -> AnswerT:
-        """See ``Indexer``. Nothing that the answer depends on has changed meanwhile."""
+        """What ``ask`` finds, while nothing that the answer depends on changes."""
         self.backend.look()
         for _ in range(STEADY):
             view = self._view()
             if view != self._judged:
                 self._dirty = True
-            answer = super()._answer(ask, *question)
+            answer = ask(*question)
             if self._view() == view == self._judged:
                 return answer
         self.scorer.trust(self.scorer.standings, -1)
