@@ -124,6 +124,12 @@ def test_speed_ups_divide() -> None:
     ]
 
 
-@pytest.mark.parametrize(("card", "error"), [("h100", 0.1), ("b200", 0.1), ("l4", 0.2), ("mi300x", 0.2)])
-def test_a_card_of_which_only_mixed_passes_are_known_is_not_a_measured_one(card: str, error: float) -> None:
+@pytest.mark.parametrize(("card", "error"), [("h100", 0.1), ("b200", 0.15), ("l4", 0.15), ("mi300x", 0.15)])
+def test_an_error_is_that_of_cards_of_which_as_much_is_known(card: str, error: float) -> None:
     assert RooflineTiming(deployment=Deployment(model="llama-3.1-8b", gpu=card)).error() == error
+
+
+@pytest.mark.parametrize(("name", "words"), [("deepseek-v3", "latent attention"), ("nemotron-h-8b", "states")])
+def test_no_error_is_claimed_for_models_that_no_measured_run_had(name: str, words: str) -> None:
+    timing = RooflineTiming(deployment=Deployment(model=name, gpu="h100"))
+    assert timing.error() is None and timing.describe().endswith(f"not checked on models with {words}")
