@@ -97,7 +97,7 @@ class TestTimingOfAModelOnACard:
     CARD: ClassVar = {"model": "llama-3.1-8b", "gpu": "h100"}
 
     def test_with_nothing_measured_a_roofline(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda deployment: False)
+        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda *_: False)
         timing = engine(**self.CARD, tensor_parallel_size=2, kv_cache_dtype="fp8").timing
         assert isinstance(timing, RooflineTiming)
         assert (timing.deployment.tensor_parallel_size, timing.deployment.kv_cache_dtype) == (2, "fp8")
@@ -152,7 +152,7 @@ class TestTimingOfAModelOnACard:
         assert shared.num_gpu_blocks > 1.5 * alone.num_gpu_blocks
 
     def test_with_tables_at_hand_those(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda deployment: True)
+        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda *_: True)
         assert isinstance(engine(**self.CARD).timing, TablesTiming)
 
     def test_two_measured_numbers_tighten_a_roofline(self) -> None:
