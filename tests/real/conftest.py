@@ -66,12 +66,12 @@ def engines(
 
 
 @pytest.fixture(scope="session")
-def figures() -> Iterator[Callable[[str, Any], None]]:
-    """Keeps what a test measured under a name; at the end all goes to ``build/against-vllm.json``, for the documentation."""
-    found: dict[str, Any] = {}
-    try:
-        yield found.__setitem__
-    finally:
-        path = ROOT / "build" / "against-vllm.json"
+def figures() -> Callable[[str, Any], None]:
+    """Keeps what a test measured under a name, in ``build/against-vllm.json``: the documentation's figures come from there."""
+    path = ROOT / "build" / "against-vllm.json"
+
+    def keep(name: str, found: Any) -> None:
         known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(known | found, indent=1) + "\n")
+        path.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
+
+    return keep

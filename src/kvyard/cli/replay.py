@@ -72,6 +72,12 @@ def replay(
             rich_help_panel=LIVE,
         ),
     ] = False,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="With --live URL: token ids of prompts are below this. [default: 32000]", rich_help_panel=LIVE
+        ),
+    ] = None,
     prove: Annotated[
         bool,
         typer.Option(
@@ -95,7 +101,9 @@ def replay(
     from kvyard.replay.settings import make_config
 
     own = {"speed": speed, "timeout": timeout, "served_model_name": served_model_name, "token_file": token_file}
-    check_flags(live, settings, {**own, "any_length": any_length, "prove": prove, "bounds": bounds})
+    check_flags(
+        live, settings, {**own, "vocabulary": vocabulary, "any_length": any_length, "prove": prove, "bounds": bounds}
+    )
     check_outputs(report, per_request, html)
     read_slo(slo)
     made = make_config(settings)
@@ -132,6 +140,8 @@ def replay(
                 from kvyard.replay.live.run import replay_live
 
                 driving = chosen(DrivingConfig, SETTINGS.parse(settings))
+                if vocabulary is not None:
+                    pace["vocabulary"] = vocabulary
                 config = LiveConfig(model=served_model_name, exact=not any_length, **pace, **driving)
                 token = read_token(token_file)
                 done = replay_live(source, live, config, token=token, slo=slo, label=label, progress=progress)
@@ -203,7 +213,7 @@ def patient() -> Iterator[Callable[[], None]]:
 
 
 SELF = "self"
-AT_AN_ENDPOINT = ("served_model_name", "token_file", "any_length")
+AT_AN_ENDPOINT = ("served_model_name", "token_file", "any_length", "vocabulary")
 """Flags for ``--live URL`` only."""
 NOT_LIVE = {
     "event_lag": "events take the time that sockets take",

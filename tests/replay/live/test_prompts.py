@@ -78,6 +78,11 @@ def test_bodies() -> None:
     assert plain["model"] == "tuned" and not {"min_tokens", "ignore_eos", "priority", "cache_salt"} & set(plain)
 
 
+def test_a_small_vocabulary_is_kept_to() -> None:
+    drawn = PromptMaker(vocabulary=1024).tokens(request("a", ids=[1, 2, 3], id_block_size=2000, input_length=5000))
+    assert min(drawn) >= 128 and max(drawn) < 1024 and len(set(drawn)) > 800
+
+
 def test_a_vocabulary_that_is_too_small() -> None:
     with pytest.raises(KvyardError, match="vocabulary"):
         PromptMaker(vocabulary=100)

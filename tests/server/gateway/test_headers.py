@@ -37,6 +37,13 @@ def test_a_decision_in_a_line() -> None:
     assert decision_header(decision, 2).endswith("; tries=2")
 
 
+def test_a_decision_says_what_was_only_predicted() -> None:
+    router = Router(RouterConfig(), ["w"], Indexer(Identity(16)))
+    router.route(RouteRequest("a", [1, 2], 40), 0)
+    found = decision_header(router.route(RouteRequest("b", [1, 2, 3], 60), 0), 1)
+    assert "hit=2/3;" in found and found.endswith("; predicted=2")
+
+
 def test_what_a_connection_names_stays_on_it() -> None:
     sent = [(b"connection", b"X-Hop"), (b"x-hop", b"1"), (b"x-other", b"2")]
     assert upstream(sent, "id", None, True) == [("x-request-id", "id"), ("x-other", "2")]

@@ -14,6 +14,8 @@ from kvyard.replay.traces import TraceRequest
 LOWEST = 1000
 VOCABULARY = 32_000
 """Ids from ``LOWEST`` up to this are ordinary tokens of about every model; below are often special ones."""
+LEAST = 512
+"""A smaller vocabulary doesn't tell prompts apart."""
 
 
 class PromptMaker:
@@ -21,10 +23,11 @@ class PromptMaker:
 
     def __init__(self, seed: int = 0, vocabulary: int = VOCABULARY) -> None:
         """Raises ``KvyardError`` for a vocabulary that is too small to tell prompts apart."""
-        if not LOWEST + 1000 <= vocabulary <= 1 << 32:
-            raise KvyardError(f"a vocabulary has from {LOWEST + 1000} to {1 << 32} tokens, not {vocabulary}")
+        if not LEAST <= vocabulary <= 1 << 32:
+            raise KvyardError(f"a vocabulary has from {LEAST} to {1 << 32} tokens, not {vocabulary}")
         self._seed = seed
-        self._span = vocabulary - LOWEST
+        self._lowest = LOWEST if vocabulary >= 2 * LOWEST else vocabulary // 8
+        self._span = vocabulary - self._lowest
 
     def tokens(self, row: TraceRequest) -> list[int]:
         """The prompt of ``row``: its own tokens where the trace has them, made up ones otherwise."""
@@ -46,7 +49,7 @@ class PromptMaker:
         key = xxhash.xxh3_128_intdigest(f"{self._seed} {name}".encode())
         # The raw stream of a bit generator is promised to stay the same; what is derived from it isn't.
         raw = np.random.Philox(key=key).random_raw(count)
-        drawn: list[int] = (raw % np.uint64(self._span) + np.uint64(LOWEST)).tolist()
+        drawn: list[int] = (raw % np.uint64(self._span) + np.uint64(self._lowest)).tolist()
         return drawn
 
 
