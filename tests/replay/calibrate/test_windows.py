@@ -42,6 +42,13 @@ def test_an_answer_is_passes_and_others_are_in_them() -> None:
     assert (rest.shape, rest.ms) == (((), 1, 105, 105), 10.0)
 
 
+def test_tokens_that_came_together() -> None:
+    one = answered(0, 10, [20, 30, 50, 60])
+    late = msgspec.structs.replace(one, request=TraceRequest("0", 0, 10, 5))  # one of its five came with another, at 50
+    (row,) = windows([late])
+    assert (row.ms, row.shape[1], sum(times for times, _ in row.others)) == (40.0, 1, 3.0)
+
+
 def test_a_long_prompt_is_computed_in_parts() -> None:
     long = answered(0, 10, [20, 30, 60, 75, 85])
     late = answered(25, 300, [75])

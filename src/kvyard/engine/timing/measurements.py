@@ -23,6 +23,8 @@ from kvyard.errors import KvyardError
 
 KINDS = ("prefill", "decode", "mixed")
 READ = (*KINDS, "skew")
+NAMED = 3
+"""Prompts of a pass that are named one by one."""
 SHOWN = 5
 """Bad rows named in one refusal."""
 PassShape: TypeAlias = tuple[tuple[tuple[int, int], ...], int, int, int]
@@ -52,7 +54,9 @@ class Measurement(msgspec.Struct, frozen=True):
         return self.prefills, self.batch, self.context, self.longest
 
     def __str__(self) -> str:
-        parts = [f"{new} new after {past}" for new, past in self.prefills]
+        parts = [f"{new} new after {past}" for new, past in self.prefills[:NAMED]]
+        if len(self.prefills) > NAMED:
+            parts.append(f"{len(self.prefills) - NAMED} more prompts")
         if self.batch:
             parts.append(f"{self.batch} decoding at {self.context // self.batch}")
         return ", ".join(parts)

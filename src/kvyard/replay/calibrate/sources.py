@@ -8,7 +8,7 @@ import msgspec
 from kvyard.engine.timing.measurements import READ, Measurements
 from kvyard.errors import KvyardError
 from kvyard.replay.calibrate.passes import read_passes
-from kvyard.replay.calibrate.windows import lone_prompts, windows
+from kvyard.replay.calibrate.windows import KNOWN, lone_prompts, windows
 from kvyard.replay.traces.files import whole
 from kvyard.replay.validate.reading import MeasuredRun, read_run
 
@@ -37,8 +37,10 @@ def run_passes(run: MeasuredRun, source: str, budget: int | None = None) -> Meas
         raise KvyardError(f"{source}: no answer of it has two tokens or more, so it shows no decode step")
     lone = lone_prompts(run.requests, limit)
     notes = list(run.notes)
-    even = [one for one in run.requests if one.gaps is None or len(one.gaps) != one.request.output_length - 1]
-    if any(one.request.output_length > 1 for one in even):
+    if any(
+        one.request.output_length > 1 and len(one.gaps or ()) < KNOWN * (one.request.output_length - 1)
+        for one in run.requests
+    ):
         notes.append(EVEN)
     if all(one.cached is None for one in run.requests):
         notes.append("What was cached of prompts: the file doesn't say it, so all are taken to have been computed.")

@@ -27,6 +27,8 @@ LENGTH = 8
 """Passes of one window."""
 COARSE = 160
 """Answers that are looked at, where only first and last tokens are known."""
+KNOWN = 0.5
+"""Share of an answer's tokens whose times must be known: engines that are behind send several at once."""
 PARTS = 24
 PROMPT_PARTS = 64
 """Passes of one window that are told apart, without prompts and with."""
@@ -93,13 +95,23 @@ def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_Answer]]:
             continue
         request = one.request
         tokens = request.output_length
-        if one.gaps is not None and len(one.gaps) == tokens - 1:
+        if one.gaps is not None and KNOWN * (tokens - 1) <= len(one.gaps) <= tokens - 1:
             times = one.first_token + np.concatenate([[0], np.cumsum(one.gaps)]).astype(np.int64)
+            times = _each(times, tokens)
         else:
             fine = fine and tokens == 1
             times = np.linspace(one.first_token, one.ended, tokens).round().astype(np.int64)
         found.append(_Answer(request.arrival, request.input_length, min(one.cached or 0, request.input_length), times))
     return fine, sorted(found, key=lambda one: one.arrival)
+
+
+def _each(times: Times, tokens: int) -> Times:
+    """The time of each token, where some came together: after the longest waits, since passes went on meanwhile."""
+    count = np.ones(len(times), dtype=np.int64)
+    waits = np.diff(times, prepend=times[:1])
+    for _ in range(tokens - len(times)):
+        count[int(np.argmax(waits / count))] += 1
+    return np.repeat(times, count)
 
 
 def _observers(answers: Sequence[_Answer]) -> Iterator[_Answer]:
