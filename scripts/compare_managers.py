@@ -7,8 +7,10 @@ Run it with the Python of an environment that has vLLM 0.32 (``make peers ARGS=v
     PYTHONPATH=src build/peers/vllm/bin/python scripts/compare_managers.py --seeds 5-9 swa fuzz
 
 No model: the families of ``record_scheduler.py``, with what no tiny model has: states, chunked local attention, drafts, LoRA,
-asynchronous scheduling. Compared are, step by step: tokens, block ids, blocks to zero and to copy, hits, preemptions, ends, the
-order of the free blocks, usage, statistics of the prefix cache, KV events. ``inside_vllm.py`` is the same with a real model.
+asynchronous scheduling; and then again with blocks that go back late, and with a connector whose loads come at once or in the
+background, and sometimes fail (``made_up_connector.py``). Compared are, step by step: tokens, block ids, blocks to zero and to
+copy, hits, preemptions, ends, the order of the free blocks, usage, statistics of the prefix cache, KV events, and what the
+connector is told. ``inside_vllm.py`` is the same with a real model.
 """
 
 from __future__ import annotations
@@ -24,17 +26,34 @@ from record_scheduler import Recording
 from scheduler_families import FAMILIES, workload
 from scheduler_under_test import MODEL, SchedulerUnderTest, import_vllm
 
+LATE, LOADS = ", freed late", ", with loads"
+"""Ways to run a family, as they are called: blocks go back late, and a connector has part of the prompts."""
+MOST_STEPS = 3000
+
 
 class Compared(SchedulerUnderTest):
     """One that writes down all it is told and all it says."""
 
-    def __init__(self, settings: dict[str, Any], model: str, *, inside: bool) -> None:
-        from vllm.config import KVEventsConfig
+    def __init__(
+        self, settings: dict[str, Any], model: str, *, inside: bool, late: bool = False, loads: bool = False
+    ) -> None:
+        """``late``: blocks go back when no step writes to them any more. ``loads``: with a connector."""
+        from vllm.config import KVEventsConfig, KVTransferConfig
 
         events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-        super().__init__(settings, model, inside=inside, events=events, log_stats=True)
+        transfer = KVTransferConfig(
+            kv_connector="MadeUpConnector",
+            kv_role="kv_both",
+            kv_connector_module_path="made_up_connector",
+            kv_load_failure_policy="recompute",
+        )
+        super().__init__(
+            settings, model, inside=inside, events=events, transfer=transfer if loads else None, log_stats=True
+        )
         self.said: list[str] = []
         self.of_vllm.kv_event_publisher = self
+        if late:
+            self.of_vllm.defer_block_free = True
 
     def publish(self, batch: Any) -> None:
         """In the place of vLLM's publisher."""
@@ -60,26 +79,81 @@ class Compared(SchedulerUnderTest):
         self.said.append(f"stats {stats.prefix_cache_stats}")
 
 
-def run(name: str, seed: int, model: str, *, inside: bool) -> tuple[list[str], int]:
+def run(name: str, seed: int, model: str, *, inside: bool, late: bool) -> tuple[list[str], int]:
     """What one side said, and how many steps it took."""
     settings, timing, requests = workload(name, seed)
-    scheduler = Compared(settings, model, inside=inside)
+    scheduler = Compared(settings, model, inside=inside, late=late)
     recording = Recording(settings, timing, requests, scheduler)
     recording.run()
     outcome = [json.dumps(line, default=str) for line in (*recording.steps, *recording.ends.values())]
     return scheduler.said + outcome, len(recording.steps)
 
 
-def compare(name: str, seed: int, model: str) -> bool:
-    """Print how one log compares; returns whether it is the same."""
-    theirs, steps = run(name, seed, model, inside=False)
-    ours, _ = run(name, seed, model, inside=True)
+def run_with_loads(name: str, seed: int, model: str, *, inside: bool) -> tuple[list[str], int]:
+    """The same with a connector, whose loads end after a number of steps: so requests come by step numbers too."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    settings, _, requests = workload(name, seed)
+    scheduler = Compared(settings, model, inside=inside, loads=True)
+    of_vllm = scheduler.of_vllm
+    waiting = list(reversed(requests))
+    under_way: list[tuple[Any, dict[str, list[int]]]] = []
+    step = 0
+    # Some come to no end, in vLLM as well: a pool full of loads that wait for each other.
+    while (waiting or of_vllm.has_requests() or under_way) and step < MOST_STEPS:
+        if waiting and step % 3 == 0:
+            scheduler.add(waiting.pop())
+        step += 1
+        output = scheduler.schedule()
+        sampled = {}
+        for request in output.num_scheduled_tokens:
+            sampled[request] = [] if scheduler.computes_prompt(request) else [step]
+        under_way.append((output, sampled))
+        if len(under_way) <= settings["async_scheduling"]:
+            continue
+        output, sampled = under_way.pop(0)
+        loaded = of_vllm.connector.step()
+        names = list(output.num_scheduled_tokens)
+        of_vllm.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={request: at for at, request in enumerate(names)},
+                sampled_token_ids=[sampled[request] for request in names],
+                kv_connector_output=loaded,
+            ),
+        )
+        scheduler.said += of_vllm.connector.told
+        of_vllm.connector.told.clear()
+        scheduler.said.append(f"stats {of_vllm.make_stats().prefix_cache_stats} {scheduler.state(with_line=True)}")
+    return scheduler.said, step
+
+
+def compare(name: str, seed: int, model: str, way: str) -> bool:
+    """Print how one log compares, in the way that is named; returns whether it is the same."""
+    if way == LOADS:
+        theirs, steps = run_with_loads(name, seed, model, inside=False)
+        ours, _ = run_with_loads(name, seed, model, inside=True)
+    else:
+        theirs, steps = run(name, seed, model, inside=False, late=way == LATE)
+        ours, _ = run(name, seed, model, inside=True, late=way == LATE)
+    what = f"{name}@{seed}{way}"
     if theirs == ours:
-        print(f"{name}@{seed}: {steps} steps, {len(theirs)} lines, identical", flush=True)
+        print(f"{what}: {steps} steps, {len(theirs)} lines, identical", flush=True)
         return True
     at = next((at for at, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), -1)
-    print(f"{name}@{seed}: differs at line {at}\n  vLLM    {theirs[at]:.600}\n  kvyard  {ours[at]:.600}", flush=True)
+    print(f"{what}: differs at line {at}\n  vLLM    {theirs[at]:.600}\n  kvyard  {ours[at]:.600}", flush=True)
     return False
+
+
+def ways(name: str, seed: int) -> list[str]:
+    """How a family is run. Models with states aren't served with connectors."""
+    settings, _, _ = workload(name, seed)
+    if any(group["type"] == "mamba" for group in settings["groups"]):
+        return [""]
+    found = ["", LATE] if settings["async_scheduling"] else [""]
+    plain = not settings["num_speculative_tokens"] and "max_loras" not in settings
+    return [*found, LOADS] if plain and settings["enable_prefix_caching"] else found
 
 
 def main() -> int:
@@ -90,11 +164,12 @@ def main() -> int:
     if unknown := sorted(set(args.families) - set(FAMILIES)):
         parser.error(f"no family is called {', '.join(unknown)}; record_scheduler.py --list says which there are")
     first, _, last = args.seeds.partition("-")
-    jobs = [(name, s) for name in args.families or FAMILIES for s in range(int(first), int(last or first) + 1)]
+    seeds = range(int(first), int(last or first) + 1)
+    jobs = [(name, seed, way) for name in args.families or FAMILIES for seed in seeds for way in ways(name, seed)]
     version = import_vllm()
     with tempfile.TemporaryDirectory() as model:
         Path(model, "config.json").write_text(json.dumps(MODEL))
-        same = sum([compare(name, seed, model) for name, seed in jobs])
+        same = sum([compare(name, seed, model, way) for name, seed, way in jobs])
     print(f"vLLM {version}: {same} of {len(jobs)} logs identical")
     return 0 if same == len(jobs) else 1
 

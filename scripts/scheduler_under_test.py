@@ -79,11 +79,18 @@ class SchedulerUnderTest:
     """One scheduler, and what the loop around it needs."""
 
     def __init__(
-        self, settings: dict[str, Any], model: str, *, inside: bool = False, events: Any = None, log_stats: bool = False
+        self,
+        settings: dict[str, Any],
+        model: str,
+        *,
+        inside: bool = False,
+        events: Any = None,
+        transfer: Any = None,
+        log_stats: bool = False,
     ) -> None:
         """``model``: a folder with ``MODEL`` as its config.json. ``inside``: with kvyard's block manager in the place of
-        vLLM's. ``events``: vLLM's settings for KV events. Raises ``ValueError`` if vLLM makes something else of a setting,
-        which would be recorded as if it had been asked for.
+        vLLM's. ``events`` and ``transfer``: vLLM's settings for KV events and a connector. Raises ``ValueError`` if vLLM
+        makes something else of a setting, which would be recorded as if it had been asked for.
         """
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core import kv_cache_utils
@@ -96,7 +103,7 @@ class SchedulerUnderTest:
             from vllm.v1.core.sched.scheduler import Scheduler
 
         config = _vllm_config(settings, model)
-        config.kv_events_config = events
+        config.kv_events_config, config.kv_transfer_config = events, transfer
         cache = _cache_config(settings)
         block_size, hash_size = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
         base = AsyncScheduler if settings["async_scheduling"] else Scheduler
