@@ -66,7 +66,7 @@ class TableModel:
         past = sum(one * before for one, before in prompts) / new
         mean = decode_context / decode_batch
         both = self._together.value(new, past, decode_batch, mean)
-        whole = self._table.prompt.value(new, past)
+        whole = self._table.prompt.value(new, past) if len(prompts) > 1 else alone
         skewed = decode - self._row(decode_batch).mean(mean)
         work = base + both * (alone / whole if whole else 1.0) + skewed
         return scaled(round(work * 1e3), self._prompt_ratio)
@@ -133,23 +133,29 @@ def _bound(memory: dict[tuple[int, int], float]) -> None:
         memory.clear()
 
 
-class _Row:
-    """Decode attention of one batch size along the mean context, with a way to the longest."""
+FAR = 1 << 40
+"""Tokens beyond any context."""
 
-    __slots__ = ("_arrays", "_at", "_slopes", "_us", "skew")
+
+class _Row:
+    """Decode attention of one batch size along the mean context, with a way to the longest. Before its first point it is flat,
+    and beyond its last it goes on as between the last two.
+    """
+
+    __slots__ = ("_at", "_points", "_slopes", "_us", "_values", "skew")
 
     def __init__(self, curve: Curve, skew: float) -> None:
-        self._at = curve.at
-        self._us = curve.us
-        pairs = zip(curve.at, curve.at[1:], curve.us, curve.us[1:])
-        self._slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in pairs] or [0.0]
+        self._at = [*curve.at, FAR]
+        self._us = [*curve.us, curve.value(FAR)]
+        pairs = zip(self._at, self._at[1:], self._us, self._us[1:])
+        self._slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in pairs]
+        self._points = np.array(self._at, dtype=np.float64)
+        self._values = np.array(self._us, dtype=np.float64)
         self.skew = skew
-        self._arrays: tuple[Times, ...] | None = None
-        """The same for numpy, once it is asked for."""
 
     def mean(self, context: float) -> float:
-        low = min(max(bisect_right(self._at, context) - 1, 0), len(self._slopes) - 1)
-        return self._us[low] + (context - self._at[low]) * self._slopes[low]
+        low = bisect_right(self._at, context) - 1
+        return self._us[0] if low < 0 else self._us[low] + (context - self._at[low]) * self._slopes[low]
 
     def step(self, context: float, longest: int) -> float:
         us = self.mean(context)
@@ -162,19 +168,18 @@ class _Row:
     def steps(self, means: Times, longest: int) -> Times:
         """The same for contexts that grow by one each step, the longest from ``longest`` on."""
         us = self._means(means)
-        if self.skew:
-            tops = np.arange(longest, longest + len(means)).astype(np.float64)
-            more = self._means(tops) - us
-            us = us + self.skew * np.where((tops > means) & (more > 0), more, 0.0)
+        if self.skew and longest > means[0]:
+            # Both grow by one each step, so that the longest stays the longer one.
+            tops = np.arange(longest, longest + len(means), dtype=np.float64)
+            us += self.skew * np.maximum(self._means(tops) - us, 0.0)
         return us
 
-    def _means(self, at: Times) -> Times:
-        if self._arrays is None:
-            self._arrays = tuple(np.array(values, dtype=np.float64) for values in (self._at, self._us, self._slopes))
-        points, us, slopes = self._arrays
-        low = np.clip(np.searchsorted(points, at, side="right") - 1, 0, len(slopes) - 1)
-        found: Times = us[low] + (at - points[low]) * slopes[low]
-        return found
+    def _means(self, contexts: Times) -> Times:
+        """Of contexts that rise. Mostly they lie between two points."""
+        low = bisect_right(self._at, contexts[0]) - 1
+        if low >= 0 and contexts[-1] < self._at[low + 1]:
+            return (contexts - self._at[low]) * self._slopes[low] + self._us[low]
+        return np.interp(contexts, self._points, self._values)
 
 
 class _MixedAttention:
@@ -186,12 +191,19 @@ class _MixedAttention:
             self._planes.setdefault(new, {})[past] = plane
         self._new = list(self._planes)
         self._past = {new: list(row) for new, row in self._planes.items()}
+        self._rows: dict[tuple[int, int, int], Curve] = {}
+        """By new and past tokens and decoding requests: batches come again."""
 
     def value(self, new: int, past: float, batch: int, context: float) -> float:
         total = 0.0
         for one, share in _around(self._new, new):
             for before, part in _around(self._past[one], past):
-                total += share * part * self._planes[one][before].value(batch, context)
+                row = self._rows.get((one, before, batch))
+                if row is None:
+                    if len(self._rows) >= REMEMBERED:
+                        self._rows.clear()
+                    row = self._rows[one, before, batch] = self._planes[one][before].row(batch)
+                total += share * part * row.value(context)
         return total
 
 
