@@ -203,6 +203,18 @@ def test_a_full_disk_ends_the_files_and_nothing_else(
     played.close()
 
 
+def test_an_engine_without_requests_has_everything_written(tmp_path: Path) -> None:
+    played = Played("turns-tight@6", tmp_path / "recording")
+    played.play()
+    # Not closed: vLLM kills engines that take long to end.
+    verdict = conform(tmp_path / "recording" / "decisions.jsonl.gz")
+    assert verdict.difference is None, verdict.difference
+    assert verdict.operations == len(played.steps)
+    assert len(read_measurements(tmp_path / "recording" / "passes.jsonl").rows) == len(played.steps)
+    assert json.loads((tmp_path / "recording" / "summary.json").read_text())["decisions"] == len(played.steps)
+    played.close()
+
+
 def test_a_file_ends_at_its_limit(tmp_path: Path) -> None:
     played = Played("threshold-tight@1", tmp_path / "recording", limit=2000)
     played.play(200)

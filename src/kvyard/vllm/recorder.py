@@ -6,7 +6,7 @@ A recording is a folder:
 - ``passes.jsonl``: what each pass computed and how long it took; for ``kvyard profile fit``.
 - ``decisions.jsonl.gz``: every decision of the scheduler; for ``kvyard conform``. Only of engines whose decisions kvyard's
   engine can be asked to repeat.
-- ``summary.json``, written at the end: what was counted, and what recording cost.
+- ``summary.json``: what was counted so far, and what recording cost.
 
 No text and no hashes are in them: prompts are numbered by what they share. Memory is bounded. It never stands in the way of the
 engine: a file that can't be written ends, with one line in the log, and the others go on.
@@ -153,6 +153,7 @@ class EngineRecorder:
         self._free_at = 0
         """When the last step was over, where steps overlap."""
         self._flushed = clock.now()
+        self._summarises = True
         self.open: dict[str, RecordedRequest] = {}
         """Requests that have not ended, by the engine's id."""
 
@@ -272,6 +273,9 @@ class EngineRecorder:
             self._step = None
         elif not busy:
             self._write_step(step.over)
+        if not busy:
+            # The engine has nothing else to do, and nothing may follow: vLLM kills engines that take long to end.
+            self.flush()
 
     def _write_step(self, end: int) -> None:
         """The step is over at ``end``, and is written down."""
@@ -344,6 +348,7 @@ class EngineRecorder:
         self._trace.flush()
         for name in ("_passes", "_decisions"):
             self._guarded(name, LineFile.flush)
+        self._summarise()
 
     def close(self, unfinished: dict[str, EndedRequest]) -> None:
         """End the recording. ``unfinished`` are the requests that are still open, by the engine's id."""
@@ -360,12 +365,18 @@ class EngineRecorder:
         for name in ("_passes", "_decisions"):
             self._guarded(name, LineFile.close)
             setattr(self, name, None)
+        self._summarise()
+
+    def _summarise(self) -> None:
         summary = {**msgspec.to_builtins(self.counters), "trace": msgspec.to_builtins(self._trace.counters)}
         steps = max(1, self._steps)
         summary["us_per_step"] = round(self.counters.spent_ns / steps / 1000, 2)
+        if not self._summarises:
+            return
         try:
             (self.folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
         except OSError as problem:
+            self._summarises = False
             self._failed("summary.json", problem)
 
     def _guarded(self, name: str, write: Callable[[LineFile], None]) -> None:
