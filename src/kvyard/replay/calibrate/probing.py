@@ -34,6 +34,8 @@ WAITED = (0.75, 1.25)
 than the second, and it decides a pass ahead."""
 SHORT = 256
 """Prompts up to this surely take one pass."""
+LATE = 8
+"""Passes by which the first token of an answer may come later than those of others, as seen on a machine under heavy load."""
 SEEN = 5
 """Prompts that must have told."""
 LOOKS, LOOK = 20, 0.02
@@ -97,7 +99,7 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         found = await prober.send(probe)
         results.append(found)
         if probe.tokens > 1:
-            rows += windows(found, facts.max_num_batched_tokens, group)
+            rows += windows(found, facts.max_num_batched_tokens, group, LATE)
             continue
         took = await prober.served_since(before)
         for row in lone_prompts(found, facts.max_num_batched_tokens, group):

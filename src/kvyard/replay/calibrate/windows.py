@@ -54,13 +54,17 @@ class _Answer(NamedTuple):
 
 
 def windows(
-    requests: Iterable[MeasuredRequest], budget: int | None = None, group: int | None = None
+    requests: Iterable[MeasuredRequest], budget: int | None = None, group: int | None = None, late: int = 0
 ) -> list[Measurement]:
-    """Passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, where it is known."""
+    """Passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, where it is known.
+
+    A new answer begins later than others go on, on a busy machine by several passes: its prompt is put to the longest of the
+    ``late`` passes before its first token, where only few prompts come.
+    """
     fine, answers = _answers(requests)
     found: list[Measurement] = []
     for observer in _observers(answers) if fine else _some(answers):
-        found += _seen_by(observer, answers, budget, fine, group)
+        found += _seen_by(observer, answers, budget, fine, group, late)
     return found
 
 
@@ -144,7 +148,7 @@ def _some(answers: Sequence[_Answer]) -> Sequence[_Answer]:
 
 
 def _seen_by(
-    observer: _Answer, answers: Sequence[_Answer], budget: int | None, fine: bool, group: int | None
+    observer: _Answer, answers: Sequence[_Answer], budget: int | None, fine: bool, group: int | None, late: int
 ) -> Iterator[Measurement]:
     """The windows of one observer. Pass k gave it its token k; what others got is put to the nearest pass."""
     grid = observer.times
@@ -163,6 +167,9 @@ def _seen_by(
             open_end = open_end or (budget is not None and one.input - one.cached > budget - len(answers))
             continue
         begun = _nearest(grid, one.first) if one.first >= grid[0] else 1 - _count_until(one.times, int(grid[0]))
+        if late and begun > 1:
+            from_ = max(1, begun - late, int(np.searchsorted(grid, one.arrival)))
+            begun = max(range(from_, begun + 1), key=lambda at: grid[at] - grid[at - 1], default=begun)
         if begun >= 1 and one.input > one.cached:
             prompts.setdefault(begun, []).append((one.input - one.cached, one.cached))
         start, stop = max(1, begun + 1), min(last, _nearest(grid, one.ended))
