@@ -8,7 +8,6 @@ Loaded by vLLM with ``"spec_name":"CopyOffloadingSpec","spec_module_path":"kvyar
 """
 
 import hashlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from kvyard.clock import WallClock, to_seconds
 from kvyard.errors import KvyardError
 
 
@@ -53,6 +53,7 @@ class CopyWorker(OffloadingWorker):
         self._digests: dict[tuple[int, int, int], bytes] | None = {} if verify else None
         """By tensor, chunk and place in the chunk."""
         self._finished: list[TransferResult] = []
+        self._clock = WallClock()
         self.stored = 0
         """Blocks so far, once for each tensor."""
         self.loaded = 0
@@ -60,7 +61,7 @@ class CopyWorker(OffloadingWorker):
         """Those of the loaded that were compared."""
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        began = time.perf_counter()
+        began = self._clock.now()
         size = 0
         for tensor, block, chunk, place in self._pairs(src_spec, dst_spec):
             page = self._device[tensor][block]
@@ -74,7 +75,7 @@ class CopyWorker(OffloadingWorker):
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Raises ``CorruptBlockError`` for a block that isn't what was stored, where that is compared."""
-        began = time.perf_counter()
+        began = self._clock.now()
         size = 0
         for tensor, block, chunk, place in self._pairs(dst_spec, src_spec):
             page = self._device[tensor][block]
@@ -115,8 +116,8 @@ class CopyWorker(OffloadingWorker):
             first_block += count
             first_chunk += -(-(skip + count) // per_chunk) if count else 0
 
-    def _note(self, job_id: int, size: int, began: float) -> None:
-        took = time.perf_counter() - began
+    def _note(self, job_id: int, size: int, began: int) -> None:
+        took = to_seconds(self._clock.now() - began)
         self._finished.append(TransferResult(job_id=job_id, success=True, transfer_size=size, transfer_time=took))
 
 

@@ -4,7 +4,6 @@ Here a chunk keeps its rank while a transfer reads or writes it, and is only pas
 the same whether its copy took long or not.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -13,6 +12,7 @@ import msgspec
 from kvyard.blocks import Retention
 from kvyard.blocks.eviction import make_order
 from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
+from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
 
 ChunkT = TypeVar("ChunkT")
@@ -36,8 +36,11 @@ class Ranked(Generic[ChunkT]):
 class ChunkRanking(Generic[ChunkT]):
     """The chunks of one cache by their keys."""
 
-    def __init__(self, order: str, now: Callable[[], int] = time.monotonic_ns) -> None:
-        """``order``: a name of ``kvyard.blocks.eviction.ORDERS``. Raises ``ConfigError`` for an unknown one."""
+    def __init__(self, order: str, now: Callable[[], int] | None = None) -> None:
+        """``order``: a name of ``kvyard.blocks.eviction.ORDERS``; ``now`` is this process's time unless given. Raises
+        ``ConfigError`` for an unknown order.
+        """
+        now = now or WallClock().now
         self._name = order
         self._now = now
         self._chunks: dict[bytes, Ranked[ChunkT]] = {}

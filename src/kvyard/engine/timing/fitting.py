@@ -289,7 +289,7 @@ def _host_ms(host: Floats, data: _Rows) -> Floats:
 
 def _spread(features: Features, knots: tuple[int, ...]) -> Floats:
     """For each pass, the shares of the knots that its tokens lie between."""
-    at = np.log2(features.tokens)
+    at = np.log2(np.maximum(features.tokens, 1.0))  # a pass without tokens is at the first knot
     return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
 
 

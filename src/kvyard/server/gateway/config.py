@@ -28,7 +28,7 @@ ENGINE = "engine"
 """A tokenizer: the engine is asked, so template and tokens are right whatever the model."""
 
 
-class _EngineFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be said of one engine, and of all behind a name."""
 
     model: Name | None = None
@@ -41,7 +41,7 @@ class _EngineFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dialect: Dialect = "auto"
 
 
-class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine: a vLLM or SGLang server, or a mock."""
 
     url: Name
@@ -86,7 +86,7 @@ class GatewayEngine(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fiel
         return [stream(endpoint=one, replay_endpoint=replays[rank], dp_rank=rank) for rank, one in enumerate(listed)]
 
 
-class NameConfig(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NameConfig(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Engines behind one name: every address that it resolves to is one."""
 
     host: Name
@@ -107,7 +107,7 @@ class NameConfig(_EngineFacts, frozen=True, kw_only=True, forbid_unknown_fields=
             url=f"http://{netloc}",
             events=at(self.events_port),
             replay=at(self.replay_port),
-            **{name: getattr(self, name) for name in _EngineFacts.__struct_fields__},
+            **{name: getattr(self, name) for name in _EngineSettings.__struct_fields__},
         )
 
 
