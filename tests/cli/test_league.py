@@ -29,6 +29,12 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr() == ("", "")
 
 
+def test_no_jitter_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--limit", 5, "--workers", 1, "--policies", "random", "-j", 1, "-o", tmp_path / "x"]
+    assert run(CONVERSATION, *small, "--jitter", "0ms") == 0
+    assert capsys.readouterr().out.count("1x load") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

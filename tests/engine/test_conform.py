@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 from pathlib import Path
@@ -100,6 +101,15 @@ def test_steps_that_never_came_differ(tmp_path: Path) -> None:
     difference = conform(path).difference
     assert difference is not None
     assert (difference.line, difference.field, difference.ours) == (580, "number of steps", 581)
+
+
+def test_a_damaged_file_is_refused_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = bytearray(gzip.compress(lzma.decompress(LIGHT.read_bytes())))
+    packed[40:60] = bytes(20)
+    path = tmp_path / "light@1.jsonl.gz"
+    path.write_bytes(packed)
+    assert run(path) == 2
+    assert "light@1.jsonl.gz" in capsys.readouterr().err
 
 
 def test_a_bad_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from kvyard.cli.settings import with_settings
 from kvyard.cli.sweep import INTERRUPTED, Bars
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
-from kvyard.settings import number
+from kvyard.settings import duration, number
 
 
 @with_settings(SETTINGS)
@@ -55,7 +55,7 @@ def league(
             policies=_parts("--policies", policies) if policies is not None else None,
             loads=[number("--loads", one) for one in _parts("--loads", loads)],
             seeds=[_seed(one) for one in _parts("--seeds", seeds)],
-            jitters=["0"] if jitter is None else ["0", str(jitter)],
+            jitters=["0", str(jitter)] if jitter is not None and duration("jitter", jitter) else ["0"],
             config=given,
             slo=slo,
             jobs=jobs or os.cpu_count() or 1,

@@ -164,7 +164,7 @@ def read_lines(path: Path) -> list[Record]:
         if path.suffix in UNPACK:
             data = UNPACK[path.suffix](data)
         return [json.loads(line) for line in data.decode().splitlines() if line.strip()]
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as bad:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError) as bad:
         raise LogError(f"{path}: can't be read: {bad}") from bad
 
 
@@ -173,7 +173,7 @@ def is_scheduler_log(path: Path) -> bool:
     try:
         with _open(path) as lines:
             first = json.loads(next(iter(lines), "null"))
-    except (OSError, EOFError, lzma.LZMAError, ValueError):
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError):
         return False
     return isinstance(first, dict) and "format" in first
 

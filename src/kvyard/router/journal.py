@@ -156,6 +156,8 @@ class FirstToken(Entry, frozen=True, kw_only=True, tag="first_token"):
     """A request's prompt was computed."""
 
     id: str
+    seen: bool = True
+    """Whether its first token was seen then, and not only a whole answer."""
 
 
 class Progressed(Entry, frozen=True, kw_only=True, tag="progressed"):

@@ -205,17 +205,19 @@ class Router:
         if self._journal is not None:
             self._journal(did.Booked(**self._asked(request, now), worker=worker, new_tokens=new_tokens))
 
-    def prefill_done(self, id_: object, now: int) -> bool:
-        """A request's prompt is computed: its first token is there. Returns whether the request is known."""
+    def prefill_done(self, id_: object, now: int, seen: bool = True) -> bool:
+        """A request's prompt is computed: its first token is there, or was before, if it wasn't ``seen``. Returns whether the
+        request is known.
+        """
         entry = self.loads.active.get(id_)
         if entry is None:
             return False
-        if self.policy.needs_pace:
+        if self.policy.needs_pace and seen:
             self.paces[entry.slot].observe(entry.ahead, (now - entry.since) / MS)
             entry.ahead = 0  # once is enough
         self.loads.prefill_done(entry, now)
         if self._journal is not None:
-            self._note(did.FirstToken, at=now, id=str(id_))
+            self._note(did.FirstToken, at=now, id=str(id_), seen=seen)
         return True
 
     def progressed(self, id_: object, output_tokens: int, now: int) -> bool:

@@ -100,6 +100,19 @@ def test_a_router_that_knows_nothing_learns_who_is_slow() -> None:
     assert fast.prefill(1000) == pytest.approx(1000, rel=0.1)
 
 
+def test_whole_answers_teach_nothing_about_first_tokens() -> None:
+    from kvyard.hashing import algorithm
+    from kvyard.index import Identity
+
+    identity = Identity(SIZE, algorithm("xxh3", "test", {}), direct=True)
+    router = Router(RouterConfig(policy="least-time", block_size=SIZE), ["a"], identity)
+    for number in range(50):
+        router.route(RouteRequest(number, [], 1000), 0, known={})
+        router.prefill_done(number, 8000 * MS, seen=False)
+        router.finished(number, 8000 * MS)
+    assert router.paces[0].prefill(15_928) == pytest.approx(1000.0)
+
+
 class TestLearntPace:
     def test_it_starts_as_llm_d_does(self) -> None:
         assert LearntPace().prefill(15_928) == pytest.approx(1000.0)

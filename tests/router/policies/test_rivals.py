@@ -149,6 +149,22 @@ def test_an_unknown_option_is_refused_by_name(name: str) -> None:
         make_policy(RouterConfig(policy=name, options={"nope": 1.0}))
 
 
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_figures_that_make_no_sense_are_refused(value: float) -> None:
+    for name in ("preble", "dualmap", "least-time", "load-aware"):
+        option = next(iter(POLICIES.get(name).OPTIONS))  # type: ignore[attr-defined]
+        with pytest.raises(KvyardError, match=f"{option} of the routing policy {name} must be at least 0, got"):
+            make_policy(RouterConfig(policy=name, options={option: value}))
+
+
+@pytest.mark.parametrize("name", ["lmetric", "conductor", "load-aware", "least-prefill", "least-time"])
+def test_a_choice_costs_what_its_own_measure_says(name: str) -> None:
+    scene = Scene(cached=(0, 50, 20), prefill=(0, 799, 5000), requests=(1, 2, 0))
+    one = policy(name)
+    choice = one.choose(scene.at)
+    assert one.costs(scene.at)[choice.slot] == choice.cost
+
+
 def test_a_worker_that_is_gone_leaves_nothing_behind() -> None:
     for name in ("cache-aware", "ray-prefix", "preble", "llm-d-blend"):
         one, fresh = policy(name), policy(name)

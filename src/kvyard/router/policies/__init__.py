@@ -8,12 +8,12 @@ An installed package adds its own by an entry point of the group ``kvyard.polici
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import ClassVar
 
 from kvyard.errors import KvyardError
 from kvyard.registry import Registry
 from kvyard.router.config import RouterConfig
-from kvyard.router.cost import costs
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
 
@@ -42,6 +42,9 @@ class Policy:
             if name not in self.OPTIONS:
                 has = f"it has {', '.join(self.OPTIONS)}" if self.OPTIONS else "it has none"
                 raise KvyardError(f"unknown option {name!r} of the routing policy {config.policy}: {has}")
+        for name, value in config.options.items():
+            if not 0 <= value < inf:
+                raise KvyardError(f"{name} of the routing policy {config.policy} must be at least 0, got {value}")
         self.options = {**self.OPTIONS, **config.options}
 
     def choose(self, at: RoutingInput) -> Choice:
@@ -49,8 +52,8 @@ class Policy:
         raise NotImplementedError
 
     def costs(self, at: RoutingInput) -> list[float]:
-        """What each of ``at.slots`` would cost, for explanations: its own measure, else that of ``kv``."""
-        return costs(self.config, at)
+        """What each of ``at.slots`` would cost by the policy's own measure, for explanations; 0 where it has none."""
+        return [0.0] * len(at.slots)
 
     def routed(self, at: RoutingInput, choice: Choice) -> None:
         """The request went to ``choice.slot``: this policy's choice, or the guard's."""

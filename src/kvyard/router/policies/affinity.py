@@ -33,6 +33,9 @@ class Affinity(Policy):
             return Choice(known[0], 0.0, 1, "session")
         return self.fallback.choose(at)
 
+    def costs(self, at: RoutingInput) -> list[float]:
+        return self.fallback.costs(at)
+
     def routed(self, at: RoutingInput, choice: Choice) -> None:
         self.fallback.routed(at, choice)
         session = at.request.session

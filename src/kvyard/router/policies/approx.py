@@ -2,7 +2,7 @@
 
 from kvyard.clock import from_seconds
 from kvyard.router.config import RouterConfig
-from kvyard.router.cost import cheapest
+from kvyard.router.cost import cheapest, costs
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.policies import Policy
@@ -15,6 +15,9 @@ class Approx(Policy):
         super().__init__(config)
         ttl = config.approx_ttl_s
         self.memory = RoutedMemory(None if ttl is None else from_seconds(ttl), config.remembered_blocks)
+
+    def costs(self, at: RoutingInput) -> list[float]:
+        return costs(self.config, at)
 
     def choose(self, at: RoutingInput) -> Choice:
         return cheapest(self.config, at, "cost")

@@ -14,8 +14,12 @@ class Conductor(Policy):
     guarded = True
 
     def choose(self, at: RoutingInput) -> Choice:
+        return least(at.slots, self.costs(at), at.rng, "time")
+
+    def costs(self, at: RoutingInput) -> list[float]:
+        """Milliseconds until the first token."""
         times = []
         for slot in at.slots:
             pace = at.paces[slot]
             times.append(pace.prefill(at.loads.prefill[slot]) + pace.prefill(at.request.num_tokens - at.cached(slot)))
-        return least(at.slots, times, at.rng, "time")
+        return times

@@ -22,5 +22,9 @@ class LeastPrefill(Policy):
         tied = sum(one[:2] == best[:2] for one in ranked)
         return Choice(best[3], float(best[0]), tied, "load")
 
+    def costs(self, at: RoutingInput) -> list[float]:
+        """Prompt tokens left to compute."""
+        return [float(at.work(slot)) for slot in at.slots]
+
     def routed(self, at: RoutingInput, choice: Choice) -> None:
         self._next = choice.slot + 1

@@ -5,7 +5,7 @@ first token, and its cache's use what active prompts hold: the router asks no en
 all count as equally free.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvyard.router.config import RouterConfig
@@ -55,8 +55,7 @@ class LlmdBlend(Policy):
     def gone(self, slot: int) -> None:
         self._cold.pop(slot, None)
 
-    def _by_last_cold(self, slots: object) -> list[int]:
+    def _by_last_cold(self, slots: Sequence[int]) -> list[int]:
         """Those that never got one first, then those whose last one is longest ago."""
-        assert isinstance(slots, list | tuple)
         known = [slot for slot in self._cold if slot in slots]
         return [slot for slot in slots if slot not in self._cold] + known

@@ -12,6 +12,8 @@ class LMetric(Policy):
     needs_index = True
     guarded = True
 
+    def costs(self, at: RoutingInput) -> list[float]:
+        return [float(at.work(slot) * (at.loads.requests[slot] + 1)) for slot in at.slots]
+
     def choose(self, at: RoutingInput) -> Choice:
-        costs = [float(at.work(slot) * (at.loads.requests[slot] + 1)) for slot in at.slots]
-        return least(at.slots, costs, at.rng, "cost")
+        return least(at.slots, self.costs(at), at.rng, "cost")

@@ -16,8 +16,10 @@ class LoadAware(Policy):
     OPTIONS: ClassVar[Mapping[str, float]] = {"beta": 1.0}
 
     def choose(self, at: RoutingInput) -> Choice:
+        return least(at.slots, self.costs(at), at.rng, "cost")
+
+    def costs(self, at: RoutingInput) -> list[float]:
         requests, slots, tokens = at.loads.requests, at.slots, at.request.num_tokens
         mean = fmean(requests[slot] for slot in slots)
         beta = self.options["beta"] / max(1.0, mean)
-        costs = [beta * (requests[slot] - mean) - at.cached(slot) / tokens for slot in slots]
-        return least(slots, costs, at.rng, "cost")
+        return [beta * (requests[slot] - mean) - at.cached(slot) / tokens for slot in slots]

@@ -22,6 +22,10 @@ class Sticky(Policy):
         "saturated_s": 18.0,
     }
 
+    def costs(self, at: RoutingInput) -> list[float]:
+        """Prompt tokens left to compute."""
+        return [float(at.work(slot)) for slot in at.slots]
+
     def choose(self, at: RoutingInput) -> Choice:
         enough = self.options["affinity"] * at.request.num_tokens
         warm = [slot for slot in at.slots if at.cached(slot) >= enough]

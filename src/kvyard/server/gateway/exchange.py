@@ -224,7 +224,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         complete = response.content.at_eof()
         if complete:
             headers.append((b"content-length", str(len(body)).encode()))
-        await self._start(response, headers)
+        await self._start(response, headers, streamed=False)
         await self.send({"type": "http.response.body", "body": body, "more_body": not complete})
         while not complete:
             try:
@@ -235,10 +235,12 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             await self.send({"type": "http.response.body", "body": chunk, "more_body": not complete})
         return answer_tokens(body[-TAIL:]) if response.status < 400 else AnswerTokens()
 
-    async def _start(self, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _start(
+        self, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]], streamed: bool = True
+    ) -> None:
         """The engine answers: from now on there is no other."""
         if self._computed:
-            self.pool.first_token(self.proxied.id)
+            self.pool.first_token(self.proxied.id, seen=streamed)
         self.proxy.traffic.began_answer(self.proxied)
         self.status_code = response.status
         await self.send({"type": "http.response.start", "status": response.status, "headers": headers})

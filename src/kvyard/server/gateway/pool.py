@@ -294,9 +294,9 @@ class EnginePool(msgspec.Struct, eq=False):
         """What would be decided now, without doing it. Raises ``KvyardError`` where no engine may be chosen."""
         return self.router.preview(place.request, self.clock.now(), exclude=self._excluded(place), known=place.known)
 
-    def first_token(self, id_: object) -> None:
-        """A request's prompt is computed."""
-        self.router.prefill_done(id_, self.clock.now())
+    def first_token(self, id_: object, seen: bool = True) -> None:
+        """A request's prompt is computed; ``seen`` where this is when its first token came, and not a whole answer."""
+        self.router.prefill_done(id_, self.clock.now(), seen)
         if self.sharing is not None:
             self.sharing.prefill_done(id_)
 

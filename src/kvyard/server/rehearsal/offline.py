@@ -188,7 +188,7 @@ class Offline:
         elif isinstance(entry, did.Routed | did.NotRouted | did.Previewed):
             self._route(router, entry)
         elif isinstance(entry, did.FirstToken):
-            router.prefill_done(entry.id, entry.at)
+            router.prefill_done(entry.id, entry.at, entry.seen)
         elif isinstance(entry, did.Progressed):
             router.progressed(entry.id, entry.output_tokens, entry.at)
         elif isinstance(entry, did.Ended):
