@@ -1,4 +1,4 @@
-"""The recording that holds the mock is what this vLLM says. With KVYARD_RECORD=1 it is written again."""
+"""The recording that holds the mock is what this vLLM says. With KVYARD_RERECORD=1 it is written again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_recording_is_what_vllm_says(engines: Engines, figures: Callable[[st
                 found[request["name"]] = differs
             request["answer"] = answer
     figures("corpus", {"requests": len(corpus["requests"]), "changed since recorded": len(found)})
-    if os.environ.get("KVYARD_RECORD"):
+    if os.environ.get("KVYARD_RERECORD"):
         write_corpus(corpus)
     else:
         assert not found

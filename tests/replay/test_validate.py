@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.replay.traces.support import SHARED, jsonl
 
+from kvyard.clock import VirtualClock
 from kvyard.errors import KvyardError
 from kvyard.replay.record import Record
 from kvyard.replay.run import replay
@@ -21,6 +22,7 @@ from kvyard.replay.traces.writing import write_trace
 from kvyard.replay.validate.compare import validate
 from kvyard.replay.validate.reading import MeasuredRun, read_run
 from kvyard.replay.validate.show import validation_page
+from kvyard.server.gateway.recording.recorder import TrafficRecorder
 
 MS = 1_000_000
 ENGINE = {"block_size": 16, "num_gpu_blocks": 400, "max_num_seqs": 8, "timing": "fixed:18,6"}
@@ -452,6 +454,22 @@ def test_an_engine_s_own_log_is_met_in_hits_too() -> None:
     found = validate(read_run(TRUTH / "runA.json.xz", open_trace(SHAREGPT)), settings)
     assert found.hit_share is not None and found.hit_share.measured == found.hit_share.replayed > 0.07
     assert abs(found.latency["tpot"].error["mean"]) < 0.05 and abs(found.latency["e2e"].error["mean"]) < 0.05
+
+
+def test_an_engine_s_own_recording_has_no_client_in_its_times(tmp_path: Path) -> None:
+    """Both are written by one recorder, and only the rows say who took the times."""
+    for engine_times in (False, True):
+        path, clock = tmp_path / f"{engine_times}.jsonl", VirtualClock()
+        recorder = TrafficRecorder(path, clock=clock, engine_times=engine_times)
+        recorder.arrived("a", [7], 16, key_tokens=16)
+        clock.sleep_until(5 * MS)
+        recorder.ended("a", 3, first_token=2 * MS, cached=0)
+        recorder.close()
+        run = read_run(path)
+        assert run.client is not engine_times
+        assert ("engine" in run.format) is engine_times
+        assert [one.first_token for one in run.requests] == [2 * MS]
+        assert [row.input_length for row in open_trace(path)] == [16]
 
 
 def test_clients_wait_for_more_than_the_engine(tmp_path: Path) -> None:

@@ -65,6 +65,29 @@ def test_everything_else_asked_for_is_the_managers() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("file", "ours", "theirs"),
+    [
+        ("recording.py", "RecordingMixin", "Scheduler"),
+        ("eviction.py", "OrderPolicy", "CachePolicy"),
+        ("offloading.py", "CopyWorker", "OffloadingWorker"),
+        ("offloading.py", "CopyOffloadingSpec", "CPUOffloadingSpec"),
+    ],
+)
+def test_every_method_that_is_overridden_or_called_is_pinned(file: str, ours: str, theirs: str) -> None:
+    source = (HERE / file).read_text()
+    found = next(item for item in ast.parse(source).body if isinstance(item, ast.ClassDef) and item.name == ours)
+    own = {"__init__", "_tell", "_idle", "_pairs", "_note"}
+    named = set(interface.signatures(source, ours)) - own
+    named |= {
+        node.attr for node in ast.walk(found) if isinstance(node, ast.Attribute) and "super()" in ast.unparse(node)
+    }
+    named |= {"get_request_counts"} if ours == "RecordingMixin" else set()
+    pinned = {line.partition("(")[0] for line in interface.pinned()}
+    assert len(named) > 1
+    assert {name for name in named if f"{theirs}.{name}" not in pinned} == set()
+
+
 def test_a_folder_without_vllm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VersionError, match=r"has no v1/core/kv_cache_manager\.py"):
         interface.drift(tmp_path)

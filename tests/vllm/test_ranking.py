@@ -8,8 +8,9 @@ import pytest
 
 from kvyard.blocks import Retention
 from kvyard.blocks.extent import DEFAULT_PRIORITY
+from kvyard.blocks.request import wish_at
 from kvyard.blocks.spec import ConfigError
-from kvyard.vllm.ranking import ChunkRanking, RetentionError, read_wishes, wished
+from kvyard.vllm.ranking import ChunkRanking, RetentionError, read_wishes
 
 
 class Model:
@@ -95,14 +96,14 @@ def test_wishes_are_read_and_of_several_the_last_counts() -> None:
         [{"start": 0, "stop": None, "priority": 80}, {"start": 64, "stop": 96, "priority": 5, "duration": 9}]
     )
     assert wishes == (Retention(0, None, 80), Retention(64, 96, 5, 9))
-    assert [wished(wishes, token) for token in (0, 63, 64, 95, 96)] == [
+    assert [wish_at(wishes, token) for token in (0, 63, 64, 95, 96)] == [
         (80, None),
         (80, None),
         (5, 9),
         (5, 9),
         (80, None),
     ]
-    assert read_wishes(None) == () and wished((), 7) == (DEFAULT_PRIORITY, None)
+    assert read_wishes(None) == () and wish_at((), 7) == (DEFAULT_PRIORITY, None)
 
 
 @pytest.mark.parametrize("raw", [5, {"start": 0}, [{"start": 0}], [{"start": 0, "stop": None, "priority": 500}], ["x"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -37,3 +38,12 @@ def test_without_vllm_the_scheduler_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("kvyard.vllm.version._DISTRIBUTIONS", ("kvyard-has-no-such-distribution",))
     with pytest.raises(VersionError, match=r"it is vLLM that loads kvyard\.vllm"):
         _ = kvyard.vllm.Scheduler
+
+
+@pytest.mark.parametrize("module", ["eviction", "offloading"])
+def test_what_vllm_loads_by_path_checks_the_version_before_it_imports_vllm(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvyard.vllm.version.installed_version", lambda: "0.33.1")
+    with pytest.raises(VersionError, match=r"knows vLLM 0\.32; this is 0\.33\.1"):
+        import_module(f"kvyard.vllm.{module}")

@@ -77,11 +77,16 @@ class Request:
         self.registered_until: int = NEVER
 
     def priority_at(self, token: int) -> tuple[int, int | None]:
-        """The retention priority and duration asked for at ``token``; the last matching wish wins."""
-        for wish in reversed(self.retention):
-            if wish.start <= token and (wish.stop is None or token < wish.stop):
-                return wish.priority, wish.duration
-        return DEFAULT_PRIORITY, None
+        """The retention priority and duration asked for at ``token``."""
+        return wish_at(self.retention, token)
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, tokens={self.num_tokens}, computed={self.num_computed_tokens})"
+
+
+def wish_at(wishes: Sequence[Retention], token: int) -> tuple[int, int | None]:
+    """The priority that ``token`` is to be kept with, and for how long; the last matching wish wins."""
+    for wish in reversed(wishes):
+        if wish.start <= token and (wish.stop is None or token < wish.stop):
+            return wish.priority, wish.duration
+    return DEFAULT_PRIORITY, None

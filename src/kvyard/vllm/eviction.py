@@ -8,11 +8,17 @@ from collections.abc import Iterable, Sequence
 from math import gcd
 from typing import Any, ClassVar
 
+from kvyard.vllm.version import check_version
+
+check_version()  # before the first import from vLLM: another version may not have what is imported
+
+# ruff: noqa: E402
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
 from kvyard.blocks.eviction import ORDERS
-from kvyard.vllm.ranking import ChunkRanking, RetentionError, read_wishes, wished
+from kvyard.blocks.request import wish_at
+from kvyard.vllm.ranking import ChunkRanking, RetentionError, read_wishes
 
 logger = init_logger("vllm.kvyard")
 PREFIX = "kvyard-"
@@ -65,7 +71,7 @@ class OrderPolicy(CachePolicy):
         ends = {key: end for key in keys if (end := req_context.get_offload_key_position(key)) is not None}
         self._chunk_tokens = gcd(self._chunk_tokens, *ends.values())
         if wishes:
-            self._wishes = {key: wished(wishes, end - self._chunk_tokens) for key, end in ends.items()}
+            self._wishes = {key: wish_at(wishes, end - self._chunk_tokens) for key, end in ends.items()}
 
     def on_request_finished(
         self,

@@ -22,15 +22,26 @@ _MANAGER = "v1/core/kv_cache_manager.py"
 _SCHEDULER = "v1/core/sched/scheduler.py"
 _SPECS = "v1/kv_cache_interface.py"
 _CONNECTOR = "distributed/kv_transfer/kv_connector/v1/base.py"
+_OFFLOAD = "v1/kv_offload/base.py"
 _CLASSES = [
     (_MANAGER, "KVCacheManager"),
     (_MANAGER, "KVCacheBlocks"),
     ("v1/core/sched/async_scheduler.py", "AsyncScheduler"),
+    ("v1/kv_offload/cpu/policies/base.py", "CachePolicy"),
+    ("v1/kv_offload/cpu/policies/base.py", "ChunkStatus"),
+    ("v1/kv_offload/cpu/spec.py", "CPUOffloadingSpec"),
+    (_OFFLOAD, "OffloadingSpec"),
+    (_OFFLOAD, "OffloadingWorker"),
+    (_OFFLOAD, "BlockIDsLoadStoreSpec"),
+    (_OFFLOAD, "GPULoadStoreSpec"),
 ]
 """What is replaced or derived from, with all that it offers."""
 _METHODS = [
     (_SCHEDULER, "Scheduler", ("__init__", "schedule", "update_from_output", "add_request", "finish_requests")),
     (_SCHEDULER, "Scheduler", ("_preempt_request", "_free_request", "shutdown")),
+    (_SCHEDULER, "Scheduler", ("_update_request_with_output", "get_request_counts")),
+    ("config/vllm.py", "VllmConfig", ("max_concurrent_batches",)),
+    (_OFFLOAD, "ReqContext", ("get_offload_key_position",)),
     ("v1/core/kv_cache_coordinator.py", "KVCacheCoordinator", ("get_num_blocks_to_allocate",)),
     ("v1/core/block_pool.py", "BlockPool", ("get_num_free_blocks", "get_usage", "free_blocks", "evict_blocks")),
     (_CONNECTOR, "KVConnectorBase_V1", ("bind_kv_cache_manager", "bind_gpu_block_pool")),
@@ -60,6 +71,10 @@ _FIELDS = [
     ),
     ("v1/metrics/stats.py", ("PrefixCacheStats",)),
     ("v1/core/sched/output.py", ("SchedulerOutput", "NewRequestData", "CachedRequestData")),
+    (
+        _OFFLOAD,
+        ("ReqContext", "TransferResult", "CanonicalKVCaches", "CanonicalKVCacheTensor", "CanonicalKVCacheRef"),
+    ),
 ]
 """Values that are made or read: a field more may carry a rule more."""
 _REQUEST = (

@@ -11,6 +11,11 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from kvyard.vllm.version import check_version
+
+check_version()  # before the first import from vLLM: another version may not have what is imported
+
+# ruff: noqa: E402
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec

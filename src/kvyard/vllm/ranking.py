@@ -125,12 +125,3 @@ def read_wishes(raw: object) -> tuple[Retention, ...]:
         return tuple(msgspec.convert(raw, list[Retention]))
     except (msgspec.ValidationError, KvyardError) as bad:
         raise RetentionError(f"retention must be a list of start, stop, priority and duration: {bad}") from None
-
-
-def wished(wishes: Sequence[Retention], token: int) -> tuple[int, int | None]:
-    """The priority that ``token`` is to be kept with, and for how long. Of several wishes for it the last counts."""
-    priority, expires = DEFAULT_PRIORITY, None
-    for wish in wishes:
-        if wish.start <= token and (wish.stop is None or token < wish.stop):
-            priority, expires = wish.priority, wish.duration
-    return priority, expires

@@ -133,7 +133,7 @@ class EngineRecorder:
         self._size = hash_block_size
         self._limit = limit
         self._overlapping = overlapping
-        self._trace = TrafficRecorder(folder / "trace.jsonl", clock=clock, limit=limit)
+        self._trace = TrafficRecorder(folder / "trace.jsonl", clock=clock, limit=limit, engine_times=True)
         self._passes: LineFile | None = LineFile(folder / "passes.jsonl")
         self._decisions: LineFile | None = None
         if header is not None and not overlapping:

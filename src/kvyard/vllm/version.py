@@ -35,5 +35,5 @@ def check_version(installed: str | None = None) -> None:
     if release != KNOWN:
         raise VersionError(
             f"kvyard.vllm knows vLLM {KNOWN}; this is {found}: see docs/inside-vllm.md for what it takes, "
-            "or leave --scheduler-cls out to run vLLM's own scheduler"
+            "or leave out the flag that names kvyard.vllm to run vLLM's own"
         )

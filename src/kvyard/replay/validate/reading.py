@@ -463,7 +463,7 @@ def _aiperf_row(row: _AiperfRow) -> RunRow:
 
 
 class _RecordedRow(msgspec.Struct):
-    """A line of ``kvyard gateway --record``: Mooncake's, and what the answer took in milliseconds."""
+    """A line of ``kvyard gateway --record`` or of an engine's recorder: Mooncake's, and how many milliseconds it took."""
 
     timestamp: float
     input_length: int
@@ -504,10 +504,15 @@ def _has(*fields: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda head: all(field in head for field in fields)
 
 
+def _is_engine_recording(head: Mapping[str, Any]) -> bool:
+    return head.get("clock") == "engine" and _has("timestamp", "input_length", "output_length")(head)
+
+
 READERS = (
     RunReader("LLMServingSim's requests.jsonl", _has("input_toks", "output_toks"), _serving_sim),
     RunReader("a result of vllm bench serve --save-detailed", _has("request_throughput"), _vllm_bench, True),
     RunReader("AIPerf's profile_export.jsonl", _has("metadata", "metrics"), _aiperf, True),
+    RunReader("the trace that an engine recorded (kvyard.vllm)", _is_engine_recording, _recording),
     RunReader(
         "a recording of kvyard gateway --record", _has("timestamp", "input_length", "output_length"), _recording, True
     ),

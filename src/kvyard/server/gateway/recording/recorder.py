@@ -117,11 +117,13 @@ class TrafficRecorder:
         limit: int = 1 << 30,
         keep: int = 0,
         remembered: int = 1 << 23,
+        engine_times: bool = False,
     ) -> None:
         """Begin the file; ``.gz`` packs it, and ``{start}`` in its name stands for the seconds since 1970.
 
         An id stands for ``block_size`` tokens; left out, for as many as a request's keys. At ``limit`` bytes it ends, or with
         ``keep`` goes on in a new file while so many full ones stay, numbered. About ``remembered`` prefixes are known again.
+        ``engine_times``: its caller is an engine, so that HTTP and tokenizing are in none of the times; each row says so.
         Raises ``KvyardError`` where the file exists or can't be written, and for figures that can't be.
         """
         for name, value in (("block size", block_size), ("limit", limit), ("memory", remembered)):
@@ -138,6 +140,7 @@ class TrafficRecorder:
         self.ids = PrefixIds(remembered)
         self._clock = clock
         self._limit = limit
+        self._engine_times = engine_times
         self.file = LineFile(self.path, keep=keep)
         self._before = 0
         """Bytes in full files."""
@@ -266,6 +269,8 @@ class TrafficRecorder:
             "hash_ids": entry.ids.tolist(),
             "e2e": _milliseconds(entry.ended - entry.at),
         }
+        if self._engine_times:
+            row["clock"] = "engine"
         if entry.first_token is not None:
             row["ttft"] = _milliseconds(entry.first_token - entry.at)
         if entry.cached is not None:
