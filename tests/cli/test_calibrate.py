@@ -120,7 +120,7 @@ def test_engines_that_cant_be_probed(capsys: pytest.CaptureFixture[str]) -> None
             ((plain, "--model", "other"), "doesn't serve other: it has m"),
             ((plain,), "answers in one piece: calibrate needs streamed answers"),
             (("http://127.0.0.1:9",), "http://127.0.0.1:9 can't be reached: no connection"),
-            (("localhost",), "give an address such as http://localhost:8000"),
+            (("localhost",), "localhost is no address of an endpoint: give one such as http://localhost:8000\n"),
             ((plain, "--rounds", "0"), "rounds must be at least 1"),
         ):
             assert run(*argv) == 2
@@ -144,6 +144,9 @@ def test_files_that_cant_be_used(capsys: pytest.CaptureFixture[str], tmp_path: P
         (("--from", str(tmp_path / "none")), "no such file"),
         (("--from", str(few), "-o", str(tmp_path / "no" / "such.json")), "isn't there"),
         (("--from", str(few), "-o", str(tmp_path)), "it is a folder"),
+        (("--from", str(few), "--model", "m"), "--model is for live engines: leave it out with --from"),
+        (("--from", str(few), "--rounds", "2"), "--rounds is for live engines: leave it out with --from"),
+        (("--from", str(few), "--no-async-scheduling"), "--async-scheduling is for live engines: leave it out"),
     ):
         assert run(*argv) == 2
         err = capsys.readouterr().err

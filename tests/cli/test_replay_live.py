@@ -85,7 +85,10 @@ def test_an_endpoint(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--live", "http://localhost:1", "--prove"], "--prove"),
         (["--live", "http://localhost:1", "--bounds"], "--bounds"),
         (["--live", "http://localhost:1", "--speed", "0"], "speed must be a number above 0"),
-        (["--live", "elsewhere"], "give an address such as"),
+        (
+            ["--live", "elsewhere"],
+            "elsewhere is no address of an endpoint: give one such as http://localhost:8000, or self",
+        ),
         (["--live", "self", "--event-lag", "5ms"], "event_lag can't be set with --live"),
         (["--live", "self", "--set", "plans=off"], "plans can't be set"),
         (["--live", "self", "--set", "samples=10"], "samples can't be set"),

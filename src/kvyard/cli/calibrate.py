@@ -32,10 +32,14 @@ def calibrate(
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the engine's API key; or set {TOKEN_VARIABLE}.")
     ] = None,
-    max_prompt: Annotated[int, typer.Option(help="Tokens of the longest prompt to send.")] = 4096,
-    max_batch: Annotated[int, typer.Option(help="Requests to send at once, at most.")] = 64,
-    rounds: Annotated[int, typer.Option(help="How often to send each probe.")] = 2,
-    seconds: Annotated[float, typer.Option(help="Begin no further probe after so many seconds.")] = 300.0,
+    max_prompt: Annotated[
+        int | None, typer.Option(help="Tokens of the longest prompt to send. [default: 4096]")
+    ] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Requests to send at once, at most. [default: 64]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How often to send each probe. [default: 2]")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Begin no further probe after so many seconds. [default: 300]")
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Of the engine: longer prompts are computed in parts.")
     ] = None,
@@ -48,12 +52,21 @@ def calibrate(
     A live engine gets a few hundred requests with new prompts: prompts alone, batches that decode, and both together. It
     should have nothing else to do meanwhile. Ctrl-C ends it, and nothing is written.
     """
+    import msgspec
+
     from kvyard.cli.fits import show_fit
     from kvyard.files import check_writable
     from kvyard.replay.calibrate.calibration import fit_profile
 
     if (url is None) == (not logs):
         raise KvyardError("say what to calibrate from: the URL of a live engine, or --from FILE")
+    asked = {"max_prompt": max_prompt, "max_batch": max_batch, "rounds": rounds, "seconds": seconds}
+    bounds = {bound: value for bound, value in asked.items() if value is not None}
+    if logs:
+        live = {"model": model, "token_file": token_file, "async_scheduling": async_scheduling, **bounds}
+        for flag, value in live.items():
+            if value is not None:
+                raise KvyardError(f"--{flag.replace('_', '-')} is for live engines: leave it out with --from")
     if output is not None:
         check_writable(output)
     if logs:
@@ -65,7 +78,7 @@ def calibrate(
     from kvyard.replay.calibrate.plan import CalibrationLimits
     from kvyard.replay.calibrate.probing import probe_engine, waits_a_pass
 
-    limits = CalibrationLimits(max_prompt=max_prompt, max_batch=max_batch, rounds=rounds, seconds=seconds)
+    limits = msgspec.structs.replace(CalibrationLimits(), **bounds)
     try:
         seen = asyncio.run(
             probe_engine(

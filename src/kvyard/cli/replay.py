@@ -248,6 +248,10 @@ def check_flags(live: str | None, settings: Mapping[str, object], given: Mapping
     for name in AT_AN_ENDPOINT:
         if live == SELF and name in used:
             raise KvyardError(f"--{name.replace('_', '-')} is for --live URL: the fleet of --live self needs none")
+    if live != SELF:
+        from kvyard.replay.live.endpoint import check_url
+
+        check_url(live, ", or self")
     if live != SELF and "prove" in used:
         raise KvyardError("--prove needs to see the engines' clocks: it goes with --live self only")
 

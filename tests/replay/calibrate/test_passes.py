@@ -10,7 +10,9 @@ import pytest
 from benchmarks.h200_engine import DATA
 
 from kvyard.engine.timing.fitting import fit
+from kvyard.engine.timing.measurements import Measurement, Measurements
 from kvyard.errors import KvyardError
+from kvyard.replay.calibrate.calibration import fit_profile
 from kvyard.replay.calibrate.passes import read_passes
 
 MS = 1_000_000
@@ -72,6 +74,26 @@ def test_host_time_is_found_again(tmp_path: Path) -> None:
         pytest.approx(0.005, rel=0.05),
         pytest.approx(0.4, abs=0.02),
     )
+
+
+def test_host_time_beside_passes_timed_in_windows() -> None:
+    """One file has the host's time of each pass, the other one times several passes as one."""
+    single, several = [], []
+    for at in range(40):
+        batch, new = 1 + at % 8, 200 + 10 * at if at % 3 == 0 else 0
+        prefills, context = ((new, 0),) if new else (), 300 * batch
+        device, host = 5.0 + 2.5e-5 * context + 0.02 * new, 0.3 + 0.01 * (batch + bool(new))
+        kind = "mixed" if new else "decode"
+        single.append(Measurement(kind, prefills, batch, context, 300, device, host))
+        step = 5.0 + 2.5e-5 * context
+        rest = ((3.0, ((), batch, context, 300)),)
+        several.append(Measurement(kind, prefills, batch, context, 300, device + 3 * step, others=rest))
+        # and a window whose host time is known as a whole
+        hosts = host + 3 * (0.3 + 0.01 * batch)
+        several.append(Measurement(kind, prefills, batch, context, 300, device + 3 * step, hosts, others=rest))
+    found = fit_profile([Measurements("a", None, tuple(single)), Measurements("b", None, tuple(several))])
+    of = found.profile.coefficients
+    assert (of.host, of.host_sequence) == (pytest.approx(0.3, abs=0.01), pytest.approx(0.01, rel=0.05))
 
 
 def test_contexts_that_differ_are_read() -> None:

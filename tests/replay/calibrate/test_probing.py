@@ -6,7 +6,9 @@ import asyncio
 import http.server
 import json
 import threading
-from typing import ClassVar
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from tests.replay.calibrate.virtual_time import run_virtually
@@ -15,14 +17,16 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import ProfileTiming
 from kvyard.engine.timing.profile import load_profile, pass_ms
 from kvyard.errors import KvyardError
+from kvyard.replay.calibrate import probing
 from kvyard.replay.calibrate.calibration import fit_profile
-from kvyard.replay.calibrate.plan import CalibrationLimits, make_plan
-from kvyard.replay.calibrate.probing import ProbeResult, probe_engine, waits_a_pass
+from kvyard.replay.calibrate.plan import CalibrationLimits, Probe, make_plan
+from kvyard.replay.calibrate.probing import ProbeResult, probe_engine, probe_order, waits_a_pass
 from kvyard.replay.live.endpoint import Endpoint
-from kvyard.replay.live.facts import EngineFacts, engine_facts
+from kvyard.replay.live.facts import EngineFacts, engine_facts, served
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.fleet import MockFleet
 
+T = TypeVar("T")
 KNOWN = "h200-llama3-8b"
 LIMITS = CalibrationLimits(max_prompt=1024, max_batch=20, rounds=2)
 UNSEEN = [
@@ -85,7 +89,15 @@ def test_a_mock_of_known_times_is_found_again(monkeypatch: pytest.MonkeyPatch, a
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = run_virtually(monkeypatch, probed(False, CalibrationLimits(max_prompt=64, max_batch=4, seconds=0.3), []))
     assert 0 < seen.rounds < 2
-    assert any("probes, the larger ones: 0.3 s were over" in note for note in seen.measurements.notes)
+    larger = ", the larger ones" if seen.rounds < 1 else ""
+    assert any(f"probes{larger}: 0.3 s were over" in note for note in seen.measurements.notes)
+
+
+def test_later_rounds_are_in_random_order() -> None:
+    order = probe_order(40, 3)
+    assert order[:40] == list(range(40))
+    assert sorted(order[40:80]) == sorted(order[80:]) == list(range(40))
+    assert order[40:80] != order[:40]
 
 
 def test_probes_fit_into_the_engine() -> None:
@@ -94,6 +106,15 @@ def test_probes_fit_into_the_engine() -> None:
         assert probe.batch <= 8
         assert probe.prompt + probe.tokens <= 600
         assert probe.batch * (probe.prompt + probe.tokens) + sum(probe.beside) <= 0.7 * 1600
+    shortest = make_plan(CalibrationLimits(), EngineFacts(model="m", max_model_len=100))
+    assert {(probe.prompt, probe.tokens) for probe in shortest} == {(16, 1), (48, 40)}
+    for facts in (
+        EngineFacts(model="m", max_model_len=80),
+        EngineFacts(model="m", max_model_len=20),
+        EngineFacts(model="m", block_size=16, num_gpu_blocks=6),
+    ):
+        with pytest.raises(KvyardError, match="too small to be probed: requests of 88 tokens must fit"):
+            make_plan(CalibrationLimits(), facts)
     kinds = {(probe.tokens > 1, bool(probe.beside)) for probe in make_plan(CalibrationLimits(), EngineFacts(model="m"))}
     assert kinds == {(False, False), (True, False), (True, True)}
 
@@ -145,19 +166,36 @@ class _VllmPages(_Pages):
     }
 
 
+class _OddPages(_VllmPages):
+    """Two data-parallel ranks, one of which has no numbers yet."""
+
+    pages: ClassVar[dict[str, object]] = {
+        **_VllmPages.pages,
+        "/metrics": 'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="400"} 1.0\n'
+        'vllm:num_requests_running{engine="0",model_name="b"} NaN\nvllm:num_requests_running{engine="1"} 2.0\n'
+        'vllm:num_preemptions_total{engine="0"} NaN\nvllm:num_preemptions_total{engine="1"} 4.0\n'
+        'vllm:request_queue_time_seconds_count{engine="0"} NaN\nvllm:request_queue_time_seconds_sum{engine="0"} +Inf\n',
+    }
+
+
+def serve(handler: type[_Pages], work: Callable[[str], Coroutine[Any, Any, T]]) -> T:
+    """What ``work`` returns for the address of a server with these pages."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            return asyncio.run(work(f"http://127.0.0.1:{server.server_port}"))
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def facts_of(handler: type[_Pages], model: str | None) -> EngineFacts:
     async def ask(url: str) -> EngineFacts:
         async with Endpoint(url) as endpoint:
             return await engine_facts(endpoint, model)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            return asyncio.run(ask(f"http://127.0.0.1:{server.server_port}"))
-        finally:
-            server.shutdown()
-            thread.join()
+    return serve(handler, ask)
 
 
 def test_what_engines_say_of_themselves() -> None:
@@ -185,3 +223,71 @@ def test_what_engines_say_of_themselves() -> None:
         running=3,
         preemptions=2,
     )
+
+
+def test_metrics_of_two_ranks_one_without_numbers() -> None:
+    facts = facts_of(_OddPages, None)
+    assert (facts.engines, facts.running, facts.preemptions) == (2, 2, 4)
+    assert served(str(_OddPages.pages["/metrics"])) == (0, 0.0)
+
+
+def probe_pages(handler: type[_Pages]) -> ProbeResult:
+    async def probe(url: str) -> ProbeResult:
+        return await probe_engine(url, LIMITS, model=None, token=None, budget=None, progress=lambda *_: None)
+
+    return serve(handler, probe)
+
+
+def test_several_engines_are_refused() -> None:
+    with pytest.raises(KvyardError, match=r"has 2 engines behind it, .*: calibrate a single engine"):
+        probe_pages(_OddPages)
+
+
+class _Failing(_VllmPages):
+    """Streams answers, a token every 5 ms, and refuses the third request: after two that warm it up, the first of a probe."""
+
+    asked: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(asked["max_tokens"])
+        if len(self.asked) == 3:
+            self.send_error(500)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for number in range(asked["max_tokens"]):
+            time.sleep(0.005)
+            finish = "length" if number + 1 == asked["max_tokens"] else None
+            self.wfile.write(
+                b"data: %s\n\n" % json.dumps({"choices": [{"text": "x", "finish_reason": finish}]}).encode()
+            )
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+def test_a_failed_request_of_a_mixed_probe_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of four is refused while the prompts beside them wait for its tokens."""
+    monkeypatch.setattr(probing, "make_plan", lambda limits, facts: [Probe(48, 4, 20, (32, 64)), Probe(48, 1, 12)])
+    found = probe_pages(_Failing)
+    assert found.failed == 1
+    assert len(found.probes[0]) == 3
+
+
+class _Silent(_VllmPages):
+    """Takes requests and never answers."""
+
+    over: ClassVar[threading.Event] = threading.Event()
+
+    def do_POST(self) -> None:
+        self.over.wait(30)
+
+
+def test_an_engine_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "PATIENCE", 0.2)
+    try:
+        with pytest.raises(KvyardError, match=r"doesn't end an answer of 3 tokens within 0\.2 s"):
+            probe_pages(_Silent)
+    finally:
+        _Silent.over.set()

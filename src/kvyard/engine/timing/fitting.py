@@ -264,8 +264,10 @@ def _host(data: _Rows) -> Floats:
     found = np.zeros(len(HOST))
     if not data.apart:
         return found
-    at, weight, host = data.features.only(data.hosted), data.weight[data.hosted], data.host[data.hosted]
-    parts = np.stack([np.ones(len(host)), at.sequences, at.launched], axis=1)
+    known = data.only(data.hosted)
+    at, weight, host = known.features, known.weight, known.host
+    each = (np.ones(len(at.sequences)), at.sequences, at.launched)
+    parts = np.stack([known.total(part) for part in each], axis=1)
     trust = weight.copy()
     for _ in range(HOST_ROUNDS):
         scale = np.sqrt(trust)[:, None]

@@ -45,7 +45,7 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None
 
     def request_ms(self) -> float:
-        """What a client waits for once per request, on top of passes: HTTP, tokenizing. 0 where nobody measured it."""
+        """What a client waits for once per request, on top of passes: HTTP, tokenizing. 0 where it wasn't measured."""
         return 0.0
 
     @classmethod

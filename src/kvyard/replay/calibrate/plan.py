@@ -61,13 +61,15 @@ class Probe(NamedTuple):
 
 
 def make_plan(limits: CalibrationLimits, facts: EngineFacts) -> list[Probe]:
-    """The probes of one round for an engine, by what it can hold."""
+    """The probes of one round for an engine, by what it can hold. Raises ``KvyardError`` where it holds none."""
     longest = min(limits.max_prompt, (facts.max_model_len or limits.max_prompt + TOKENS) - TOKENS)
     seats = min(limits.max_batch, facts.max_num_seqs or limits.max_batch)
     room = SHARE * (facts.capacity or float("inf"))
 
     def fits(probe: Probe) -> bool:
-        return probe.batch * (probe.prompt + probe.tokens) + sum(probe.beside) <= room and probe.batch <= seats
+        each = probe.prompt + probe.tokens
+        short = each <= (facts.max_model_len or float("inf"))
+        return short and probe.batch * each + sum(probe.beside) <= room and probe.batch <= seats
 
     lengths = [length for length in LENGTHS if length <= longest]
     probes = [Probe(length) for length in lengths if fits(Probe(length))]
@@ -78,11 +80,17 @@ def make_plan(limits: CalibrationLimits, facts: EngineFacts) -> list[Probe]:
             probe = Probe(context, batch, TOKENS)
             if fits(probe):
                 probes.append(probe)
-        if batch in MIXED:
+        if batch in MIXED and contexts:
             # Long enough that the last prompt still finds them decoding.
             kept = beside
             while kept and not fits(Probe(contexts[0], batch, 2 * TOKENS, kept)):
                 kept = kept[:-1]
             if kept and batch < seats:
                 probes.append(Probe(contexts[0], batch, 2 * TOKENS, kept))
+    if not any(probe.tokens > 1 for probe in probes):
+        raise KvyardError(
+            f"the engine is too small to be probed: requests of {CONTEXTS[0] + TOKENS} tokens must fit into its "
+            f"max_model_len ({facts.max_model_len or 'not told'}) and into {SHARE:.0%} of its cache "
+            f"({'not told' if facts.capacity is None else f'{facts.capacity:,} tokens'})"
+        )
     return probes

@@ -5,6 +5,7 @@ have ended, so that nothing but the probe's own requests is in a pass, unless ot
 """
 
 import asyncio
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -71,6 +72,11 @@ async def probe_engine(
             facts = await engine_facts(endpoint, model)
         except KvyardError as error:
             raise KvyardError(_with_key(str(error))) from None
+        if facts.engines > 1:
+            raise KvyardError(
+                f"{url} has {facts.engines} engines behind it, and requests that go to different ones say nothing of one: "
+                "calibrate a single engine, at an address of its own"
+            )
         if budget is not None:
             facts.max_num_batched_tokens = budget
         prober = _Prober(endpoint, facts)
@@ -85,16 +91,14 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
     rows, lone, notes = list[Measurement](), list[Measurement](), list[str]()
     outside: list[float] = []
     begun = clock.now()
-    for number in range(limits.rounds * len(plan)):
+    order = probe_order(len(plan), limits.rounds)
+    for number, group in enumerate(order):
         if clock.now() - begun > limits.seconds * SECOND:
-            left = limits.rounds * len(plan) - number
-            notes.append(
-                f"{left} of {limits.rounds * len(plan)} probes, the larger ones: {limits.seconds:g} s were over."
-            )
+            which = ", the larger ones" if number < len(plan) else ""
+            notes.append(f"{len(order) - number} of {len(order)} probes{which}: {limits.seconds:g} s were over.")
             break
-        group = number % len(plan)
         probe = plan[group]
-        progress(number + 1, limits.rounds * len(plan), str(probe))
+        progress(number + 1, len(order), str(probe))
         before = await prober.served() if probe.tokens == 1 else None
         found = await prober.send(probe)
         results.append(found)
@@ -136,6 +140,16 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
     )
 
 
+def probe_order(probes: int, rounds: int) -> list[int]:
+    """Which probe comes when: the first round small before large, later ones in random order, so that an engine that gets
+    quicker or slower meanwhile doesn't look like one that takes more or less for large probes.
+    """
+    order = list(range(probes))
+    for _ in range(rounds - 1):
+        order += random.Random(_seed()).sample(range(probes), probes)
+    return order
+
+
 def _with_key(words: str) -> str:
     return f"{words}; give its API key with --token-file" if any(f"HTTP {code}" in words for code in KEY) else words
 
@@ -169,8 +183,11 @@ class _Prober:
                 self._prompts, self._exact = FreshPrompts(ids, _seed()), exact
                 try:
                     for _ in range(2):
-                        await self._ask(24, 3, _Answering())
+                        async with asyncio.timeout(PATIENCE):
+                            await self._ask(24, 3, _Answering())
                     return
+                except TimeoutError:
+                    raise KvyardError(f"{url} doesn't end an answer of 3 tokens within {PATIENCE:g} s") from None
                 except AnswerRefused as error:
                     if error.status in KEY:
                         raise KvyardError(_with_key(f"{url} refuses requests: {error}")) from None
@@ -286,6 +303,8 @@ async def _decoding(states: Sequence[_Answering]) -> bool:
         while len(state.times) < count and not state.over:
             state.changed.clear()
             await state.changed.wait()
+    if any(state.over for state in states):
+        return False  # one that failed may have no times at all
     # In the middle of a pass: at its start, waiting for a whole one looks like waiting for two.
     times = states[0].times
     await pause((times[-1] - times[-PAUSE]) / (PAUSE - 1) / 2 / SECOND)

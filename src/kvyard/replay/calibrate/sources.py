@@ -29,7 +29,7 @@ def read_source(path: str | Path, budget: int | None = None) -> Measurements:
 def run_passes(run: MeasuredRun, source: str, budget: int | None = None) -> Measurements:
     """What the requests of ``run`` show of the passes of its engine. Raises ``KvyardError`` where that is nothing."""
     if run.closed_loop_s is not None:
-        raise KvyardError(f"{source} doesn't say when its requests came, so nobody knows what ran beside what")
+        raise KvyardError(f"{source} doesn't say when its requests came, so what ran beside what isn't known")
     said = run.settings.get("max_num_batched_tokens")
     limit = budget if budget is not None else said if isinstance(said, int) else None
     rows = windows(run.requests, limit)

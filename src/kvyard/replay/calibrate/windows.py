@@ -163,7 +163,7 @@ def _seen_by(
         if one.ended < grid[0] or one.arrival > grid[-1]:
             continue
         if one.first > grid[-1]:
-            # One that takes several passes may have been computed while the observer ended, or waited: nobody knows.
+            # One that takes several passes may have been computed while the observer ended, or waited: that can't be told.
             open_end = open_end or (budget is not None and one.input - one.cached > budget - len(answers))
             continue
         begun = _nearest(grid, one.first) if one.first >= grid[0] else 1 - _count_until(one.times, int(grid[0]))

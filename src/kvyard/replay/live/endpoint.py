@@ -30,15 +30,18 @@ class AnswerBroken(Exception):
     """There was no answer, or only part of one; the text says why."""
 
 
-def check_url(url: str) -> str:
-    """``url`` without its end that every route has. Raises ``KvyardError`` for what is no address of an endpoint."""
+def check_url(url: str, hint: str = "") -> str:
+    """``url`` without its end that every route has. Raises ``KvyardError`` for what is no address of an endpoint.
+
+    ``hint`` is added to its words: what else the caller takes in place of an address.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.fragment:
-        raise KvyardError(f"--live {url}: give an address such as http://localhost:8000, or self")
+        raise KvyardError(f"{url} is no address of an endpoint: give one such as http://localhost:8000{hint}")
     return url.rstrip("/").removesuffix("/v1")
 
 

@@ -2,7 +2,9 @@
 settings. Everything may be missing.
 """
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ _RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?
 _SERVED = re.compile(
     r"^vllm:request_(?:queue|prefill)_time_seconds_(sum|count)(?:\{.*\})? (\S+)$", re.MULTILINE
 )  # what an engine itself counts from a request's arrival to its first token
+_ENGINE = re.compile(r'^vllm:\w+\{(?:.*,)?engine="([^"]*)"', re.MULTILINE)
 _PREEMPTED = re.compile(r"^vllm:num_preemptions_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
@@ -36,6 +39,8 @@ class EngineFacts(msgspec.Struct, kw_only=True):
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     async_scheduling: bool | None = None
+    engines: int = 1
+    """That answer at this address: vLLM has one per data-parallel rank."""
     running: int = 0
     """Requests that ran when it was asked."""
     preemptions: int | None = None
@@ -71,7 +76,8 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
     facts.block_size = _number(labels.get("block_size"))
     blocks = _number(labels.get("num_gpu_blocks"))
     facts.num_gpu_blocks = None if blocks is None else blocks - 1
-    facts.running = round(sum(float(value) for value in _RUNNING.findall(page)))
+    facts.engines = max(1, len(set(_ENGINE.findall(page))))
+    facts.running = round(_sum(_RUNNING.findall(page)))
     facts.preemptions = preemptions(page)
     _from_vllm(facts, await _page(endpoint, "/server_info?config_format=json"))
     if not labels:
@@ -87,7 +93,7 @@ async def metrics_page(endpoint: Endpoint) -> str:
 def preemptions(page: str) -> int | None:
     """How many a page of metrics counts, ``None`` where it doesn't."""
     found = _PREEMPTED.findall(page)
-    return round(sum(map(float, found))) if found else None
+    return round(_sum(found)) if found else None
 
 
 def served(page: str) -> tuple[int, float] | None:
@@ -95,8 +101,20 @@ def served(page: str) -> tuple[int, float] | None:
     found = _SERVED.findall(page)
     if not found:
         return None
-    counts = [float(value) for what, value in found if what == "count"]
-    return round(sum(counts) / 2), sum(float(value) for what, value in found if what == "sum")
+    count = _sum([value for what, value in found if what == "count"])
+    return round(count / 2), _sum([value for what, value in found if what == "sum"])
+
+
+def _sum(values: Sequence[str]) -> float:
+    """Of samples in a page of metrics. What is no finite number counts as nothing: NaN is how metrics say "not yet"."""
+    total = 0.0
+    for value in values:
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        total += number if math.isfinite(number) else 0.0
+    return total
 
 
 async def _page(endpoint: Endpoint, path: str) -> str | None:
