@@ -20,8 +20,9 @@ MODULES = {
     "blocks": "agreement attention/chunked attention/cross attention/full attention/state attention/window "
     "cache_map coordinator eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
-    "engine": "core decode_batch decode_blocks horizon job lifecycle loads passes queue scheduler speculative "
-    "policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm timing/polynomial_model",
+    "engine": "core decode_batch decode_blocks horizon job lifecycle load_source loads passes queue scheduler "
+    "speculative policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm "
+    "timing/polynomial_model",
     "hashing": "chain stretches",
     "index": "chains dedup roster rows runs",
     "replay": "agenda arrivals fleet gaps recorder shared worker",

@@ -56,6 +56,7 @@ class Recording:
         self._preempted: list[str] = []
         """By steps that computed nothing; to be written down with the next that does."""
         self._gone: list[str] = []
+        self._loading: dict[str, int] = {}
         self._samples: dict[int, dict[str, int]] = {}
         """Of each step under way, who samples, and how many drafts of each are in it."""
         self.steps: list[Step] = []
@@ -96,8 +97,10 @@ class Recording:
                 self._finish(output, step, self._now)
                 continue
             self._finish(output, None, self._now)
-            if not preempted and self._scheduler.has_requests() and not self._skip_idle():
-                return
+            if not preempted and self._scheduler.has_requests():
+                if not self._skip_idle():
+                    return
+                self._report()
 
     def _run_ahead(self) -> None:
         """With a queue of two: a step is scheduled when the one before it starts."""
@@ -130,11 +133,22 @@ class Recording:
             self._finish(output, step, self._now)
 
     def _skip_idle(self) -> bool:
-        """Go on to what clients send next; false if that is nothing."""
-        if not self._inbox:
+        """Go on to what clients send next, or to the end of a transfer; false if there is neither."""
+        comes = [self._inbox[0][0]] if self._inbox else []
+        landing = self._scheduler.next_transfer()
+        if landing is not None:
+            comes.append(landing)
+        if not comes:
             return False
-        self._now = max(self._now, self._inbox[0][0])
+        self._now = max(self._now, min(comes))
         return True
+
+    def _report(self) -> None:
+        """Transfers that are over by now. vLLM's loop goes on with empty steps until there are such."""
+        landing = self._scheduler.next_transfer()
+        if landing is not None and landing <= self._now:
+            self._scheduler.tell_time(self._now)
+            self._scheduler.report()
 
     def _receive(self) -> None:
         """What clients have sent by now reaches the scheduler."""
@@ -151,11 +165,13 @@ class Recording:
         """vLLM's decision, what is written down of it (``None`` if it computes nothing), and whether it preempted anyone."""
         scheduler = self._scheduler
         self._note_ends(None, self._now)
+        scheduler.tell_time(self._now)
         output = scheduler.schedule()
         preempted = scheduler.take_preempted()
         for name in preempted:
             self.ends[name]["preemptions"] += 1
         self._preempted += preempted
+        self._loading |= scheduler.take_loading()
         tokens = dict(output.num_scheduled_tokens)
         drafts = output.scheduled_spec_decode_tokens
         self._samples[id(output)] = {
@@ -184,10 +200,11 @@ class Recording:
             "tokens": tokens,
             **scheduler.state(with_line=self._settings["num_blocks"] <= LONGEST_LINE),
         }
-        for key, value in (("new", new), ("resumed", resumed), ("preempted", self._preempted), ("gone", self._gone)):
+        noted = {"preempted": self._preempted, "gone": self._gone, "loading": self._loading}
+        for key, value in ({"new": new, "resumed": resumed} | noted).items():
             if value:
                 step[key] = value
-        self._preempted, self._gone = [], []
+        self._preempted, self._gone, self._loading = [], [], {}
         self.steps.append(step)
         return output, step, bool(preempted)
 
@@ -198,6 +215,7 @@ class Recording:
         in the order in which it was sent.
         """
         scheduler = self._scheduler
+        scheduler.tell_time(end)
         if step is not None:
             for when, gives_up, _, name in self._inbox:
                 if when >= end:

@@ -38,7 +38,7 @@ SETTINGS: Settings = {
     "num_speculative_tokens": 0,
 }
 """Small sizes; the rest as vLLM 0.32 has it. ``num_blocks`` includes the null block. ``max_loras``, ``drafter`` and
-``connector`` are there only where a family has them."""
+``connector`` (requests have ``load`` and ``send``) are there only where a family has them."""
 TIMING = {"base": 4_000_037, "per_token": 3_011, "per_request": 20_011, "per_context": 7}
 """What a step takes, in nanoseconds: primes of sorts, so that instants rarely meet by chance."""
 
@@ -126,6 +126,24 @@ class Traffic:
                     held += 1
                 holds.append(held)
             request["holds"] = holds
+
+    def connect(self, loads: float, later: float, sends: float = 0.0, ms: int = 60) -> None:
+        """A share of ``loads`` of the requests has part of its prompt elsewhere, and of those a share ``later`` gets it in the
+        background, in ``ms`` on average; of all, a share of ``sends`` holds its blocks for a while after its end.
+        """
+        rng = self.rng
+        for request in self.requests:
+            length = sum(count for _, count in request["prompt"])
+            request["load"] = request["send"] = None
+            if length > 1 and rng.random() < loads:
+                ns = 1 + self.after(ms * MS) if rng.random() < later else None
+                tokens = rng.choice([length, rng.randint(1, length), rng.randint(1, length) // 16 * 16])
+                if ns is None:
+                    tokens = min(tokens, length - 1)  # a step must have a token to compute
+                if tokens:
+                    request["load"] = [tokens, ns]
+            if rng.random() < sends:
+                request["send"] = 1 + self.after(ms * MS)
 
     def in_order(self) -> list[Request]:
         """The requests by arrival, with ids that sort alike."""
@@ -1028,3 +1046,161 @@ def drafts_fuzz(t: Traffic) -> Settings:
         t.adapt(3, 0.2)
         settings["max_loras"] = 2
     return settings
+
+
+# -- KV connectors ---------------------------------------------------------------------------------------------------
+
+
+@family
+def connector_sync(t: Traffic) -> Settings:
+    """A connector has part of most prompts at once."""
+    settings = light(t)
+    t.connect(0.8, 0.0)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_async(t: Traffic) -> Settings:
+    """A connector brings part of most prompts in the background."""
+    t.share(4, 30, 200)
+    t.stream(40, 12 * MS, (20, 400), (1, 60))
+    t.connect(0.8, 1.0)
+    return {"connector": True, "max_num_seqs": 12}
+
+
+@family
+def connector_sync_tight(t: Traffic) -> Settings:
+    """``preempt`` with prompts that are there at once."""
+    settings = preempt(t)
+    t.connect(0.7, 0.0)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_async_tight(t: Traffic) -> Settings:
+    """``preempt`` with loads in the background, which begin only where others keep what they still need."""
+    settings = preempt(t)
+    t.connect(0.7, 1.0, ms=30)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_mixed(t: Traffic) -> Settings:
+    """Loads of both kinds beside long prompts in a small pool, and blocks that are held after the end."""
+    settings = chunked_tight(t)
+    t.connect(0.7, 0.5, sends=0.5)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_sends(t: Traffic) -> Settings:
+    """Blocks of most requests are held after their end, in a pool where that is in the way of others."""
+    settings = preempt(t)
+    t.connect(0.3, 0.7, sends=0.8, ms=100)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_turns(t: Traffic) -> Settings:
+    """Conversations, of which a connector has what the pool forgot."""
+    settings = turns(t)
+    t.connect(0.6, 0.6, sends=0.2, ms=20)
+    return {**settings, "num_blocks": 81, "connector": True}
+
+
+@family
+def connector_first_chunk(t: Traffic) -> Settings:
+    """``connector-mixed`` with admission by the first chunk alone."""
+    return {**connector_mixed(t), "scheduler_reserve_full_isl": False}
+
+
+@family
+def connector_priority(t: Traffic) -> Settings:
+    """``priority-tight`` with loads of both kinds."""
+    settings = priority_tight(t)
+    t.connect(0.6, 0.7, sends=0.2, ms=30)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_threshold(t: Traffic) -> Settings:
+    """``threshold-tight`` with loads of both kinds: who loads counts among those that a long prompt would be in the way of."""
+    settings = threshold_tight(t)
+    t.connect(0.6, 0.7, sends=0.2, ms=30)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_swa(t: Traffic) -> Settings:
+    """``swa-tight`` with loads of both kinds."""
+    settings = swa_tight(t)
+    t.connect(0.6, 0.7, sends=0.3, ms=30)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_abort(t: Traffic) -> Settings:
+    """``abort-tight`` with loads of both kinds: who is given up while loading keeps its blocks until the load is done."""
+    settings = abort_tight(t)
+    t.connect(0.7, 0.7, sends=0.3)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_boundary(t: Traffic) -> Settings:
+    """``boundary`` with loads and sends of whole milliseconds: all ends where a step does, or a nanosecond beside it."""
+    settings = boundary(t)
+    t.connect(0.7, 0.7, sends=0.3)
+    beside = [0, 0, 0, 1, MS - 1]
+    for request in t.requests:
+        if request["load"] is not None and request["load"][1] is not None:
+            request["load"][1] = t.rng.randint(1, 30) * MS + t.rng.choice(beside)
+        if request["send"] is not None:
+            request["send"] = t.rng.randint(1, 30) * MS + t.rng.choice(beside)
+    return {**settings, "connector": True}
+
+
+@family
+def connector_fuzz(t: Traffic) -> Settings:
+    """``fuzz`` with a connector."""
+    settings = fuzz(t)
+    if any(group["type"] == "mamba" for group in settings["groups"]):
+        settings["groups"] = [{"type": "full"}]  # models with states aren't served with connectors
+    t.connect(t.rng.choice([0.3, 0.8]), t.rng.choice([0.2, 0.8]), t.rng.choice([0.0, 0.4]), t.rng.choice([5, 60]))
+    return {**settings, "connector": True}
+
+
+@family
+def connector_seats(t: Traffic) -> Settings:
+    """Three seats: what was loaded waits for one with its blocks, while others compute the same prefix; many are given up."""
+    t.share(3, 60, 160)
+    t.stream(60, 6 * MS, (40, 220), (1, 30), shared=0.9, abort=0.4, patience=120 * MS)
+    t.connect(0.7, 0.8, sends=0.2, ms=15)
+    return {
+        "connector": True,
+        "num_blocks": 91,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 400,
+        "timing": {"base": 9_000_011, "per_token": 30_011, "per_request": 200_003, "per_context": 101},
+    }
+
+
+@family
+def connector_inside(t: Traffic) -> Settings:
+    """Long steps and four seats: several are given up in one step, of those that run and of those that hold loaded blocks."""
+    rng, at = t.rng, 0
+    t.share(3, 30, 120)
+    for _ in range(70):
+        at += rng.choice([0, 2, 4, 8]) * MS
+        gives_up = at + rng.randint(1, 90) * MS + rng.randint(1, MS - 1) if rng.random() < 0.8 else None
+        t.send(at, t.prompt(20, 120, 0.8), rng.randint(1, 30), abort=gives_up)
+    t.connect(0.8, 0.8, ms=4)
+    return {
+        "connector": True,
+        "num_blocks": 81,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 128,
+        "max_model_len": 400,
+        "timing": {"base": 20_000_003, "per_token": 0, "per_request": 0, "per_context": 0},
+    }

@@ -89,8 +89,9 @@ class SchedulerUnderTest:
         log_stats: bool = False,
     ) -> None:
         """``model``: a folder with ``MODEL`` as its config.json. ``inside``: with kvyard's block manager in the place of
-        vLLM's. ``events`` and ``transfer``: vLLM's settings for KV events and a connector. Raises ``ValueError`` if vLLM
-        makes something else of a setting, which would be recorded as if it had been asked for.
+        vLLM's. ``events`` and ``transfer``: vLLM's settings for KV events and a connector; where a log has a connector and
+        ``transfer`` is not given, it is the one that does what requests say. Raises ``ValueError`` if vLLM makes something
+        else of a setting, which would be recorded as if it had been asked for.
         """
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core import kv_cache_utils
@@ -103,7 +104,8 @@ class SchedulerUnderTest:
             from vllm.v1.core.sched.scheduler import Scheduler
 
         config = _vllm_config(settings, model)
-        config.kv_events_config, config.kv_transfer_config = events, transfer
+        self._scripted = bool(settings.get("connector")) and transfer is None
+        config.kv_events_config, config.kv_transfer_config = events, _scripted() if self._scripted else transfer
         cache = _cache_config(settings)
         block_size, hash_size = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
         base = AsyncScheduler if settings["async_scheduling"] else Scheduler
@@ -132,6 +134,8 @@ class SchedulerUnderTest:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
+        if self._scripted:
+            self.of_vllm.connector.tell(request)
         adapter = request.get("lora")
         self.of_vllm.add_request(
             Request(
@@ -159,20 +163,35 @@ class SchedulerUnderTest:
         return self.of_vllm.schedule()
 
     def update(self, output: Any, sampled: dict[str, list[int]]) -> None:
-        """The model has run ``output`` and sampled these tokens. Those who sampled have new drafts, if there are any."""
+        """The model has run ``output`` and sampled these tokens. Those who sampled have new drafts, if there are any. What a
+        connector has loaded and sent by now is reported with it.
+        """
         from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 
         names = list(output.num_scheduled_tokens)
         result = EMPTY_MODEL_RUNNER_OUTPUT
-        if names:
+        if names or self._scripted:
+            connector = self.of_vllm.connector
             result = ModelRunnerOutput(
                 req_ids=names,
                 req_id_to_index={name: at for at, name in enumerate(names)},
                 sampled_token_ids=[sampled[name] for name in names],
+                kv_connector_output=connector.take_ended(connector.now) if self._scripted else None,
             )
         self.of_vllm.update_from_output(output, result)
         if names and self._drafts:
             self.of_vllm.update_draft_token_ids(DraftTokenIds(names, [[0] * self._drafts for _ in names]))
+
+    def tell_time(self, now: int) -> None:
+        """What happens from here on happens at ``now``: for a connector."""
+        if self._scripted:
+            self.of_vllm.connector.now = now
+
+    def report(self) -> None:
+        """No step is under way, and a connector has loaded or sent something."""
+        from vllm.v1.core.sched.output import SchedulerOutput
+
+        self.update(SchedulerOutput.make_empty(), {})
 
     # -- what can be seen -------------------------------------------------------------------------------------------
 
@@ -198,6 +217,19 @@ class SchedulerUnderTest:
         taken, self.of_vllm.preempted = self.of_vllm.preempted, []
         return list(taken)
 
+    def take_loading(self) -> dict[str, int]:
+        """For whom a connector began to load since it was last asked, and how many tokens."""
+        if not self._scripted:
+            return {}
+        connector = self.of_vllm.connector
+        taken, connector.started = connector.started, {}
+        return dict(taken)
+
+    def next_transfer(self) -> int | None:
+        """When a connector has next loaded or sent something."""
+        end: int | None = self.of_vllm.connector.next_end() if self._scripted else None
+        return end
+
     def take_freed(self) -> list[tuple[str, str]]:
         """Who ended since it was last asked, in the order in which blocks went back, and why."""
         taken, self.of_vllm.freed = self.of_vllm.freed, []
@@ -213,6 +245,14 @@ class SchedulerUnderTest:
             line = zlib.crc32(ids.encode())
         running, waiting = scheduler.get_request_counts()
         return {"running": running, "waiting": waiting, "free": pool.get_num_free_blocks(), "line": line}
+
+
+def _scripted() -> Any:
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(
+        kv_connector="ScriptedConnector", kv_role="kv_both", kv_connector_module_path="scripted_connector"
+    )
 
 
 def _vllm_config(settings: dict[str, Any], model: str) -> Any:
@@ -235,6 +275,8 @@ def _vllm_config(settings: dict[str, Any], model: str) -> Any:
     )
     if drafts and overlaps:
         raise ValueError("drafts are recorded with synchronous scheduling only")
+    if settings.get("connector") and (drafts or overlaps or "max_loras" in settings):
+        raise ValueError("connectors are recorded without drafts, adapters and asynchronous scheduling")
     made = VllmConfig(
         model_config=ModelConfig(model=model, skip_tokenizer_init=True, max_model_len=length, dtype="float32", seed=0),
         scheduler_config=SchedulerConfig(

@@ -81,3 +81,18 @@ def test_void_entries_are_swept():
     for job in jobs[1:]:
         batch.leave(job)
     assert len(batch._ends) < 70 and batch.next_end() == jobs[0].end
+
+
+def test_one_that_was_preempted_has_its_new_place() -> None:
+    """Though an entry from before is for the same pass."""
+    batch, manager = make()
+    early = decoding(batch, manager, 1, SIZE - 1, 50)
+    batch.leave(early)
+    manager.preempt(early)
+    decoding(batch, manager, 2, SIZE - 1, 50)
+    assert manager.allocate(early, SIZE - 1) is not None
+    early.serial, early.running, early.num_computed_tokens = 3, True, SIZE - 1
+    manager.note_limits(early)
+    batch.join(early)
+    batch.advance(1)
+    assert [job.serial for job in batch.due()] == [2, 3]

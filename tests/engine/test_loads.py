@@ -12,7 +12,8 @@ from tests.engine.test_plans import configs, same, workloads
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
-from kvyard.engine.loads import NO_HELP, NO_ROOM, Loads
+from kvyard.engine.load_source import NO_HELP, NO_ROOM
+from kvyard.engine.loads import Loads
 from kvyard.engine.timing import FixedTiming
 from kvyard.hashing import TraceChain
 from kvyard.tiers import OffloadConfig, TierConfig

@@ -185,6 +185,14 @@ class BlockManager:
             request.tables = []
         return taken
 
+    def remaining(self, request: Request) -> int:
+        """How many free blocks ``request`` would need for all its known tokens, by the count that admission goes by. Raises
+        ``RequestError`` if it holds nothing here.
+        """
+        self._holding(request)
+        whole, computed = min(request.chain.num_tokens, self.max_model_len), request.num_computed_tokens
+        return self.coordinator.need(request, self._no_hits, Demand(whole, whole, computed, computed, 0, True))
+
     def _provide(
         self,
         request: Request,

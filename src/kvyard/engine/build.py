@@ -1,5 +1,7 @@
 """From a config to an engine: the one place where the parts are put together, for the replay and for the live server."""
 
+from collections.abc import Callable
+
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import VirtualClock
@@ -8,6 +10,7 @@ from kvyard.engine.core import EngineCore, EventBatcher
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.load_source import LoadSource
 from kvyard.engine.loads import Loads
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.speculative import SpeculativeBatch
@@ -30,12 +33,14 @@ def make_core(
     bulk: bool = False,
     timeline: Timeline | None = None,
     ranks: int = 1,
+    source: Callable[[BlockManager], LoadSource] | None = None,
 ) -> EngineCore:
     """An engine rank of ``config``.
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
     ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
-    time. It is one of so many ``ranks`` of its engine. Raises ``ConfigError`` for a config that can't be honoured.
+    time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers. Raises
+    ``ConfigError`` for a config that can't be honoured.
     """
     config.check()
     specs = config.specs
@@ -67,10 +72,16 @@ def make_core(
         )
     elif timeline is not None:
         raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
+    if source is not None and (offload is not None or ahead or speculative is not None):
+        raise ConfigError(
+            f"{name or 'an engine'} can't have loads from elsewhere beside lower tiers, drafts or asynchronous scheduling"
+        )
     timing = make_timing(config.timing, config.capacity_tokens)
-    scheduler = _scheduler(
-        config, manager, offload, watcher, bulk=bulk and plans and not ahead, needs_longest=timing.needs_longest
-    )
+    batch = DecodeBatch(needs_longest=timing.needs_longest)
+    loads: LoadSource | None = source(manager) if source is not None else None
+    if offload is not None:
+        loads = Loads(offload, batch, whole=config.scheduler_reserve_full_isl)
+    scheduler = _scheduler(config, manager, batch, loads, watcher, bulk=bulk and plans and not ahead)
     return EngineCore(
         scheduler,
         timing,
@@ -86,14 +97,12 @@ def make_core(
 def _scheduler(
     config: EngineConfig,
     manager: BlockManager,
-    offload: Offload | None,
+    batch: DecodeBatch,
+    loads: LoadSource | None,
     watcher: Watcher,
     *,
     bulk: bool,
-    needs_longest: bool,
 ) -> Scheduler:
-    batch = DecodeBatch(needs_longest=needs_longest)
-    loads = Loads(offload, batch, whole=config.scheduler_reserve_full_isl) if offload is not None else None
     # Whether lower tiers must see each pass of a decode batch by itself.
     exacting = loads is not None and (loads.cleans or loads.stores_output)
     speculative: SpeculativeBatch | None = None
@@ -112,9 +121,10 @@ def _scheduler(
         and not (loads is not None and loads.stores_output),
     )
     backend = BACKENDS.get(config.backend)
-    jobs = Lifecycle(
-        manager, backend.queue(config), batch, blocks, loads=loads, speculative=speculative, watcher=watcher
-    )
+    waiting = backend.queue(config)
+    if loads is not None:
+        waiting = loads.queue(waiting)
+    jobs = Lifecycle(manager, waiting, batch, blocks, loads=loads, speculative=speculative, watcher=watcher)
     limits: list[tuple[int, str]] = []
     if backend.spare_blocks is not None:
         tokens = (config.num_gpu_blocks - backend.spare_blocks) * manager.groups[0].block_size

@@ -28,6 +28,7 @@ from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig, SpeculativeConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
+from kvyard.engine.scripted_loads import Script, ScriptedLoads
 from kvyard.engine.timing import Durations, TimingConfig
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
@@ -38,7 +39,7 @@ SHOWN_BEFORE = 3
 """Steps shown that led to a difference."""
 COMPARED = ("start", "scheduled", "tokens", "order", "ns", "running", "waiting", "free", "line")
 LISTS = ("preempted", "gone", "aborted", "finished")
-MAPS = ("new", "resumed")
+MAPS = ("new", "resumed", "loading")
 REASONS = {JobState.FINISHED: "length", JobState.CANCELLED: "aborted", JobState.REJECTED: "rejected"}
 SAME_NAMES = (
     "max_model_len",
@@ -146,6 +147,16 @@ class SchedulerLog:
             raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
         self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
 
+    def scripts(self) -> dict[str, Script] | None:
+        """What a connector has of each request, if there was one."""
+        if not self.header["config"].get("connector"):
+            return None
+        made = {}
+        for request in self.requests:
+            tokens, load_ns = request["load"] or (0, None)
+            made[request["request"]] = Script(tokens, load_ns, request["send"])
+        return made
+
     def _check_names(self, path: Path) -> None:
         """A recording that was cut off, by the end of its process or a full disk, has no lines for its open requests."""
         known = {request["request"] for request in self.requests}
@@ -233,7 +244,13 @@ class LoggedRun(Watcher):
         """When each pass started, how long it took, and its tokens."""
         self.first_tokens: dict[str, int] = {}
         self.ended_at: dict[str, int] = {}
-        self._core = make_core(log.config, watcher=self, plans=plans)
+        scripts = log.scripts()
+        self.core = make_core(
+            log.config,
+            watcher=self,
+            plans=plans,
+            source=None if scripts is None else lambda manager: ScriptedLoads(manager, log.config, scripts),
+        )
         self._plans = plans
         self._has_line = log.has_line
         self._log = log
@@ -247,12 +264,12 @@ class LoggedRun(Watcher):
         """In the pass under way: vLLM doesn't know of them before it ends."""
         self._next: Record = {}
         """What is to be written down with the next step."""
-        speculative = self._core.scheduler.jobs.speculative
+        speculative = self.core.scheduler.jobs.speculative
         if speculative is not None:
             holds = {request["request"]: request["holds"] for request in log.requests}
             speculative.holding = lambda job, most: min(most, holds[job.id][job.output % len(holds[job.id])])
         sha = algorithm("sha256_cbor")
-        size = self._core.scheduler.manager.geometry.hash_block_size
+        size = self.core.scheduler.manager.geometry.hash_block_size
         self.jobs: dict[str, Job] = {}
         for request in log.requests:
             self.jobs[request["request"]] = Job(
@@ -273,7 +290,7 @@ class LoggedRun(Watcher):
         """From the first arrival to the last end, or to where the log was cut. Raises ``LogError`` if it comes to a stand
         before.
         """
-        core = self._core
+        core = self.core
         last = len(self._log.steps) if self._log.cut else -1
         outside = [(request["arrival"], 0, at) for at, request in enumerate(self._log.requests)]
         outside += [(r["abort"], 1, at) for at, r in enumerate(self._log.requests) if r["abort"] is not None]
@@ -306,7 +323,7 @@ class LoggedRun(Watcher):
                 raise LogError(f"our engine comes to a stand at {now}")
 
     def _advance(self, now: int) -> None:
-        core = self._core
+        core = self.core
         before = core.passes
         core.advance(now)
         if core.passes > before and not self._plans:
@@ -324,7 +341,7 @@ class LoggedRun(Watcher):
     # -- told by the engine -----------------------------------------------------------------------------------------
 
     def decided(self, made: Pass, now: int) -> None:
-        scheduler = self._core.scheduler
+        scheduler = self.core.scheduler
         pool = scheduler.manager.pool
         chunks = [(job.serial, job.id, new) for job, new, _ in made.chunks]
         chunks += [(job.serial, job.id, tokens) for job, tokens in made.drafted]
@@ -334,7 +351,7 @@ class LoggedRun(Watcher):
                 "scheduled": now,
                 "tokens": {name: count for _, name, count in sorted(chunks + decoding)},
                 "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting),
+                "waiting": len(scheduler.waiting) + (len(scheduler.loads.parked) if scheduler.loads is not None else 0),
                 "free": pool.free,
                 "line": zlib.crc32(",".join(map(str, pool.line())).encode()) if self._has_line else None,
                 **self._next,
@@ -343,7 +360,10 @@ class LoggedRun(Watcher):
         self._next = {}
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
-        self._next.setdefault("resumed" if job.preemptions else "new", {})[job.id] = cached
+        self._next.setdefault("resumed" if job.preemptions else "new", {})[job.id] = cached + external
+
+    def loading(self, job: Job, now: int, tokens: int) -> None:
+        self._next.setdefault("loading", {})[job.id] = tokens
 
     def preempted(self, job: Job, now: int) -> None:
         self._next.setdefault("preempted", []).append(job.id)
@@ -431,10 +451,10 @@ def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Diffe
         for field in (*MAPS, "preempted", "tokens", "running", "waiting", "free", "line"):
             if recorded.get(field) != ours.get(field):
                 return _difference(log, at, f"{field} of a plan", recorded.get(field), ours.get(field))
-        seen += len(ours.get("new", ())) + len(ours.get("resumed", ())) + len(ours.get("preempted", ()))
+        seen += sum(len(ours.get(field, ())) for field in (*MAPS, "preempted"))
     expected = sum(len(step.get(field, ())) for step in stepped.steps for field in (*MAPS, "preempted"))
     if seen != expected:
-        return _difference(log, len(log.steps), "admissions and preemptions in plans", expected, seen)
+        return _difference(log, len(log.steps), "admissions, loads and preemptions in plans", expected, seen)
     return None
 
 
@@ -449,7 +469,7 @@ def _ends(log: SchedulerLog, run: LoggedRun) -> Difference | None:
             "at": run.ended_at.get(name),
             "first_token": run.first_tokens.get(name),
             "output": job.output,
-            "cached": job.cached_tokens if job.cached_tokens >= 0 else None,
+            "cached": job.cached_tokens + job.external_tokens if job.cached_tokens >= 0 else None,
             "preemptions": job.preemptions,
         }
         if end["reason"] == "aborted":

@@ -81,6 +81,7 @@ class EngineCore:
         self.timing = timing
         self.batcher = batcher
         self.offload = offload
+        self._loads = scheduler.loads
         self._clock = clock
         self.busy_ns = 0
         """How long passes took that are over, in all."""
@@ -129,7 +130,10 @@ class EngineCore:
         if self.ahead and self._start == now:
             # The pass under way starts after what comes in now, with the job; those planned after it are without.
             self.cut(now)
-        elif self._ends and job.state in (JobState.PREFILL, JobState.DECODE):
+        elif self._ends and (
+            job.state in (JobState.PREFILL, JobState.DECODE)
+            or (self._loads is not None and self._loads.drops_with_pass(job))
+        ):
             self.cut(now)
             if self._ends:
                 self._cancelled.append(job)
@@ -141,6 +145,8 @@ class EngineCore:
         ):
             self.cut(now)  # it may have been in the way of others
         self._tell_time(now)
+        if self._loads is not None and not self._ends:
+            self._loads.free_ended(now)
         self.scheduler.jobs.drop(job, now)
 
     def next_decision(self) -> int | None:
@@ -148,8 +154,8 @@ class EngineCore:
         if self._ends:
             # With passes decided ahead, the one after a plan's last is decided on when that starts.
             return self._ends[-2] if self.ahead and len(self._ends) > 1 else self._ends[-1]
-        if self.offload is not None:
-            return self.offload.earliest_deadline()  # though it be only for others to see
+        if self._loads is not None:
+            return self._loads.earliest_deadline()  # though it be only for others to see
         return None
 
     @property
@@ -389,8 +395,8 @@ class EngineCore:
         if of.chunks or of.drafted:
             return np.array([self._duration(of)], dtype=np.int64)
         durations = self.timing.decode_ns(of.decoding, of.context, of.stable_for, of.longest)
-        if self.offload is not None and of.stable_for > 1:
-            deadline = self.offload.earliest_deadline()
+        if self._loads is not None and of.stable_for > 1:
+            deadline = self._loads.earliest_deadline()
             if deadline is not None:
                 # The pass under way when something lands is the last one that is certain.
                 durations = durations[: int(durations.cumsum().searchsorted(deadline - now)) + 1]
@@ -414,7 +420,7 @@ class EngineCore:
 
     def next_landing(self) -> int | None:
         """When a transfer next lands here, if nothing else uses its link."""
-        return self.offload.earliest_deadline() if self.offload is not None else None
+        return self._loads.earliest_deadline() if self._loads is not None else None
 
     def uncertain_from(self, now: int) -> int | None:
         """From when on things may be other than planned: from ``now``, if a shared tier has changed for a job here, else

@@ -93,8 +93,9 @@ class DecodeBatch:
         touches, tick = self._touches, self.tick
         jobs: list[Job] = []
         while touches and touches[0][0] <= tick:
-            when, _, job = heappop(touches)
-            if job.touch == when and job.state is JobState.DECODE:
+            when, serial, job = heappop(touches)
+            # One that was preempted may have an entry for this pass from before, with the place it had then.
+            if job.touch == when and job.serial == serial and job.state is JobState.DECODE:
                 job.touch = -1  # one that left and came back may have a second entry for this pass
                 if self.flying:
                     job.catch_up_known(tick, self.in_flight(job))
@@ -113,7 +114,7 @@ class DecodeBatch:
         jobs: list[Job] = []
         while touches and touches[0][0] < tick:
             when, serial, job = touches[0]
-            if job.touch == when and job.state is JobState.DECODE:
+            if job.touch == when and job.serial == serial and job.state is JobState.DECODE:
                 jobs.append(job)
                 job.touch = when + size
                 heapreplace(touches, (when + size, serial, job))

@@ -10,7 +10,7 @@ from kvyard.blocks import BlockManager
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.job import Job, JobState
-from kvyard.engine.loads import Loads
+from kvyard.engine.load_source import LoadSource
 from kvyard.engine.queue import Queue
 from kvyard.hashing import TraceChain
 
@@ -23,7 +23,7 @@ class Horizon:
         manager: BlockManager,
         batch: DecodeBatch,
         blocks: DecodeBlocks,
-        loads: Loads | None,
+        loads: LoadSource | None,
         waiting: Queue,
         running: Mapping[int, Job],
     ) -> None:

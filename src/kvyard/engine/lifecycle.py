@@ -10,7 +10,7 @@ from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.horizon import in_lockstep
 from kvyard.engine.job import Job, JobState
-from kvyard.engine.loads import NO_HELP, Loads
+from kvyard.engine.load_source import NO_HELP, LoadSource
 from kvyard.engine.passes import Flight, Pass
 from kvyard.engine.queue import Queue
 from kvyard.engine.speculative import SpeculativeBatch
@@ -27,7 +27,7 @@ class Lifecycle:
         batch: DecodeBatch,
         blocks: DecodeBlocks,
         *,
-        loads: Loads | None,
+        loads: LoadSource | None,
         speculative: SpeculativeBatch | None,
         watcher: Watcher,
     ) -> None:
@@ -76,8 +76,8 @@ class Lifecycle:
                 self.waiting.push_front(job)
 
     def load(self, job: Job, hit: Hit, now: int) -> int:
-        """Have the head of the queue wait for what lower tiers have of its prompt. The answer is that of ``Loads.ask``: from 0
-        on, it has left the queue.
+        """Have the head of the queue wait for what lower tiers have of its prompt. The answer is that of ``LoadSource.ask``:
+        from 0 on, it has left the queue.
         """
         if self.loads is None:
             return NO_HELP
@@ -128,7 +128,7 @@ class Lifecycle:
         ever change it, take the blocks of the last such job; returns whether there was one.
         """
         loads = self.loads
-        if loads is None or self.running or loads.offload.earliest_deadline() is not None:
+        if loads is None or self.running or not loads.can_give_back():
             return False
         for job in reversed(list(self.waiting)):
             if job.tables:
@@ -174,7 +174,7 @@ class Lifecycle:
                 continue  # it was given up in this pass
             job.num_computed_tokens = min(past + new, job.num_tokens)  # made-up drafts may come after those it knows
             if loads is not None:
-                loads.offload.offload(job, end)
+                loads.store(job, end)
             if past + new >= job.num_tokens:
                 del self.prefilling[job.serial]
                 job.emit(1)
@@ -186,7 +186,7 @@ class Lifecycle:
                     continue
                 produced = speculative.verify(job, tokens)
                 if loads is not None:
-                    loads.offload.offload(job, end)
+                    loads.store(job, end)
                 watcher.produced(job, produced, end)
                 if job.output >= job.max_tokens:
                     del speculative.jobs[job.serial]
@@ -298,9 +298,10 @@ class Lifecycle:
 
     def _release(self, job: Job, now: int) -> None:
         self.endings += 1
-        if self.loads is not None:
-            self.loads.forget(job, now)
-        if job.tables:
+        loads = self.loads
+        if loads is not None:
+            loads.forget(job, now)
+        if job.tables and (loads is None or not loads.keeps(job, now)):
             self.manager.free(job)
         if self.speculative is not None:
             self.speculative.forget(job)
@@ -324,8 +325,9 @@ class Lifecycle:
         longest = max((job.base + batch.tick - job.joined + 1 for job in decoding), default=0)
         assert batch.longest() in (0, longest), f"the longest is {longest}, not {batch.longest()}"
         assert list(self.running) == sorted(self.running), "the running are out of order"
+        leaving = self.loads.leaving if self.loads is not None else {}
         for holder in self.manager.requests.values():
-            assert holder in places, f"{holder} holds blocks and is nowhere"
+            assert holder in places or holder.id in leaving, f"{holder} holds blocks and is nowhere"
 
 
 def _serial(job: Job) -> int:

@@ -15,7 +15,7 @@ from kvyard.blocks import Hit
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
-from kvyard.engine.loads import NO_ROOM
+from kvyard.engine.load_source import AT_ONCE, NO_ROOM
 from kvyard.engine.passes import Chunk, Pass
 from kvyard.engine.policies.adapters import AdapterLimit
 from kvyard.engine.policies.chunks import UNLIMITED, ChunkSizes
@@ -74,6 +74,7 @@ class FitsNow(AdmissionRule):
                 job,
                 new,
                 hit,
+                external=job.loaded if hit is not None else 0,
                 lookahead=self._lookahead,
                 must_fit=self._whole and not job.running,
                 has_running=bool(jobs.running),
@@ -186,7 +187,8 @@ class MixedPasses(PassMaker):
         if self._without:
             self._take_back()
         if self._chunk.threshold:
-            self._chunk.begin_pass(len(running) + len(jobs.waiting))
+            loading = jobs.loads.parked_in_line() if jobs.loads is not None else 0
+            self._chunk.begin_pass(len(running) + len(jobs.waiting) + loading)
         before = jobs.preemptions
         self._chunks, self._drafted = [], []
         in_order = not prefilling or self._prompts_last()
@@ -367,9 +369,14 @@ class MixedPasses(PassMaker):
                         break
                     if on_the_way >= 0:
                         continue
-                    if hit.version != manager.pool.version:  # making room in lower tiers may have moved things here
+                    if on_the_way == AT_ONCE:
+                        past += job.loaded
+                    elif hit.version != manager.pool.version:  # making room in lower tiers may have moved things here
                         hit = manager.lookup(job)
                         past = hit.tokens
+            elif loads is not None:
+                loads.receive(job)
+                past = job.num_computed_tokens
             new = self._chunk.cut(job, past, budget)
             if new < job.num_tokens - past and not self._chunked:
                 if job.num_tokens - past <= self._budget:
