@@ -41,6 +41,8 @@ class Played:
         self.recorder = EngineRecorder(folder, header, clock=self.clock, hash_block_size=self.size, **options)
         self.outputs = dict.fromkeys(self.requests, 0)
         self.computed = dict.fromkeys(self.requests, 0)
+        self.idles = False
+        """Whether the recorder is told before each step that the engine has nothing to do."""
 
     def chain(self, name: str, output: int) -> TokenChain:
         request = self.requests[name]
@@ -68,6 +70,8 @@ class Played:
             for name in step.get("gone", ()):
                 self.end(name, aborted=True, in_step=False)
             self.clock.sleep_until(step["start"])
+            if self.idles:
+                self.recorder.idle(self.clock.now())
             start = self.clock.now()
             for name in step.get("preempted", ()):
                 self.recorder.preempted(name)
@@ -95,6 +99,8 @@ class Played:
             self.clock.sleep_until(end)
             following = self.steps[at + 1]["start"] if at + 1 < len(self.steps) else -1
             self.recorder.looked_at(following == end)
+            if following != end:
+                self.recorder.idle(end)
 
     def shape(self, tokens: dict[str, int]) -> PassComposition:
         prefills, contexts = [], []
@@ -145,6 +151,78 @@ def test_a_recording_may_end_while_requests_are_under_way(tmp_path: Path) -> Non
     verdict = conform(tmp_path / "recording" / "decisions.jsonl.gz")
     assert verdict.difference is None, verdict.difference
     assert verdict.operations == 60
+
+
+def conforms(folder: Path, steps: int) -> None:
+    verdict = conform(folder / "decisions.jsonl.gz")
+    assert verdict.difference is None, verdict.difference
+    assert verdict.operations == steps
+
+
+def give_up(played: Played, count: int | None = None) -> None:
+    """So many of the open requests, or all, between two steps."""
+    for name in list(played.recorder.open)[:count]:
+        played.end(name, aborted=True, in_step=False)
+
+
+def test_requests_given_up_after_the_last_step_are_written_when_the_engine_is_idle(tmp_path: Path) -> None:
+    played = Played("threshold-tight@1", tmp_path / "recording")
+    played.play(60)
+    give_up(played)
+    played.clock.sleep_until(played.clock.now() + MS)
+    played.recorder.idle(played.clock.now())
+    conforms(tmp_path / "recording", 60)  # not closed
+
+
+def test_the_step_after_an_idle_engine_names_who_was_given_up_before(tmp_path: Path) -> None:
+    played = Played("abort-tight@1", tmp_path / "recording")
+    assert any(step.get("gone") for step in played.steps)
+    played.idles = True
+    played.play()
+    played.close()
+    conforms(tmp_path / "recording", len(played.steps))
+
+
+@pytest.mark.parametrize("count", [None, 1])
+def test_requests_given_up_after_the_last_step_are_written_at_the_end(count: int | None, tmp_path: Path) -> None:
+    played = Played("threshold-tight@1", tmp_path / "recording")
+    played.play(60)
+    assert len(played.recorder.open) > 1
+    give_up(played, count)
+    played.clock.sleep_until(played.clock.now() + MS)
+    played.close()
+    conforms(tmp_path / "recording", 60)
+
+
+def test_a_recording_may_end_inside_a_step(tmp_path: Path) -> None:
+    played = Played("threshold-tight@1", tmp_path / "recording")
+    played.play(60)
+    step = next(step for step in played.steps[60:] if set(step["tokens"]) <= set(played.recorder.open))
+    give_up(played, 1)
+    shape = PassComposition([], 1, 20, 20)
+    played.recorder.decided(played.clock.now(), step["tokens"], {}, (), (1, 0, 9), shape)
+    for name in list(played.recorder.open):
+        played.end(name, aborted=True, in_step=True)
+    played.recorder.close({})
+    conforms(tmp_path / "recording", 60)
+
+
+def test_nothing_is_written_before_the_last_output_has_left(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    folder = tmp_path / "recording"
+    recorder = EngineRecorder(folder, None, clock=clock, hash_block_size=16)
+    recorder.arrived("a", [], [1, 2, 3], 0)
+    recorder.decided(0, {"a": 3}, {"a": 0}, (), (1, 0, 9), PassComposition([(3, 0)], 0, 0, 0))
+    clock.sleep_until(clock.now() + MS)
+    recorder.returned(clock.now())
+    recorder.ended("a", EndedRequest([], 3, 1, 1), aborted=False, in_step=True)
+    recorder.looked_at(False)
+    assert [file.stat().st_size for file in folder.iterdir()] == [0, 0]
+    clock.sleep_until(clock.now() + SECOND)
+    recorder.idle(clock.now())
+    (row,) = read_measurements(folder / "passes.jsonl").rows
+    assert (row.ms, row.host_ms) == (1.0, 0.0)  # what came after the last step is none of it
+    assert json.loads((folder / "summary.json").read_text())["passes"] == 1
 
 
 def test_the_trace_and_the_passes_can_be_read(tmp_path: Path) -> None:
@@ -198,6 +276,7 @@ def test_a_full_disk_ends_the_files_and_nothing_else(
         played.recorder.flush()
     said = [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]
     assert played.recorder.counters.errors == 2
+    assert (played.recorder.counters.passes, played.recorder.counters.decisions) == (0, 0)
     assert len(said) == 3  # the trace says so itself
     Played("threshold-tight@1", tmp_path / "other").play(10)
     played.close()
@@ -219,10 +298,18 @@ def test_a_file_ends_at_its_limit(tmp_path: Path) -> None:
     played = Played("threshold-tight@1", tmp_path / "recording", limit=2000)
     played.play(200)
     played.recorder.flush()
+    played.recorder.decided(played.clock.now(), {}, {}, (), (0, 0, 9), PassComposition([], 1, 4, 4))
+    played.clock.sleep_until(played.clock.now() + MS)
+    played.recorder.returned(played.clock.now())
+    played.recorder.looked_at(False)
     played.close()
     for name in ("passes.jsonl", "decisions.jsonl.gz"):
         assert 2000 <= (tmp_path / "recording" / name).stat().st_size < 300_000
-    assert json.loads((tmp_path / "recording" / "summary.json").read_text())["errors"] == 0
+    summary = json.loads((tmp_path / "recording" / "summary.json").read_text())
+    assert summary["errors"] == 0
+    written = (tmp_path / "recording" / "passes.jsonl").read_bytes().count(b"\n")
+    steps = [line for line in read_lines(tmp_path / "recording" / "decisions.jsonl.gz") if "step" in line]
+    assert (summary["passes"], summary["decisions"]) == (written, len(steps))
 
 
 def test_overlapping_passes_are_timed_by_when_they_end(tmp_path: Path) -> None:
@@ -243,3 +330,23 @@ def test_overlapping_passes_are_timed_by_when_they_end(tmp_path: Path) -> None:
     passes = read_measurements(tmp_path / "recording" / "passes.jsonl").rows
     assert [row.ms for row in passes] == [7.0, 4.0]
     assert not (tmp_path / "recording" / "decisions.jsonl.gz").exists()
+
+
+def test_pipeline_stages_leave_no_time_of_a_single_pass(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    options: dict[str, Any] = {"overlapping": True, "timed": False}
+    recorder = EngineRecorder(tmp_path / "recording", {}, clock=clock, hash_block_size=16, **options)
+    shape = PassComposition([(3, 0)], 0, 0, 0)
+    for name in "ab":
+        recorder.arrived(name, [], [1, 2, 3], 0)
+        recorder.decided(clock.now(), {name: 3}, {name: 0}, (), (1, 0, 9), shape)
+    for name in "ab":
+        clock.sleep_until(clock.now() + MS)
+        recorder.returned(clock.now())
+        recorder.sampled(name)
+        recorder.ended(name, EndedRequest([], 3, 1, 1), aborted=False, in_step=True)
+        recorder.looked_at(name == "a")
+    recorder.idle(clock.now())
+    assert sorted(file.name for file in (tmp_path / "recording").iterdir()) == ["summary.json", "trace.jsonl"]
+    rows = [json.loads(line) for line in (tmp_path / "recording" / "trace.jsonl").read_text().splitlines()]
+    assert [row["ttft"] for row in rows] == [1, 2]

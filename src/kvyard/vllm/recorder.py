@@ -3,7 +3,7 @@
 A recording is a folder:
 
 - ``trace.jsonl``: when requests came, how long they were and took, and what their prompts had in common; for ``kvyard replay``.
-- ``passes.jsonl``: what each pass computed and how long it took; for ``kvyard profile fit``.
+- ``passes.jsonl``: what each pass computed and how long it took; for ``kvyard profile fit``. Not where pipeline stages overlap.
 - ``decisions.jsonl.gz``: every decision of the scheduler; for ``kvyard conform``. Only of engines whose decisions kvyard's
   engine can be asked to repeat.
 - ``summary.json``: what was counted so far, and what recording cost.
@@ -13,7 +13,7 @@ engine: a file that can't be written ends, with one line in the log, and the oth
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ import msgspec
 from kvyard.clock import MS, SECOND, Clock
 from kvyard.errors import KvyardError
 from kvyard.hashing import wire_hash
-from kvyard.server.gateway.recording.line_file import LineFile
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 from kvyard.server.gateway.recording.recorder import TrafficRecorder
+from kvyard.vllm.recording_file import RecordingFile
 from kvyard.vllm.stretches import Stretches
 
 log = logging.getLogger("vllm.kvyard")
@@ -41,7 +41,9 @@ class RecordingCounters(msgspec.Struct):
 
     requests: int = 0
     passes: int = 0
+    """Rows that are in the file."""
     decisions: int = 0
+    """Steps that are in the file."""
     errors: int = 0
     """Failures to write; each ends a file."""
     spent_ns: int = 0
@@ -99,6 +101,9 @@ class _Decided(msgspec.Struct):
     dispatched: int
     returned: int = 0
     over: int = 0
+    """When its output had been looked at; 0 before."""
+    last: bool = False
+    """Whether it left no request behind. Otherwise it lasts until the next one begins."""
     ends: list[tuple[RecordedRequest, EndedRequest]] = []
     first_tokens: list[RecordedRequest] = []
 
@@ -115,9 +120,11 @@ class EngineRecorder:
         hash_block_size: int,
         limit: int = LIMIT,
         overlapping: bool = False,
+        timed: bool = True,
     ) -> None:
         """Begin a recording in ``folder``, which is made and must not exist. ``header`` is the first line of the decisions;
-        without it none are recorded. ``overlapping``: a step may be decided on before the one before it is over.
+        without it none are recorded. ``overlapping``: a step may be decided on before the one before it is over; their
+        outputs come in the order of the steps. ``timed``: the time of a pass can be told; otherwise none is recorded.
 
         Raises ``KvyardError`` where the folder exists or can't be written.
         """
@@ -131,14 +138,13 @@ class EngineRecorder:
         self.counters = RecordingCounters()
         self._clock = clock
         self._size = hash_block_size
-        self._limit = limit
         self._overlapping = overlapping
         self._trace = TrafficRecorder(folder / "trace.jsonl", clock=clock, limit=limit, engine_times=True)
-        self._passes: LineFile | None = LineFile(folder / "passes.jsonl")
-        self._decisions: LineFile | None = None
+        self._passes = RecordingFile(folder / "passes.jsonl", limit) if timed else None
+        self._decisions: RecordingFile | None = None
         if header is not None and not overlapping:
-            self._decisions = LineFile(folder / "decisions.jsonl.gz")
-            self._decisions.add(_line(header))
+            self._decisions = RecordingFile(folder / "decisions.jsonl.gz", limit)
+            self._decisions.add(_line(header), 0)
         self._ids = PrefixIds(REMEMBERED)
         self._numbered = 0
         self._steps = 0
@@ -150,10 +156,14 @@ class EngineRecorder:
         """Came since the last step was decided on."""
         self._gone: list[tuple[RecordedRequest, EndedRequest]] = []
         """Given up since the last step was over."""
+        self._gone_names: list[str] = []
+        """Of those whose lines are written already; the next step names them."""
         self._free_at = 0
         """When the last step was over, where steps overlap."""
         self._flushed = clock.now()
         self._summarises = True
+        self._settled = False
+        """Whether the engine has been idle since the last thing that happened, and all is written."""
         self.open: dict[str, RecordedRequest] = {}
         """Requests that have not ended, by the engine's id."""
 
@@ -162,6 +172,7 @@ class EngineRecorder:
     def arrived(self, id_: str, hashes: Sequence[bytes], tokens: Sequence[int], priority: int) -> None:
         """A request came: the hashes of its full blocks, and its prompt's tokens."""
         self.counters.requests += 1
+        self._settled = False
         self._numbered += 1
         request = self.open[id_] = RecordedRequest(f"r{self._numbered}", self._clock.now(), priority)
         self._waiting.append(request)
@@ -188,6 +199,7 @@ class EngineRecorder:
         request = self.open.pop(id_, None)
         if request is None:
             return
+        self._settled = False
         request.output = end.output_tokens
         request.reason = "aborted" if aborted else "length"
         request.ended = self._clock.now() if aborted else -1
@@ -228,6 +240,7 @@ class EngineRecorder:
             "line": None,  # the order of free blocks: too long to look at in every step
         }
         self._steps += 1
+        self._settled = False
         for seen in self._waiting:
             seen.arrival = start
         self._waiting.clear()
@@ -240,8 +253,9 @@ class EngineRecorder:
         if preempted:
             line["preempted"] = [self._name(id_) for id_ in preempted]
         step = _Decided(line, shape, start, now)
-        if self._gone:
-            line["gone"] = [given_up.name for given_up, _ in self._gone]
+        if self._gone or self._gone_names:
+            line["gone"] = [*self._gone_names, *(given_up.name for given_up, _ in self._gone)]
+            self._gone_names.clear()
             for given_up, _ in self._gone:
                 given_up.ended = start
             step.ends += self._gone
@@ -266,23 +280,32 @@ class EngineRecorder:
         if step is None:
             return
         step.over = self._clock.now()
+        step.last = not busy
         if self._overlapping:
             began = max(step.dispatched, self._free_at)
             self._free_at = step.returned
             self._write_pass(step.shape, step.returned - began, None)
             self._step = None
-        elif not busy:
-            self._write_step(step.over)
-        if not busy:
-            # The engine has nothing else to do, and nothing may follow: vLLM kills engines that take long to end.
-            self.flush()
+
+    def idle(self, at: int) -> None:
+        """The engine has no requests and no step under way at ``at``: write everything. Nothing else may follow, since vLLM
+        kills engines that take long to end.
+        """
+        if self._settled:
+            return
+        self._write_step(at)
+        self._write_gone(at)
+        self.flush()
+        self._settled = True
 
     def _write_step(self, end: int) -> None:
-        """The step is over at ``end``, and is written down."""
+        """The step is over at ``end``, or was before if it was the last, and is written down."""
         step = self._step
         if step is None or self._overlapping:
             return
         self._step = None
+        if step.last:
+            end = step.over
         spent = step.line["ns"] = end - step.start
         device = step.returned - step.dispatched
         self._write_pass(step.shape, device, spent - device)
@@ -290,13 +313,20 @@ class EngineRecorder:
             return
         for request in step.first_tokens:
             request.first_token = end
-        self._guarded("_decisions", lambda file: file.add(_line(step.line)))
-        self.counters.decisions += 1
+        self._decisions.add(_line(step.line))
         for request, ended in step.ends:
             self._write_request(request, ended, end)
 
+    def _write_gone(self, at: int) -> None:
+        """Those who were given up after the last step, which was over at ``at``."""
+        for request, end in self._gone:
+            request.ended = at
+            self._write_request(request, end, at)
+            self._gone_names.append(request.name)
+        self._gone.clear()
+
     def _write_pass(self, shape: PassComposition, device: int, host: int | None) -> None:
-        if device <= 0:
+        if device <= 0 or self._passes is None:
             return
         row: dict[str, Any] = {
             "kind": "mixed",
@@ -308,11 +338,12 @@ class EngineRecorder:
         }
         if host is not None:
             row["host_ms"] = host / MS
-        self._guarded("_passes", lambda file: file.add(_line(row)))
-        self.counters.passes += 1
+        self._passes.add(_line(row))
 
     def _write_request(self, request: RecordedRequest, end: EndedRequest, at: int) -> None:
         """A request's own line, and the line of its end."""
+        if self._decisions is None or self._decisions.ended:
+            return
         text = Stretches(self._ids, self._size, end.hashes, end.prompt_tokens + end.output_tokens)
         complete = request.reason == "length"
         more = 0 if complete else max(0, end.max_tokens - end.output_tokens)
@@ -334,7 +365,7 @@ class EngineRecorder:
             "cached": request.cached,
             "preemptions": request.preemptions,
         }
-        self._guarded("_decisions", lambda file: file.add(_line(asked) + _line(became)))
+        self._decisions.add(_line(asked) + _line(became), 0)
 
     def _name(self, id_: str) -> str:
         request = self.open.get(id_)
@@ -344,30 +375,47 @@ class EngineRecorder:
 
     def flush(self) -> None:
         """Let what was recorded survive this process."""
+        if self._step is not None and self._step.last:
+            self._write_step(self._step.over)
         self._flushed = self._clock.now()
         self._trace.flush()
-        for name in ("_passes", "_decisions"):
-            self._guarded(name, LineFile.flush)
+        for file in (self._passes, self._decisions):
+            if file is not None:
+                file.flush()
         self._summarise()
 
     def close(self, unfinished: dict[str, EndedRequest]) -> None:
         """End the recording. ``unfinished`` are the requests that are still open, by the engine's id."""
-        if self._step is not None and self._step.over:
-            self._write_step(self._step.over)
-        for id_, end in unfinished.items():
-            request = self.open.pop(id_, None)
-            if request is not None and request not in self._waiting and self._decisions is not None:
+        step = self._step
+        broken = step is not None and not step.over and not self._overlapping
+        if step is not None and not broken:
+            self._write_step(step.over)
+        if unfinished or broken:
+            # The log is cut after the last whole step. Who ended later is one of those that were under way then.
+            ends = [*(step.ends if step is not None and broken else ()), *self._gone]
+            seen = ((self.open.pop(id_, None), end) for id_, end in unfinished.items())
+            ends += [(request, end) for request, end in seen if request is not None and request not in self._waiting]
+            for request, end in ends:
+                request.reason = "unfinished"
                 request.output = end.output_tokens
                 self._write_request(request, end, -1)
-        if unfinished:
-            self._guarded("_decisions", lambda file: file.add(_line({"cut": True})))
+            if self._decisions is not None:
+                self._decisions.add(_line({"cut": True}), 0)
+        elif step is not None:
+            self._write_gone(step.over)
+        self._step = None
         self._trace.close()
-        for name in ("_passes", "_decisions"):
-            self._guarded(name, LineFile.close)
-            setattr(self, name, None)
+        for file in (self._passes, self._decisions):
+            if file is not None:
+                file.close()
         self._summarise()
 
     def _summarise(self) -> None:
+        passes, decisions = self._passes, self._decisions
+        self.counters.passes = passes.rows if passes is not None else 0
+        self.counters.decisions = decisions.rows if decisions is not None else 0
+        self.counters.errors = sum(file.errors for file in (passes, decisions) if file is not None)
+        self.counters.errors += not self._summarises
         summary = {**msgspec.to_builtins(self.counters), "trace": msgspec.to_builtins(self._trace.counters)}
         steps = max(1, self._steps)
         summary["us_per_step"] = round(self.counters.spent_ns / steps / 1000, 2)
@@ -377,26 +425,8 @@ class EngineRecorder:
             (self.folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
         except OSError as problem:
             self._summarises = False
-            self._failed("summary.json", problem)
-
-    def _guarded(self, name: str, write: Callable[[LineFile], None]) -> None:
-        """Write to the file ``name``, if it is being written. An error, or too much in it, ends it."""
-        file: LineFile | None = getattr(self, name)
-        if file is None:
-            return
-        try:
-            write(file)
-            if file.bytes >= self._limit:
-                setattr(self, name, None)
-                file.close()
-                log.warning("kvyard: %s has reached its limit of %d bytes and ends", file.path, self._limit)
-        except OSError as problem:
-            setattr(self, name, None)
-            self._failed(str(file.path), problem)
-
-    def _failed(self, what: str, problem: OSError) -> None:
-        self.counters.errors += 1
-        log.warning("kvyard: recording of %s ended: it can't be written: %s", what, problem.strerror)
+            self.counters.errors += 1
+            log.warning("kvyard: recording of summary.json ended: it can't be written: %s", problem.strerror)
 
 
 def _line(row: dict[str, Any]) -> bytes:

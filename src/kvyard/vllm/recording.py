@@ -1,9 +1,6 @@
-"""Watches one of vLLM's schedulers and tells a recorder. It changes nothing, and what goes wrong in it stays in it.
+"""Watches one of vLLM's schedulers and tells a recorder. It changes nothing, and what goes wrong in it stays in it."""
 
-Configured by the environment (``KVYARD_RECORD``, a folder, and ``KVYARD_RECORD_LIMIT``, bytes per file) or by vLLM's
-``--additional-config '{"kvyard_record": {"folder": "...", "limit": ...}}'``, which wins.
-"""
-
+import atexit
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,8 @@ from vllm.v1.request import RequestStatus
 from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.vllm.groups import group_specs
-from kvyard.vllm.recorder import LIMIT, EndedRequest, EngineRecorder, PassComposition
+from kvyard.vllm.recorder import EndedRequest, EngineRecorder, PassComposition
+from kvyard.vllm.recording_settings import recording_settings
 from kvyard.vllm.version import UnsupportedError, installed_version
 
 logger = init_logger("vllm.kvyard")
@@ -39,22 +37,8 @@ SAME_NAMES = {
 """Settings that a log of decisions has under vLLM's own names."""
 
 
-def recording_settings(vllm_config: Any) -> tuple[Path, int] | None:
-    """The folder to record to and the limit per file; ``None`` where none is set. Raises ``KvyardError`` for a bad value."""
-    extra = vllm_config.additional_config
-    given: dict[str, Any] = (extra.get("kvyard_record") or {}) if isinstance(extra, dict) else {}
-    folder = given.get("folder") or os.environ.get("KVYARD_RECORD")
-    if not folder:
-        return None
-    limit = given.get("limit") or os.environ.get("KVYARD_RECORD_LIMIT") or LIMIT
-    try:
-        return Path(folder), int(limit)
-    except (TypeError, ValueError):
-        raise KvyardError(f"a recording's limit is a number of bytes, not {limit!r}") from None
-
-
 class RecordingMixin(SchedulerInterface):
-    """Mixed into a scheduler of vLLM's: records if told to, and is in nobody's way otherwise."""
+    """Mixed into a scheduler of vLLM's: records if told to, and does nothing otherwise."""
 
     kvyard_recorder: EngineRecorder | None = None
 
@@ -70,7 +54,9 @@ class RecordingMixin(SchedulerInterface):
             if settings is not None:
                 self.kvyard_recorder = _begin(scheduler, *settings, self._clock)
         except KvyardError as refused:
-            logger.error("kvyard: nothing is recorded: %s", refused)
+            logger.warning("kvyard: nothing is recorded: %s", refused)
+        except Exception as fault:
+            logger.warning("kvyard: nothing is recorded, by a fault of the recorder's own: %r; serving goes on", fault)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         start = self._clock.now()
@@ -79,6 +65,9 @@ class RecordingMixin(SchedulerInterface):
         if output.total_num_scheduled_tokens:
             self._under_way += 1
             self._tell(_decided, self, start, output, list(self._preempted))
+        elif not self._under_way and not self._is_busy():
+            # vLLM asks once more after its last request has ended. Its output has left by then, so that writing delays none.
+            self._tell(EngineRecorder.idle, start)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -88,8 +77,7 @@ class RecordingMixin(SchedulerInterface):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if counts:
             self._under_way -= 1
-            scheduler: Any = self
-            self._tell(EngineRecorder.looked_at, any(scheduler.get_request_counts()))
+            self._tell(EngineRecorder.looked_at, self._is_busy())
         return outputs
 
     def add_request(self, request: Any) -> None:
@@ -116,8 +104,14 @@ class RecordingMixin(SchedulerInterface):
     def shutdown(self) -> None:
         scheduler: Any = self
         self._tell(lambda recorder: recorder.close({name: _text(r) for name, r in scheduler.requests.items()}))
+        if self.kvyard_recorder is not None:
+            atexit.unregister(self.kvyard_recorder.flush)
         self.kvyard_recorder = None
         super().shutdown()
+
+    def _is_busy(self) -> bool:
+        scheduler: Any = self
+        return any(scheduler.get_request_counts())
 
     def _tell(self, what: Callable[..., None], *args: Any) -> None:
         """Tell the recorder, if there is one; whatever it raises ends the recording and nothing else."""
@@ -136,12 +130,18 @@ class RecordingMixin(SchedulerInterface):
 def _begin(scheduler: Any, folder: Path, limit: int, clock: WallClock) -> EngineRecorder:
     started = WallClock.since_epoch().now() // SECOND
     place = folder / f"engine-{started}-{os.getpid()}-{scheduler.parallel_config.data_parallel_index}"
-    overlapping = bool(scheduler.scheduler_config.async_scheduling)
-    header, why_not = None, "asynchronous scheduling is on"
-    if not overlapping:
+    overlapping = scheduler.vllm_config.max_concurrent_batches > 1
+    staged = scheduler.parallel_config.pipeline_parallel_size > 1
+    header: dict[str, Any] | None = None
+    if staged:
+        why_not = "steps are in several pipeline stages at once, so that no pass has a time of its own"
+    elif overlapping:
+        why_not = "asynchronous scheduling is on"
+    else:
         header, why_not = _header(scheduler)
     if header is None:
-        logger.warning("kvyard: decisions are not recorded, only the trace and passes: %s", why_not)
+        left = "the trace" if staged else "the trace and passes"
+        logger.warning("kvyard: decisions are not recorded, only %s: %s", left, why_not)
     made = EngineRecorder(
         place,
         header,
@@ -149,7 +149,10 @@ def _begin(scheduler: Any, folder: Path, limit: int, clock: WallClock) -> Engine
         hash_block_size=scheduler.hash_block_size,
         limit=limit,
         overlapping=overlapping,
+        timed=not staged,
     )
+    # An engine in its caller's own process may end without a word: no schedule() after the last request, no shutdown().
+    atexit.register(made.flush)
     logger.info("kvyard: recording to %s", place)
     return made
 
