@@ -28,7 +28,7 @@ from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig, SpeculativeConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
-from kvyard.engine.scripted_loads import Script, ScriptedLoads
+from kvyard.engine.scripted_loads import LoadScript, ScriptedLoads
 from kvyard.engine.timing import Durations, TimingConfig
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
@@ -147,14 +147,14 @@ class SchedulerLog:
             raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
         self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
 
-    def scripts(self) -> dict[str, Script] | None:
+    def scripts(self) -> dict[str, LoadScript] | None:
         """What a connector has of each request, if there was one."""
         if not self.header["config"].get("connector"):
             return None
         made = {}
         for request in self.requests:
             tokens, load_ns = request["load"] or (0, None)
-            made[request["request"]] = Script(tokens, load_ns, request["send"])
+            made[request["request"]] = LoadScript(tokens, load_ns, request["send"])
         return made
 
     def _check_names(self, path: Path) -> None:

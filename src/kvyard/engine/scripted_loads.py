@@ -18,7 +18,7 @@ from kvyard.engine.load_source import AT_ONCE, NO_HELP, NO_ROOM, LoadSource
 from kvyard.engine.queue import Queue
 
 
-class Script(NamedTuple):
+class LoadScript(NamedTuple):
     """What there is elsewhere of one request, and what becomes of its blocks."""
 
     tokens: int
@@ -75,7 +75,7 @@ class HoldersFirst:
 class ScriptedLoads(LoadSource):
     """What a script has, for the jobs of one engine."""
 
-    def __init__(self, manager: BlockManager, config: EngineConfig, scripts: Mapping[str, Script]) -> None:
+    def __init__(self, manager: BlockManager, config: EngineConfig, scripts: Mapping[str, LoadScript]) -> None:
         """``scripts`` has every job's, by id."""
         super().__init__()
         self._manager = manager
