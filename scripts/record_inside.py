@@ -57,6 +57,9 @@ def serve(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if answer.finished:
                 cached += answer.num_cached_tokens or 0
         step += 1
+        if step == args.give_up_all_after:
+            engine.abort_request([request.name for request in asked])
+            break
     spent = time.thread_time_ns() - began
     engine.engine_core.shutdown()
     return {
@@ -77,6 +80,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--scheduler", default="kvyard.vllm.RecordingScheduler")
     parser.add_argument("--give-up", action="store_true", help="have clients give up on some")
+    parser.add_argument("--give-up-all-after", type=int, metavar="STEPS", help="have all clients give up then, and end")
     args = parser.parse_args()
     set_environment()
     os.environ.pop("KVYARD_RECORD", None)

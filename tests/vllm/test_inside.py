@@ -58,10 +58,10 @@ def test_tokens_hits_and_events_are_vllms_and_broken_managers_show(model: str, t
         assert set(differs) & {"tokens", "cached", "events", "error"}, name
 
 
-def record(out: Path, blocks: int) -> tuple[Path, float]:
+def record(out: Path, blocks: int, *more: str) -> tuple[Path, float]:
     """Serve with so many blocks; returns the recording, and the share of the prompts' tokens that were found cached."""
     done = subprocess.run(
-        [vllm_python(), ROOT / "scripts/record_inside.py", out, "--blocks", str(blocks), "--give-up"],
+        [vllm_python(), ROOT / "scripts/record_inside.py", out, "--blocks", str(blocks), "--give-up", *more],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
@@ -96,3 +96,9 @@ def test_a_recording_conforms_and_its_replay_says_what_twice_the_cache_would_do(
         predicted.append(json.loads(report.read_text())["reuse"]["all"]["value"])
     assert twice_measured > measured + 0.05
     assert predicted == pytest.approx([measured, twice_measured], abs=0.03)
+
+
+def test_decisions_conform_where_all_clients_give_up_after_a_step(tmp_path: Path) -> None:
+    recording, _ = record(tmp_path / "out", 97, "--give-up-all-after", "40")
+    assert "1 of 1 logs identical, 40 steps" in kvyard("conform", recording / "decisions.jsonl.gz")
+    assert json.loads((recording / "summary.json").read_text())["decisions"] == 40
