@@ -1,6 +1,7 @@
 """The scheduler of the installed vLLM, made from the settings of a log, without a model.
 
-The only file here that knows vLLM's API, written for 0.32. Where a new version has moved something, this is what to change.
+The file that knows vLLM's API, written for 0.32; that of connectors is known by ``scripted_connector.py``. Where a new version
+has moved something, this is what to change.
 """
 
 from __future__ import annotations
