@@ -249,14 +249,12 @@ class BlockManager:
             raise RequestError(f"request {request.id} holds blocks of another manager")
         if self.caching and request.chain.block_size != self._chain_size:
             self._refuse_chain(request)
-        if request.retention and not self.keeps_by_priority:
-            raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
-        if not self._has_clock and any(wish.duration is not None for wish in request.retention):
-            raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
+        if request.retention:
+            self._check_wishes(request)
         if not new and not external and not (hit is not None and hit.tokens):
             raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
         hits: Sequence[GroupHit] = self._no_hits
-        if hit is not None and (hit.tokens or any(found.blocks for found in hit.groups)):
+        if hit is not None and (hit.tokens or any([found.blocks for found in hit.groups])):
             if hit.request is not request:
                 raise RequestError(f"request {request.id}: the hit belongs to request {hit.request.id}")
             if hit.version != self.pool.version:
@@ -267,6 +265,12 @@ class BlockManager:
         if not request.tables:
             request.tables = [Table() for _ in self.groups]
         return hits
+
+    def _check_wishes(self, request: Request) -> None:
+        if not self.keeps_by_priority:
+            raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
+        if not self._has_clock and any(wish.duration is not None for wish in request.retention):
+            raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
 
     def _refuse_chain(self, request: Request) -> NoReturn:
         raise RequestError(

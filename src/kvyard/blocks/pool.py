@@ -52,7 +52,8 @@ class Pool:
     @property
     def version(self) -> int:
         """Changes whenever something cached is moved or forgotten: what was looked up before may be gone."""
-        return sum([cache_map.version for cache_map in self.maps])
+        maps = self.maps
+        return maps[0].version if len(maps) == 1 else sum([cache_map.version for cache_map in maps])
 
     @property
     def usage(self) -> float:
