@@ -218,7 +218,7 @@ class TestFailures:
         "url", ["localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x?y=1", "selfish"]
     )
     def test_no_address(self, url: str) -> None:
-        with pytest.raises(KvyardError, match="--live"):
+        with pytest.raises(KvyardError, match="is no address of an endpoint: give one such as http"):
             replay_live(rows(1), url)
 
     def test_a_token(self) -> None:
