@@ -1,15 +1,14 @@
 """``kvyard league``: routing policies side by side."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvyard.cli.grid import Bars, Jobs, count_jobs, finish, say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
 from kvyard.cli.settings import with_settings
-from kvyard.cli.sweep import INTERRUPTED, Bars
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import duration, number
@@ -29,9 +28,7 @@ def league(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder of results; by default league-TRACE in this one.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="Replays at a time; by default one per core.")
-    ] = None,
+    jobs: Jobs = None,
     slo: Slo = None,
     quiet: Quiet = False,
 ) -> None:
@@ -44,8 +41,7 @@ def league(
     """
     from kvyard.replay.league import league as run
 
-    if jobs is not None and jobs < 1:
-        raise KvyardError(f"--jobs {jobs}: at least 1, or leave it out for one per core")
+    at_a_time = count_jobs(jobs)
     given = dict(settings)
     jitter = given.pop("jitter", None)
     with Bars(quiet) as bars:
@@ -58,7 +54,7 @@ def league(
             jitters=["0", str(jitter)] if jitter is not None and duration("jitter", jitter) else ["0"],
             config=given,
             slo=slo,
-            jobs=jobs or os.cpu_count() or 1,
+            jobs=at_a_time,
             **reading,
             counted=bars.counted,
             progress=bars.told,
@@ -67,15 +63,8 @@ def league(
     if not quiet:
         if done.cells:
             done.show()
-        for path in paths:
-            typer.echo(f"written: {path}", err=True)
-    if done.sweep.interrupted:
-        typer.echo(f"Interrupted with {done.sweep.missing} runs to go; the same command goes on from there.", err=True)
-        raise typer.Exit(INTERRUPTED)
-    if done.sweep.failures:
-        for failure in done.sweep.failures if quiet else []:
-            typer.echo(f"{failure.point.label}: {failure.why}", err=True)
-        raise typer.Exit(1)
+        say_written(paths)
+    finish(done.sweep, quiet, "runs")
 
 
 def _parts(option: str, text: str) -> list[str]:

@@ -17,7 +17,13 @@ from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import find_config, plan
 from kvyard.engine.models.fields import Fields
-from kvyard.engine.models.planning import PlanOptions, weight_dtypes
+from kvyard.engine.models.planning import (
+    ExpertParallel,
+    PipelineParallel,
+    PlanOptions,
+    TensorParallel,
+    weight_dtypes,
+)
 from kvyard.engine.models.weights import find_weight_dtype
 from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
 from kvyard.engine.timing.deployment import Deployment
@@ -51,13 +57,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         int | None, Setting("The card's memory, where it isn't the usual, such as 80GiB.", flag=True, parse=size)
     ] = None
     gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.", flag=True)] = 0.92
-    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("tp", "-tp"))] = 1
-    pipeline_parallel_size: Annotated[
-        int, Setting("Stages that the model's layers are cut into.", flag=True, also=("pp", "-pp"))
-    ] = 1
-    enable_expert_parallel: Annotated[
-        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("ep", "-ep"))
-    ] = False
+    tensor_parallel_size: TensorParallel = 1
+    pipeline_parallel_size: PipelineParallel = 1
+    enable_expert_parallel: ExpertParallel = False
     weight_dtype: Annotated[
         str | None,
         Setting(

@@ -81,20 +81,23 @@ def weight_dtypes() -> list[str]:
     return list(WEIGHT_DTYPES)
 
 
+TensorParallel = Annotated[int, Setting("Cards that share every layer.", flag=True, also=("tp", "-tp"))]
+PipelineParallel = Annotated[int, Setting("Stages that the layers are cut into.", flag=True, also=("pp", "-pp"))]
+ExpertParallel = Annotated[
+    bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("ep", "-ep"))
+]
+
+
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is run. Names and defaults are vLLM's."""
 
     gpu_memory_utilization: Annotated[float, Setting("The share of it that the engine may use.", flag=True)] = 0.92
-    tensor_parallel_size: Annotated[int, Setting("Cards that share every layer.", flag=True, also=("tp", "-tp"))] = 1
-    pipeline_parallel_size: Annotated[
-        int, Setting("Stages that the layers are cut into.", flag=True, also=("pp", "-pp"))
-    ] = 1
+    tensor_parallel_size: TensorParallel = 1
+    pipeline_parallel_size: PipelineParallel = 1
     data_parallel_size: Annotated[
         int, Setting("Ranks that share the experts, each with requests of its own.", flag=True, also=("dp", "-dp"))
     ] = 1
-    enable_expert_parallel: Annotated[
-        bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("ep", "-ep"))
-    ] = False
+    enable_expert_parallel: ExpertParallel = False
     weight_dtype: Annotated[
         str | None,
         Setting("What weights are stored in, if not as in the model: {choices}.", flag=True, choices=weight_dtypes),
