@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
+from kvyard.cli.app import INTERRUPTED
 from kvyard.cli.serving import TOKEN_VARIABLE, read_token
 from kvyard.errors import KvyardError
-
-INTERRUPTED = 130
 
 
 def calibrate(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvyard.cli.app import INTERRUPTED
 from kvyard.errors import KvyardError
 
 if TYPE_CHECKING:
     from kvyard.replay.sweep import Sweep
 
-INTERRUPTED = 130
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", help="Replays at a time; by default one per core.")]
 
 

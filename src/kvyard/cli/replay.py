@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvyard.cli.app import INTERRUPTED
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, read_trace, with_reading
 from kvyard.cli.serving import read_token
 from kvyard.cli.settings import with_settings
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from kvyard.server.rehearsal.run import Proof
 
 
-INTERRUPTED = 130
 LIVE = "Live runs"
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kvyard.cli.app import INTERRUPTED
 from kvyard.cli.reading import read_trace, with_reading
-from kvyard.cli.replay import INTERRUPTED, check_outputs, patient
+from kvyard.cli.replay import check_outputs, patient
 from kvyard.cli.settings import with_settings
 from kvyard.replay.settings import SETTINGS
 
