@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvyard.errors import KvyardError
+from kvyard.replay.jobs import LocalExecutor, Task
 from kvyard.replay.report import Report
 from kvyard.replay.report.compare import compare, print_comparison, write_comparison
 from kvyard.replay.report.files import read_report
 from kvyard.replay.report.page import write_html
 from kvyard.replay.run import read_slo
 from kvyard.replay.settings import make_config
-from kvyard.replay.sweep.jobs import Task, run_tasks
 
 TRACE = Path(__file__).parent / "data" / "mooncake_conversation.jsonl.xz"
 REQUESTS = 12_031
@@ -98,7 +98,7 @@ def replay_all(out: Path, limit: int | None, jobs: int, console: Console) -> lis
                 raise KvyardError(f"{label}: {why}")
 
         # The longest first, so that it isn't waited for at the end.
-        run_tasks(tasks[::-1], jobs, ended, told)
+        LocalExecutor(jobs).run(tasks[::-1], ended, told)
     return [read_report(path) for path in paths]
 
 

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from kvyard.errors import KvyardError
 from kvyard.replay import replay
 from kvyard.replay.report.files import to_json
 from kvyard.replay.sweep import Sweep, sweep
-from kvyard.replay.sweep.jobs import Task
 from kvyard.replay.sweep.page import axis, page
 from kvyard.replay.traces.writing import write_trace
 
@@ -112,26 +110,6 @@ def test_a_point_that_fails_leaves_the_others(trace: Path, tmp_path: Path, jobs:
         rows = list(csv.DictReader(file))
     assert "none of the 100" in rows[0]["error"] and not rows[1]["error"]
     assert "none of the 100" in (tmp_path / "sweep.html").read_text()
-
-
-@pytest.mark.timeout(400)
-def test_a_process_that_dies_is_a_failure(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvyard.replay.sweep import jobs
-
-    victims: list[int] = []
-    start = jobs._Crew._start
-
-    def started(self: jobs._Crew, task: Task) -> None:
-        start(self, task)
-        if not victims:
-            process = next(reversed(self._at_work.values()))[1]
-            victims.append(process.pid)
-            os.kill(process.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(jobs._Crew, "_start", started)
-    made = sweep(trace, {"router": ["kv", "random"]}, folder=tmp_path, trace_block_size=16, jobs=2, **BASE)
-    assert len(made.done) == 1 and len(made.failures) == 1
-    assert "exit code -9" in made.failures[0].why
 
 
 def test_an_interrupt_keeps_what_is_done(trace: Path, tmp_path: Path) -> None:

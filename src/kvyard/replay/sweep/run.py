@@ -8,12 +8,12 @@ import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
+from kvyard.replay.jobs import Executor, LocalExecutor, Task, Told
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.files import read_report
 from kvyard.replay.run import read_slo
 from kvyard.replay.settings import SETTINGS
 from kvyard.replay.sweep.grid import Grid, GridPoint, fingerprint, make_grid
-from kvyard.replay.sweep.jobs import Task, Told, run_tasks
 from kvyard.replay.traces import open_trace
 
 POINTS = "points"
@@ -78,6 +78,7 @@ def sweep(
     config: str | Path | Mapping[str, object] | None = None,
     slo: Slo | Mapping[str, float] | str | None = None,
     jobs: int = 1,
+    executor: Executor | None = None,
     format: str | None = None,
     skip_bad: bool = False,
     sort: bool = False,
@@ -90,13 +91,12 @@ def sweep(
     """Replay ``trace`` at every combination of ``vary``, the rest by ``config`` and ``settings`` as for ``replay``.
 
     Reports go into ``folder``; those of equal points that lie there from an earlier run are taken as they are. ``jobs``
-    processes share the work; with one, it is done right here. ``counted`` is told how many points there are and how many of
-    them are through, whenever that changes; ``progress`` the steps of each point. A KeyboardInterrupt ends it; what is
-    finished stays. Raises ``KvyardError`` before anything runs for settings that make no sense, at any point. A point that
-    fails later, because no request fits, say, is among ``failures``.
+    processes share the work, with one it is done right here; or ``executor`` does it. ``counted`` is told how many points
+    there are and how many of them are through, whenever that changes; ``progress`` the steps of each point. A
+    KeyboardInterrupt ends it; what is finished stays. Raises ``KvyardError`` before anything runs for settings that make no
+    sense, at any point. A point that fails later, because no request fits, say, is among ``failures``.
     """
-    if jobs < 1:
-        raise KvyardError(f"jobs must be at least 1, got {jobs}")
+    crew = executor or LocalExecutor(jobs)
     wanted = read_slo(slo)
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "block_size": trace_block_size}
     if chain_ids:
@@ -113,7 +113,7 @@ def sweep(
         raise KvyardError(f"can't make the folder {kept}: {error.strerror}") from None
     tasks: dict[str, Task] = {}
     for point in made.grid.points:
-        report = _kept(kept / f"{point.key}.json")
+        report = kept_report(kept / f"{point.key}.json")
         if report is not None:
             made.reports[point.key] = report
         else:
@@ -139,19 +139,18 @@ def sweep(
 
     count()
     try:
-        run_tasks(list(tasks.values()), jobs, ended, progress)
+        crew.run(list(tasks.values()), ended, progress)
     except KeyboardInterrupt:
         made.interrupted = True
-        for key in tasks:  # one may have finished without getting round to saying so
-            report = made.reports.get(key) or _kept(kept / f"{key}.json")
+        for key in tasks:  # one may have been written just before its end could be told
+            report = made.reports.get(key) or kept_report(kept / f"{key}.json")
             if report is not None:
                 made.reports[key] = report
-            (kept / f"{key}.json.part").unlink(missing_ok=True)
     made.failures.sort(key=lambda failure: made.grid.points.index(failure.point))
     return made
 
 
-def _kept(path: Path) -> Report | None:
+def kept_report(path: Path) -> Report | None:
     """The report of an earlier run, unless it is missing, damaged or of another version: then it is made again."""
     if not path.is_file():
         return None

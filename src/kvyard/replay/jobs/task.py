@@ -1,0 +1,63 @@
+"""One replay as a value that can be sent to another process or machine, and what running it gives: the bytes of a report."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.report import Slo
+from kvyard.replay.traces import Trace, open_trace
+
+
+class TracePart(msgspec.Struct, frozen=True):
+    """Which requests of a trace are replayed; all of them, unless it says otherwise."""
+
+    since: int = 0
+    """Nanoseconds since the trace began: those that arrive then or later ..."""
+    until: int | None = None
+    """... and before this."""
+    skip: int = 0
+    """Of these, so many are left out ..."""
+    first: int | None = None
+    """... and so many are taken."""
+
+    def of(self, trace: Trace) -> Trace:
+        """That part of ``trace``, its first arrival at 0. Raises ``KvyardError`` as ``sliced`` does."""
+        from kvyard.replay.traces.changes import sliced
+
+        if self == TracePart():
+            return trace
+        return sliced(trace, since=self.since, until=self.until, skip=self.skip, first=self.first)
+
+
+class Task(NamedTuple):
+    """One replay to run."""
+
+    trace: str
+    reading: Mapping[str, Any]
+    """Arguments of ``open_trace``."""
+    config: ReplayConfig
+    slo: Slo | None
+    label: str
+    path: str
+    """Where its report goes."""
+    key: str
+    """What it is called when its progress and its end are told."""
+    part: TracePart = TracePart()
+
+
+def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes:
+    """Run one replay right here; returns its report as JSON. ``told`` hears of requests through and of the virtual time.
+
+    Raises ``KvyardError``; a KeyboardInterrupt goes on.
+    """
+    from kvyard.replay.report.files import to_json
+    from kvyard.replay.run import replay
+
+    source = task.part.of(open_trace(task.trace, **task.reading))
+    tell = None if told is None else lambda came, through, now: told(through, now)
+    done = replay(source, config=task.config, slo=task.slo, label=task.label, progress=tell)
+    if not done.complete:
+        raise KeyboardInterrupt
+    return to_json(done.report)
