@@ -17,6 +17,7 @@ from kvyard.engine.speculative import SpeculativeBatch
 from kvyard.engine.timing import make_timing
 from kvyard.engine.watcher import NO_WATCHER, Watcher
 from kvyard.events.batcher import Batcher
+from kvyard.events.types import Sink
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.timeline import Timeline
 
@@ -51,19 +52,7 @@ def make_core(
         batcher = Batcher([spec.meta for spec in specs], stream=name, with_tokens=with_tokens)
     speculative = config.speculative
     clock = VirtualClock()
-    manager = BlockManager(
-        config.num_gpu_blocks + 1,
-        specs,
-        caching=config.enable_prefix_caching,
-        max_model_len=config.max_model_len or 1 << 30,
-        max_in_flight_tokens=config.max_num_batched_tokens * (2 if ahead else 1),
-        watermark=config.watermark,
-        retention_interval=config.retention_interval,
-        use_eagle=speculative is not None and speculative.eagle,
-        eviction=config.eviction,
-        sink=batcher,
-        now=clock.now,
-    )
+    manager = make_manager(config, clock.now, batcher)
     offload: Offload | None = None
     if config.tiers is not None:
         assert config.bytes_per_block is not None
@@ -91,6 +80,23 @@ def make_core(
         plans=plans,
         depth=2 if ahead else 1,
         name=name,
+    )
+
+
+def make_manager(config: EngineConfig, now: Callable[[], int], sink: Sink | None = None) -> BlockManager:
+    """The block manager of such a rank. Raises ``ConfigError``."""
+    return BlockManager(
+        config.num_gpu_blocks + 1,
+        config.specs,
+        caching=config.enable_prefix_caching,
+        max_model_len=config.max_model_len or 1 << 30,
+        max_in_flight_tokens=config.max_num_batched_tokens * (2 if config.decides_ahead else 1),
+        watermark=config.watermark,
+        retention_interval=config.retention_interval,
+        use_eagle=config.speculative is not None and config.speculative.eagle,
+        eviction=config.eviction,
+        sink=sink,
+        now=now,
     )
 
 

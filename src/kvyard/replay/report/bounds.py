@@ -8,9 +8,10 @@ running requests take room in it. So each is a bound, and none can be reached qu
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvyard.replay.report.plain_cache import PlainCache, absent_levels, plainly_lru
 from kvyard.replay.report.report import Share, share
 from kvyard.replay.traces.bounds import Accesses, belady, infinite
 from kvyard.replay.traces.identity import prefix_ids, token_ids
@@ -27,22 +28,25 @@ BOUNDS = {
     "routed_belady": "Ideal eviction per worker, routed as it was",
 }
 """What is bounded, in words; caches are as large as the tiers of a worker together."""
-LRU = {
-    "pooled": "LRU, one cache as large as all together",
-    "routed": "LRU per worker, routed as it was",
+PLAIN = {
+    "pooled": "This eviction, one cache as large as all together",
+    "routed": "This eviction per worker, routed as it was",
 }
-"""What the plainest cache of that size would have found. It bounds nothing; it tells a loss by eviction from one by routing."""
-WORDS = BOUNDS | LRU
+"""What a cache of the same kind would have found in which nothing runs. It bounds nothing; it tells a loss by eviction from one
+by routing."""
+WORDS = BOUNDS | PLAIN
 
 
 def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: int | None = None) -> dict[str, Share]:
-    """The ``BOUNDS`` and ``LRU`` of what ``fleet`` has run, ``requests`` being its trace once more.
+    """The ``BOUNDS`` and ``PLAIN`` caches of what ``fleet`` has run, ``requests`` being its trace once more.
 
     Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of ``token_block``, the
-    fleet's own size if left out, and their answers can be reused too. Where workers share a tier, what was routed where bounds
-    nothing, and is left out. Raises ``KvyardError`` for ids that aren't cumulative.
+    fleet's own size if left out, and their answers can be reused too. What such a fleet has no answer to is left out
+    (``absent_levels``). Raises ``KvyardError`` for ids that aren't cumulative.
     """
-    size = token_block or min(spec.block_size for spec in fleet.config.workers[0].engine.specs)
+    config = fleet.config
+    plainly, absent = plainly_lru(config), absent_levels(config)
+    size = token_block or min(spec.block_size for spec in config.workers[0].engine.specs)
     rows = []
     for number, request in enumerate(requests):
         record = fleet.records.get(request.id)
@@ -51,12 +55,13 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
             answered = ids
             if request.ids is None and request.tokens is not None and request.output_tokens:
                 answered = token_ids([*request.tokens, *request.output_tokens], size)
-            rows.append((record.admitted, number, record.worker, ids or (), answered or (), per_id or 1, record.input))
+            row = (record.admitted, number, record.worker, ids or (), answered or (), per_id or 1, record.input)
+            rows.append((*row, None if plainly else request))
     rows.sort(key=lambda row: row[:2])
-    whole = sum(row[-1] for row in rows)
+    whole = sum(row[-2] for row in rows)
     together = _PromptLookups()
     apart: dict[str, _PromptLookups] = {}
-    for _, _, worker, ids, answered, per_id, length in rows:
+    for _, _, worker, ids, answered, per_id, length, _ in rows:
         together.add(ids, answered, per_id, length)
         apart.setdefault(worker, _PromptLookups()).add(ids, answered, per_id, length)
     rooms = {
@@ -66,19 +71,52 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
     }
     every = [pool for room in rooms.values() for pool in room]
     room = sum(dict(every).values())
-    found = {"infinite": together.endless, "belady": together.ideal(room), "pooled": together.lru(room)}
+    found = {"infinite": together.endless}
+    if "belady" not in absent:
+        found["belady"] = together.ideal(room)
+    apart_rooms = {name: sum(tokens for _, tokens in rooms[name]) for name in apart}
+    if plainly:
+        found["pooled"] = together.lru(room)
     if len(dict(every)) == len(every):
         found["routed_infinite"] = sum(prompts.endless for prompts in apart.values())
-        found["routed_belady"] = sum(
-            prompts.ideal(sum(tokens for _, tokens in rooms[name])) for name, prompts in apart.items()
-        )
-        found["routed"] = sum(prompts.lru(sum(tokens for _, tokens in rooms[name])) for name, prompts in apart.items())
+        if "belady" not in absent:
+            found["routed_belady"] = sum(prompts.ideal(apart_rooms[name]) for name, prompts in apart.items())
+        if plainly:
+            found["routed"] = sum(prompts.lru(apart_rooms[name]) for name, prompts in apart.items())
+    if not plainly:
+        found |= _managed(fleet, [(at, worker, request) for at, _, worker, *_, request in rows], absent)
     return {
         name: share(
             found[name], whole, f"prompt tokens reused ({WORDS[name].lower()}) / prompt tokens of admitted requests"
         )
         for name in found
     }
+
+
+def _managed(
+    fleet: Fleet, rows: Sequence[tuple[int, str, TraceRequest | None]], absent: Mapping[str, str]
+) -> dict[str, int]:
+    """The ``PLAIN`` caches by simulation, as far as they aren't ``absent``."""
+    pools = {
+        (worker.name if len(worker.cores) == 1 else f"{worker.name}@{rank}"): (kind.engine, core)
+        for worker, kind in zip(fleet.workers, (kind for kind in fleet.config.workers for _ in range(kind.count)))
+        for rank, core in enumerate(worker.cores)
+    }
+    blocks = {name: core.scheduler.manager.pool.num_blocks - 1 for name, (_, core) in pools.items()}
+    caches: dict[str, list[PlainCache]] = {}
+    if "pooled" not in absent:
+        one = PlainCache(fleet.config.workers[0].engine, sum(blocks.values()))
+        for at, _, request in rows:
+            assert request is not None
+            one.add(request, at)
+        caches["pooled"] = [one]
+    if "routed" not in absent:
+        apart = {name: PlainCache(engine, blocks[name]) for name, (engine, _) in pools.items()}
+        for at, worker, request in rows:
+            assert request is not None
+            apart[worker].add(request, at)
+        caches["routed"] = list(apart.values())
+    return {name: sum(cache.found for cache in made) for name, made in caches.items()}
 
 
 class _PromptLookups:

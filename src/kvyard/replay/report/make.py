@@ -28,6 +28,7 @@ from kvyard.replay.report.report import (
     WorkerReport,
     share,
 )
+from kvyard.replay.report.waterfall import make_waterfall
 from kvyard.router.pace import engine_pace
 from kvyard.tiers.copies import LinkedTier
 from kvyard.tiers.counters import CopyTotals
@@ -72,20 +73,23 @@ def make_report(
     workers = [_worker(worker, seen.by_worker.get(worker.name, []), duration) for worker in fleet.workers]
     gaps = together([recorder.gaps for worker in fleet.workers for recorder in worker.recorders])
     fields = seen.fields(workers, gaps, label=label, trace=trace, slo=slo)
+    reuse, router = _reuse(admitted), _router(fleet, records)
+    rate = engine_pace(fleet.config.workers[0].engine).per_token if bounds else None
     return Report(
         **fields,
         config=msgspec.json.decode(msgspec.json.encode(fleet.config)),
         timing=make_timings(fleet.config),
-        reuse=_reuse(admitted),
+        reuse=reuse,
         misses=_misses(admitted),
         missed_tokens=_missed_tokens(fields["series"], admitted),
-        router=_router(fleet, records),
+        router=router,
         preemptions=sum(record.preemptions for record in records),
         tiers=make_tiers(fleet, duration),
         transfers=make_transfers(fleet),
         loading=make_loading(records),
         bounds=dict(bounds or {}),
-        prefill_ms_per_token=engine_pace(fleet.config.workers[0].engine).per_token if bounds else None,
+        waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
+        prefill_ms_per_token=rate,
         timeline=make_samples(fleet, seen.start),
     )
 

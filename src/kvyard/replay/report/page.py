@@ -10,7 +10,7 @@ from kvyard.replay.report import words as say
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share, WorkerReport
-from kvyard.replay.report.waterfall import LEVELS, step_cells, waterfall
+from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
 
 def write_html(report: Report, path: str | Path) -> None:
@@ -210,13 +210,17 @@ def _misses(made: Page, report: Report) -> None:
             rows.append(_swatched(key, f"Computed: {words.lower()}", tokens, report.misses.get(key)))
     columns = ["", "of prompt tokens", "tokens", "prefixes ended", "numerator / denominator"]
     made.cards("one", card("Prompt tokens", "", table(columns, rows)))
-    if steps := waterfall(report):
+    if steps := report.waterfall.steps:
         text = (
-            "From an endless cache to what was delivered. Steps add up; a plus in time is prefill that had to be done."
+            "From an endless cache to what was delivered. Steps add up; a plus in time is prefill that had to be done. "
+            + " ".join(absent_notes(report))
         )
-        rows = [row([LEVELS[step.level].capitalize(), *step_cells(step, report)]) for step in steps]
-        columns = ["", "tokens", "of prompt tokens", "change", "prefill time", "lost by"]
-        made.cards("one", card("Where the reuse went", text, table(columns, rows)))
+        rows = [
+            row([LEVELS[step.level].capitalize(), *step_cells(step, report)], marks=["", "", "", "", "", "words"])
+            for step in steps
+        ]
+        columns = ["", "tokens", "of prompt tokens", "change", "prefill time", "lost / won by"]
+        made.cards("one", card("Where the reuse went", text.strip(), table(columns, rows)))
 
 
 def _share(words: str, share: Share, kind: str = "", requests: Share | None = None) -> str:

@@ -111,6 +111,27 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """To the tier above, by direction: ``outward`` and ``inward``."""
 
 
+class WaterfallStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A level of reuse, and the step that leads down (or up) to it."""
+
+    level: str
+    """``infinite``, ``belady``, ``pooled``, ``routed``, ``believed``, ``kept`` or ``delivered``."""
+    tokens: int
+    """Prompt tokens that needn't be computed at this level."""
+    change: int
+    """From the level before; 0 for the first."""
+    ms: float | None
+    """Milliseconds of prefill that the change costs (or saves, below 0); ``None`` where that isn't known."""
+
+
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the reuse went: from an endless cache to what was delivered."""
+
+    steps: list[WaterfallStep] = msgspec.field(default_factory=list)
+    absent: dict[str, str] = msgspec.field(default_factory=dict)
+    """Levels that aren't given, with the reason."""
+
+
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the router did, and what it left on the table."""
 
@@ -243,6 +264,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds that requests waited for loads, of those that did."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)
     """What caches could have reached at best, where it was asked for."""
+    waterfall: Waterfall = Waterfall()
+    """Where the reuse went, where bounds were asked for."""
     prefill_ms_per_token: float | None = None
     """What a prompt token takes in a full pass, on a worker of the first kind."""
     workers: list[WorkerReport]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvyard.replay.report import words as say
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.report import LATENCIES, LENGTHS, LiveReport, Report
-from kvyard.replay.report.waterfall import LEVELS, WaterfallStep, step_cells, waterfall
+from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,8 +39,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_sending(report.live))
     if report.reuse:
         console.print(_prompts(report))
-    if steps := waterfall(report):
-        console.print(_waterfall(report, steps))
+    if report.waterfall.steps:
+        console.print(_waterfall(report))
     if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
         console.print(_tiers(report))
     if report.transfers:
@@ -158,11 +157,14 @@ def _prompts(report: Report) -> Table:
     return table
 
 
-def _waterfall(report: Report, steps: Sequence[WaterfallStep]) -> Table:
+def _waterfall(report: Report) -> Table:
     table = _table("Where the reuse went", "tokens", "of prompts", "change", "prefill time", "by")
-    for step in steps:
+    for step in report.waterfall.steps:
         cells = step_cells(step, report)
         table.add_row(LEVELS[step.level].capitalize(), *cells, style="bold" if step.level == "delivered" else "")
+    table.columns[-1].no_wrap, table.columns[-1].justify = False, "left"
+    if notes := absent_notes(report):
+        table.caption, table.caption_justify = " ".join(notes), "left"
     return table
 
 

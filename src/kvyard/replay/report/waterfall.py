@@ -5,17 +5,25 @@ where more was found at admission than the router knew of. Milliseconds are what
 passes on a worker of the first kind.
 """
 
-import msgspec
+from __future__ import annotations
 
-from kvyard.replay.report.report import Report
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvyard.replay.report.plain_cache import absent_levels
+from kvyard.replay.report.report import Report, RouterReport, Share, Waterfall, WaterfallStep
 from kvyard.replay.report.words import percent, span, whole
 
+if TYPE_CHECKING:
+    from kvyard.replay.config import ReplayConfig
+
 LEVELS = {
-    "infinite": "an endless cache, shared by all",
-    "belady": "one cache as large as all together, ideal eviction",
-    "pooled": "the same, evicting the least recently used",
-    "routed": "split up, and routed as it was",
+    "infinite": "endless cache, shared by all",
+    "belady": "one cache, ideal eviction",
+    "pooled": "one cache, this eviction",
+    "routed": "split, routed as it was",
     "believed": "as the router knew it",
+    "kept": "still there at admission",
     "delivered": "found at admission",
 }
 """Where each step leads, in words."""
@@ -23,40 +31,38 @@ LOSSES = {
     "belady": "too little room",
     "pooled": "eviction without foresight",
     "routed": "routed elsewhere",
-    "believed": "not known to the router",
-    "delivered": "gone, or more than was known",
+    "believed": "not known, or no room for it",
+    "kept": "gone before it was admitted",
+    "delivered": "no room beside running ones",
 }
 """What each step is a loss by."""
+GAINS = {
+    "routed": "apart from what evicts it",
+    "believed": "expected of running ones",
+    "delivered": "there without being known",
+}
+"""What each step is a gain by."""
 
 
-class WaterfallStep(msgspec.Struct, frozen=True):
-    """One level, and the step to it."""
-
-    level: str
-    """A name of ``LEVELS``."""
-    tokens: int
-    """Prompt tokens that needn't be computed at this level."""
-    change: int
-    """From the level before; 0 for the first."""
-    ms: float | None
-    """Milliseconds of prefill that the change costs (or saves, below 0); ``None`` where that isn't known."""
-
-
-def waterfall(report: Report) -> list[WaterfallStep]:
-    """The steps of a report that has bounds; none without. Levels that aren't known there are left out."""
-    bounds, router = report.bounds, report.router
+def make_waterfall(
+    config: ReplayConfig, bounds: Mapping[str, Share], router: RouterReport, reused: Share, rate: float | None
+) -> Waterfall:
+    """The steps of a run; none without ``bounds``. ``rate`` is what a prompt token takes, in milliseconds."""
     if not bounds:
-        return []
+        return Waterfall()
     levels = {name: bounds[name].part for name in LEVELS if name in bounds}
-    if router is not None and router.regret.whole:
-        levels["believed"] = int(router.belief.whole)
-    levels["delivered"] = int(report.reuse["all"].part)
+    absent = {name: why for name, why in absent_levels(config).items() if name not in levels}
+    if router.regret.whole:
+        levels["believed"], levels["kept"] = router.belief.whole, router.belief.part
+    else:
+        absent["believed"] = absent["kept"] = f"{router.policy} knew of no worker that had any of a prompt"
+    levels["delivered"] = reused.part
     steps: list[WaterfallStep] = []
-    rate = report.prefill_ms_per_token
     for name, tokens in levels.items():
-        change = int(tokens) - steps[-1].tokens if steps else 0
-        steps.append(WaterfallStep(name, int(tokens), change, None if rate is None else -change * rate))
-    return steps
+        change = tokens - steps[-1].tokens if steps else 0
+        ms = None if rate is None else -change * rate + 0.0  # no -0.0
+        steps.append(WaterfallStep(level=name, tokens=tokens, change=change, ms=ms))
+    return Waterfall(steps=steps, absent=absent)
 
 
 def step_cells(step: WaterfallStep, report: Report) -> list[str]:
@@ -65,6 +71,19 @@ def step_cells(step: WaterfallStep, report: Report) -> list[str]:
     cells = [whole(step.tokens), percent(step.tokens / all_tokens) if all_tokens else "–"]
     if not step.change:
         return [*cells, "", "", ""]
-    lost = LOSSES.get(step.level, "") if step.change < 0 else ""
-    time = "" if step.ms is None else f"{'+' if step.ms > 0 else '-'}{span(abs(step.ms) / 1e3)}"
-    return [*cells, f"{step.change:+,}", time, lost]
+    by = LOSSES.get(step.level, "") if step.change < 0 else GAINS.get(step.level, "")
+    time = "" if step.ms is None else f"{'+' if step.ms > 0 else '-'}{prefill_time(abs(step.ms))}"
+    return [*cells, f"{step.change:+,}", time, by]
+
+
+def prefill_time(ms: float) -> str:
+    """So many milliseconds of computing, in milliseconds up to ten seconds."""
+    return span(ms / 1e3) if ms >= 10_000 else f"{ms:,.0f} ms"
+
+
+def absent_notes(report: Report) -> list[str]:
+    """Why levels aren't given, a sentence for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in report.waterfall.absent.items():
+        reasons.setdefault(why, []).append(LEVELS[name])
+    return [f"Not given: {', and '.join(levels)}; {why}." for why, levels in reasons.items()]
