@@ -21,7 +21,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from kvyard.errors import KvyardError
 from kvyard.replay.jobs import LocalExecutor, Task
 from kvyard.replay.report import Report
-from kvyard.replay.report.compare import compare, print_comparison, write_comparison
+from kvyard.replay.report.compare import compare, print_comparison
+from kvyard.replay.report.compare_page import write_comparison
 from kvyard.replay.report.files import read_report
 from kvyard.replay.report.page import write_html
 from kvyard.replay.run import read_slo

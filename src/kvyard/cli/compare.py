@@ -17,7 +17,8 @@ def compare(
     import msgspec
 
     from kvyard.replay.report.compare import compare as put_side_by_side
-    from kvyard.replay.report.compare import print_comparison, write_comparison
+    from kvyard.replay.report.compare import print_comparison
+    from kvyard.replay.report.compare_page import write_comparison
     from kvyard.replay.report.files import read_report
 
     reports = [read_report(path) for path in files]

@@ -18,7 +18,8 @@ from tests.server.mock.support import Served
 from kvyard.replay import replay
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.run import replay_live
-from kvyard.replay.report.compare import compare, write_comparison
+from kvyard.replay.report.compare import compare
+from kvyard.replay.report.compare_page import write_comparison
 from kvyard.replay.report.page import write_html
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(BINARY is None, reason="no chromium here")]

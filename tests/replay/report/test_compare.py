@@ -19,6 +19,8 @@ from kvyard.replay.report.compare import (
     unique,
     value_text,
 )
+from kvyard.replay.report.figures import waterfalls
+from kvyard.replay.report.report import Waterfall
 
 
 def line(key: str, *runs: object) -> ComparedLine:
@@ -102,3 +104,29 @@ def test_many_runs_come_in_several_tables(width: int) -> None:
     assert len(heads) == {80: 6, 120: 2}[width]
     assert all(f"kv #{number}" in text for number in range(2, 7)) and "…" not in text
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_waterfalls_side_by_side() -> None:
+    slow, fast = reported(policy="round-robin", blocks=2200), reported(policy="kv")
+    found = {one.key: one for one in compare([slow, fast]).lines}
+    for number, run in enumerate((slow, fast)):
+        whole = run.reuse["all"].whole
+        steps = {step.level: step for step in run.waterfall.steps}
+        assert found["waterfall.delivered"].values[number] == run.reuse["all"].value
+        for key, line_ in found.items():
+            what, _, level = key.partition(".")
+            if what == "waterfall":
+                assert line_.values[number] == (steps[level].tokens / whole if level in steps else None)
+            elif what == "lost":
+                assert line_.values[number] == (steps[level].ms if level in steps else None)
+    assert found["lost.routed"].values[0] > found["lost.routed"].values[1]  # type: ignore[operator]
+    assert found["waterfall.believed"].values[0] is None  # round-robin knows nothing
+
+
+def test_bars_of_waterfalls_are_as_long_as_an_endless_cache() -> None:
+    runs = [reported(policy="round-robin", blocks=2200), reported(policy="kv"), reported(host=3000)]
+    figure = waterfalls([*runs, replace(runs[0], waterfall=Waterfall())], ["a", "b", "c", "without bounds"])
+    assert [row["name"] for row in figure["rows"]] == ["a", "b", "c"]
+    for row, run in zip(figure["rows"], runs):
+        tokens = [int(part["text"].split(", ")[1].split()[0].replace(",", "")) for part in row["parts"]]
+        assert sum(tokens) == run.bounds["infinite"].part and tokens[0] == run.reuse["all"].part

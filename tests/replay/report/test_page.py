@@ -15,7 +15,8 @@ from tests.replay.report.support import config, reported
 from kvyard.errors import KvyardError
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
-from kvyard.replay.report.compare import compare, comparison_page, write_comparison
+from kvyard.replay.report.compare import compare
+from kvyard.replay.report.compare_page import comparison_page, write_comparison
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page, write_html
 
@@ -117,7 +118,7 @@ class TestInABrowser:
     def test_report(self, tab: Tab, tmp_path: Path, width: int, dark: bool) -> None:
         write_html(tiered(), tmp_path / "r.html")
         tab.open(tmp_path / "r.html", width, dark=dark)
-        sound(tab, 13, width)
+        sound(tab, 14, width)
         assert all(len(titles) >= 1 and all(titles) for titles in titled(tab))
         assert tab.ask("document.querySelectorAll('.chart .series').length") > 200
         ground = tab.ask("getComputedStyle(document.body).backgroundColor")
@@ -165,14 +166,14 @@ class TestInABrowser:
         write_comparison(compare(reports), reports, tmp_path / "c.html")
         for dark in (False, True):
             tab.open(tmp_path / "c.html", dark=dark)
-            sound(tab, 9, 1280)
+            sound(tab, 10, 1280)
             if place := os.environ.get("KVYARD_PICTURES"):
                 tab.picture(Path(place) / f"compare{'-dark' if dark else ''}.png")
         assert all(titles and all(titles) for titles in titled(tab))
         assert tab.ask("document.querySelectorAll('td.best').length") > 5
         counts = tab.ask("[...document.querySelectorAll('.chart')].map(e => e.querySelectorAll('path.series').length)")
-        assert counts[1:] == [3] * 8
-        tab.hover(".chart[data-figure='1'] svg")
+        assert counts[2:] == [3] * 8
+        tab.hover(".chart[data-figure='2'] svg")
         assert "kv + host" in tab.ask("document.getElementById('tip').textContent")
 
     @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ class TestInABrowser:
         made: Report = report()  # type: ignore[operator]
         write_html(made, tmp_path / "r.html")
         tab.open(tmp_path / "r.html")
-        sound(tab, 13, 1280)
+        sound(tab, 14 if made.waterfall.steps else 13, 1280)
         write_comparison(compare([made, tiered()]), [made, tiered()], tmp_path / "c.html")
         tab.open(tmp_path / "c.html")
-        sound(tab, 9, 1280)
+        sound(tab, 10, 1280)

@@ -12,7 +12,8 @@ from tests.replay.report.support import reported, trace
 
 from kvyard.replay.report import Report
 from kvyard.replay.report import words as say
-from kvyard.replay.report.compare import compare, comparison_page
+from kvyard.replay.report.compare import compare
+from kvyard.replay.report.compare_page import comparison_page
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page
 from kvyard.replay.report.table import report_text

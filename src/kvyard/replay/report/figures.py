@@ -200,6 +200,50 @@ def composition(reports: Sequence[Report], names: Sequence[str]) -> Figure:
     return figure | {"names": False, "thick": 40, "marks": _bounds(reports[0])} if len(reports) == 1 else figure
 
 
+FALLS = {
+    "delivered": ("Delivered", "blue"),
+    "worker": ("Lost at the worker", "orange"),
+    "routed": ("Lost by routing", "yellow"),
+    "pooled": ("Lost by eviction", "red"),
+    "belady": ("Lost by room", "magenta"),
+}
+"""Parts of a waterfall, from what was left to what was lost first."""
+
+
+def waterfalls(reports: Sequence[Report], names: Sequence[str]) -> Figure:
+    """Where the reuse went, a bar per run that has bounds, as long as what an endless cache would have found. A step that was a
+    gain is taken off the losses after it.
+    """
+    rows, seen = [], set()
+    for report, name in zip(reports, names):
+        levels = {step.level: step.tokens for step in report.waterfall.steps}
+        all_tokens = report.reuse["all"].whole if levels else 0
+        if not all_tokens:
+            continue
+        left, parts = levels["infinite"], [("delivered", levels["delivered"])]
+        for key in ("belady", "pooled", "routed", "worker"):
+            level = max(levels.get(key, left) if key != "worker" else levels["delivered"], levels["delivered"])
+            parts.insert(1, (key, max(0, left - level)))
+            left = min(left, level)
+        made = []
+        for key, tokens in parts:
+            if tokens:
+                seen.add(key)
+                text = f"{percent(tokens / all_tokens)}, {tokens:,} tokens"
+                made.append(
+                    {"name": FALLS[key][0], "color": FALLS[key][1], "value": digits(tokens / all_tokens), "text": text}
+                )
+        rows.append({"name": name, "parts": made})
+    return {
+        "kind": "bars",
+        "label": "Where the reuse went",
+        "rows": rows,
+        "xFormat": "percent",
+        "xTitle": "share of the prompt tokens of admitted requests",
+        "legend": [{"name": text, "color": color} for key, (text, color) in FALLS.items() if key in seen],
+    }
+
+
 def _bounds(report: Report) -> list[Figure]:
     """Marks at what caches could have reached at best; equal bounds share one."""
     bounds = report.bounds

@@ -32,8 +32,12 @@ class Page:
 
     def figure(self, title: str, text: str, figure: Figure, wide: bool = False) -> str:
         """A card with a chart in it."""
+        return card(title, text, self.chart(figure), wide)
+
+    def chart(self, figure: Figure) -> str:
+        """Where a chart is drawn, for a card of its own making."""
         self._figures.append(figure)
-        return card(title, text, f'<div class="chart" data-figure="{len(self._figures) - 1}"></div>', wide)
+        return f'<div class="chart" data-figure="{len(self._figures) - 1}"></div>'
 
     def text(self) -> str:
         """The whole page, in one piece that needs no network."""

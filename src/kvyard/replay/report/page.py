@@ -220,7 +220,8 @@ def _misses(made: Page, report: Report) -> None:
             for step in steps
         ]
         columns = ["", "tokens", "of prompt tokens", "change", "prefill time", "lost / won by"]
-        made.cards("one", card("Where the reuse went", text.strip(), table(columns, rows)))
+        bar = draw.waterfalls([report], [say.name_of(report)]) | {"names": False}
+        made.cards("one", card("Where the reuse went", text.strip(), made.chart(bar) + table(columns, rows)))
 
 
 def _share(words: str, share: Share, kind: str = "", requests: Share | None = None) -> str:
