@@ -59,9 +59,13 @@ def read_token(file: str | Path | None, variable: str | None = TOKEN_VARIABLE) -
 
 
 def log_to_stderr(verbose: bool) -> None:
-    """Log warnings, or with ``verbose`` what goes on too."""
+    """Log warnings, or with ``verbose`` what goes on too; each kind of line a few times within some seconds."""
+    from kvyard.server.log_limit import LogLimit
+
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.addFilter(LogLimit())
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler])
 
 
 def warn_if_open(host: str, token: str | None) -> None:

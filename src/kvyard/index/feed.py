@@ -6,6 +6,7 @@ what took effect is counted. What can't be resolved yet waits, bounded: stores w
 hashes without text for an event of the same stream that says what they name. A removal that comes while they wait undoes them.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -21,6 +22,8 @@ from kvyard.index.parts import CoveredBlocks, HeldParts, Parts
 from kvyard.index.places import Holder, Place, Places
 from kvyard.index.waiting import Nameless, Orphaned, Waiting
 
+log = logging.getLogger(__name__)
+
 
 class FeedCounters(msgspec.Struct):
     """What became of events; blocks unless they say otherwise."""
@@ -34,6 +37,8 @@ class FeedCounters(msgspec.Struct):
     """Stored with an unknown parent; they wait."""
     refused: int = 0
     """Stores that can't be named: adapters in direct mode, extra keys without a place, another block size."""
+    failed: int = 0
+    """Events that couldn't be taken in, for reasons that weren't thought of. Their blocks don't count as held."""
     last_refusal: str = ""
 
 
@@ -92,12 +97,26 @@ class Feed:
     def apply(self, events: Iterable[Event], clear_all: bool = False) -> None:
         """Take in ``events`` in order. ``clear_all``: a clear that names no tier means every tier."""
         for event in events:
-            if isinstance(event, Stored):
-                self._store(event)
-            elif isinstance(event, Removed):
-                self._remove(event)
-            else:
-                self.clear(None if event.tier is None and clear_all else event.tier or Tier.G1)
+            try:
+                if isinstance(event, Stored):
+                    self._store(event)
+                elif isinstance(event, Removed):
+                    self._remove(event)
+                else:
+                    self.clear(None if event.tier is None and clear_all else event.tier or Tier.G1)
+            except Exception as error:
+                self._give_up(event, error)
+
+    def _give_up(self, event: Event, error: Exception) -> None:
+        """An event couldn't be taken in, for a reason that wasn't thought of: it costs itself. Whatever it may have changed by
+        then, none of its blocks are held. Raises where that can't be had either, and the stream is to be read again.
+        """
+        if not isinstance(event, Stored | Removed):
+            raise error
+        self.counters.failed += 1
+        self.counters.last_refusal = f"{type(error).__name__}: {error}"[:300]
+        log.error("an event of %s can't be taken in: %s", self.holder, self.counters.last_refusal, exc_info=error)
+        self._remove(Removed(hashes=event.hashes, group=event.group, tier=event.tier))
 
     def clear(self, tier: Tier | None = None) -> None:
         """Empty this feed's places, of one tier or all; rows, counts, parts and what waits go together."""

@@ -22,9 +22,6 @@ Mark: TypeAlias = tuple[int, tuple[object, ...]]
 """A token position, and what starts there."""
 
 
-_U64 = (1 << 64) - 1
-
-
 class IdentityError(KvyardError, ValueError):
     """A prompt or an event whose blocks can't be named."""
 
@@ -84,14 +81,12 @@ class Identity:
 
     def direct_keys(self, hashes: Sequence[Key]) -> list[int]:
         """An engine's hashes as request keys, in direct mode; the same list where they are that already."""
-        if isinstance(hashes, array):
-            return hashes.tolist()
-        if hashes:
-            # Either all are fit or, in a trace, those of generated blocks at the end aren't.
-            first, last = hashes[0], hashes[-1]
-            if isinstance(first, int) and isinstance(last, int) and 0 <= first <= _U64 and 0 <= last <= _U64:
-                return hashes if isinstance(hashes, list) else list(hashes)  # type: ignore[arg-type]
-        return [wire_hash(key) for key in hashes]
+        try:
+            # Says at C's pace whether all fit: some may be bytes, and in a trace those of generated blocks are below zero.
+            fit: array[int] = array("Q", hashes)  # type: ignore[arg-type]
+        except (TypeError, OverflowError):
+            return [wire_hash(key) for key in hashes]
+        return hashes if isinstance(hashes, list) else fit.tolist()
 
 
 def marks_of_event(event: Stored, begin: int) -> list[Mark]:

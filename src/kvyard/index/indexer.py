@@ -86,6 +86,12 @@ class Indexer:
                     self.places.retire(holder)
         self._dirty = True
 
+    def restart(self, stream: str) -> None:
+        """Forget all that a registered stream announced, and wait for it to be told again: for a reader that begins again."""
+        source = self.sources[stream]
+        self.unregister(stream)
+        self.register(source)
+
     def share(self, pool: str, members: Iterable[Holder]) -> None:
         """Credit what ``pool`` holds to each of ``members``."""
         self.places.share(pool, members)
@@ -133,6 +139,11 @@ class Indexer:
 
     def tick(self, now: int = 0) -> None:
         """Do what is due from time to time. Only an index that is shared over a server has anything to do."""
+
+    @property
+    def trouble(self) -> str:
+        """Why rows can't be read or written now; empty where they can. Only a server can be away."""
+        return ""
 
     def close(self) -> None:
         """Let go of what is held outside this process, such as leases."""

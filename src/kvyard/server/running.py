@@ -122,6 +122,7 @@ class HttpServer:
         config = uvicorn.Config(
             bounded(app),
             log_level="warning",
+            log_config=None,  # what is logged goes where all else goes, and is limited with it
             access_log=False,
             ws="none",
             proxy_headers=False,

@@ -160,18 +160,43 @@ def test_a_server_that_is_loading(own_server: RedisServer) -> None:
 
 def test_somebody_else_s_keys_in_the_way(own_server: RedisServer) -> None:
     with pair(own_server) as (writer, reader):
-        version = f"kvy:{writer.backend.session.epoch}:version"
+        left = writer.backend.session.epoch
+        version = f"kvy:{left}:version"
         own_server.ask("DEL", version)
         own_server.ask("RPUSH", version, "what is this")
         say(writer, removed(TEXT, 4, 4, 8), removed(TEXT, 4, 0, 2), seq=1)
         assert blocks(reader) == blocks(writer) == 0
         assert "wrongtype" in reader.backend.server.errors
         assert "WRONGTYPE" in writer.score(TEXT).workers[A].reason
-        own_server.ask("DEL", version)
-        until(lambda: whole(writer, reader, 0))
+
+        # Such an epoch is left, and all is written again: nothing has to be done by hand.
+        def is_mended() -> bool:
+            writer.tick()
+            reader.tick()
+            epochs = {one.backend.session.epoch for one in (writer, reader)}
+            return writer.trouble == reader.trouble == "" and len(epochs) == 1 and epochs != {left}
+
+        until(is_mended)
+        until(lambda: bool(writer.tick()) or "0" in own_server.ask("EXISTS", version))
         say(writer, stored(TEXT, 4, 0, 3), seq=2)
         until(lambda: whole(writer, reader, 4))
         writer.check_integrity()
+
+
+def test_a_key_of_another_program_at_the_index_s_own_name_is_named(own_server: RedisServer) -> None:
+    own_server.ask("SET", "kvyard:taken", "what is this")
+    with pytest.raises(KvyardError, match=r"its key kvyard:taken is a string of another program: remove it"):
+        RedisIndex(own_server.url, namespace="taken")
+    with pair(own_server) as (writer, reader):
+        meta = f"kvyard:{writer.backend.session.namespace}"
+        own_server.ask("DEL", meta)
+        own_server.ask("RPUSH", meta, "x")
+        say(writer, removed(TEXT, 4, 4, 8), seq=1)
+        until(lambda: bool(writer.tick()) or f"its key {meta} is a list" in writer.trouble)
+        assert blocks(writer) == 0
+        own_server.ask("DEL", meta)
+        until(lambda: whole(writer, reader, 4))
+        assert writer.trouble == ""
 
 
 def test_rows_by_themselves_survive_a_server(own_server: RedisServer) -> None:

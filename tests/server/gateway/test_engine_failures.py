@@ -207,7 +207,9 @@ def test_events_that_are_lost_earn_nothing() -> None:
         eventually(lambda: hits() == 0)
         states = {one["state"] for one in gated.engines()[f"worker{number}"]["streams"]}
         assert states <= {"stale", "catching up"}
-        assert gated.client.get("/health").json()["status"] == "ok"
+        health = gated.client.get("/health")
+        assert health.status_code == 200 and health.json()["status"] == "degraded"
+        assert {one["code"] for one in health.json()["reasons"]} <= {"stream-stale"}
         gated.idle()
 
 

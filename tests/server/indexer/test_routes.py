@@ -396,7 +396,7 @@ def test_hybrid_workers_are_held_to_their_windows() -> None:
         assert [(group["kind"], group["tokens"]) for group in groups] == [("full", 16), ("sliding_window", 8)]
 
 
-def test_a_listener_that_fails_says_so_and_takes_nobody_down(monkeypatch, caplog) -> None:
+def test_a_listener_that_fails_says_so_comes_back_and_takes_nobody_down(monkeypatch, caplog) -> None:
     text = list(range(8))
     with Wire() as wire, Wire() as other, Served(block_size=4) as served:
         (stream,) = served.register(instance_id=1, endpoint=wire.endpoint)
@@ -405,27 +405,76 @@ def test_a_listener_that_fails_says_so_and_takes_nobody_down(monkeypatch, caplog
         for one in (wire, other):
             one.stored([1, 2], text, 4)
         eventually(lambda: len(served.post("/query", model_name="m", token_ids=text)["scores"]) == 2)
+        listener = served.service.models["m", "default"].listeners[stream]
+        apply, fails = listener._apply, [True]
 
         def fail(update) -> None:
-            raise RuntimeError("a bug")
+            if fails[0]:
+                raise RuntimeError("a bug")
+            apply(update)
 
-        monkeypatch.setattr(served.service.models["m", "default"].listeners[stream], "_apply", fail)
+        monkeypatch.setattr(listener, "_apply", fail)
         wire.stored([1, 2], text, 4)
-        eventually(lambda: served.get("/workers")[0]["status"] == "failed")
-        assert "a bug" in served.get("/workers")[0]["listeners"]["0"]["reason"]
+        eventually(lambda: listener.failures)
+        fails[0] = False
         assert served.post("/query", model_name="m", token_ids=text)["scores"] == {"2": {"0": 8}}
         assert served.score(text)["1", 0]["state"] == "stale"
+        health = served.get("/health")
+        assert health["status"] == "degraded" and health["ready"]
+        assert {(one["code"], one["about"]) for one in health["reasons"]} <= {
+            ("stream-failed", stream),
+            ("stream-stale", stream),
+        }
         other.removed([2])
         eventually(lambda: served.post("/query", model_name="m", token_ids=text)["scores"] == {"2": {"0": 4}})
-        assert any("listening to" in record.getMessage() for record in caplog.records)
-        served.post("/unregister", model_name="m", instance_id=1)
+        said = [record.getMessage() for record in caplog.records if "is begun again" in record.getMessage()]
+        assert len(said) == 1 and f"listener {stream} failed" in said[0] and "a bug" in said[0]
+        assert served.metrics()["kvyard_indexer_task_failures_total"] == 1
+
+        # Nothing has to be done to have it back.
+        def is_back() -> bool:
+            wire.cleared()
+            wire.stored([1, 2], text, 4)
+            return bool(
+                served.post("/query", model_name="m", token_ids=text)["scores"] == {"1": {"0": 8}, "2": {"0": 4}}
+            )
+
+        eventually(is_back)
+        assert served.get("/health")["status"] == "ok" and served.get("/ready")["ready"]
+
+
+@pytest.mark.parametrize("direct", [None, {"algorithm": "sha256_cbor", "seed": "0"}])
+def test_events_that_contradict_themselves_cost_themselves(direct) -> None:
+    """A store that lists a hash twice, and one whose hashes are bytes and numbers."""
+    text = list(range(16))
+    with Wire() as wire, Served(block_size=4, direct=direct) as served:
         served.register(instance_id=1, endpoint=wire.endpoint)
-        eventually(lambda: {one["status"] for one in served.get("/workers")} == {"active"})
+        eventually(lambda: served.get("/workers")[0]["status"] == "active")
+        names = [7, 8, 9, 10] if direct is None else keys_of(served, text)
+
+        def hits() -> int:
+            return int(served.score([*text, 1])["1", 0]["tokens"])
+
+        wire.stored(names[:2], text[:8], 4)
+        eventually(lambda: hits() == 8)
+        wire.stored([71, 72, 71], list(range(100, 112)), 4)
+        wire.stored([81, (82).to_bytes(32, "big"), 83], list(range(200, 212)), 4)
+        wire.stored(names[2:], text[8:], 4, parent=names[1])
+        eventually(lambda: hits() == 16)
+        wire.removed([names[3], (82).to_bytes(32, "big"), names[3]])
+        eventually(lambda: hits() == 12)
         wire.cleared()
-        wire.stored([1, 2], text, 4)
-        eventually(
-            lambda: served.post("/query", model_name="m", token_ids=text)["scores"] == {"1": {"0": 8}, "2": {"0": 4}}
-        )
+        eventually(lambda: hits() == 0)
+        wire.stored(names, text, 4)
+        eventually(lambda: hits() == 16)
+        assert served.get("/health")["status"] == "ok"
+        (listener,) = served.service.models["m", "default"].listeners.values()
+        assert listener.failures == 0
+
+
+def keys_of(served: Served, text: list[int]) -> list[int]:
+    (model,) = served.service.models.values()
+    return model.indexer.identity.keys(text)
 
 
 def test_models_and_tenants_never_meet() -> None:

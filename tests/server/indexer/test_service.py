@@ -126,7 +126,15 @@ def test_what_is_unregistered_leaves_nothing_behind() -> None:
         served.post("/unregister", model_name="m", instance_id="a")
         served.post("/unregister", model_name="m", instance_id="b")
         served.post("/query", 404, model_name="m", token_ids=[1])
-        assert served.get("/health") == {"status": "ok", "models": 0, "streams": {}}
+        assert served.get("/health") == {
+            "status": "ok",
+            "live": True,
+            "ready": True,
+            "degraded": False,
+            "reasons": [],
+            "models": 0,
+            "streams": {},
+        }
 
 
 def test_without_anybody_to_ask_a_loss_earns_nothing_until_a_clear() -> None:
@@ -165,7 +173,7 @@ def test_d15_a_busy_service_holds_a_bounded_queue_and_owns_up_to_what_it_lost() 
             stalled.set()
             over.wait(PATIENCE)
 
-        task = served.service.models["m", "default"].listeners[stream]._task
+        (task,) = [one.task for one in served.service.supervisor.tasks if one.name == f"listener {stream}"]
         assert task is not None
         busy = asyncio.run_coroutine_threadsafe(stall(), task.get_loop())
         assert stalled.wait(PATIENCE)

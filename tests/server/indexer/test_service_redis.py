@@ -58,3 +58,43 @@ def test_a_reader_answers_for_what_another_wrote_and_a_crash_of_redis_is_survive
         assert any(rank.engine.longest(prompt) for rank in ranks for prompt in prompts)
         writer.post("/unregister", model_name="m", instance_id="a")
         eventually(lambda: ("a", 0) not in reader.score(prompts[0]) or not reader.score(prompts[0])["a", 0]["tokens"])
+
+
+def test_trouble_with_the_server_is_said_in_log_and_health(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed, paused, out of memory, made a replica: each is a reason, and over when it is over."""
+    options = {"block_size": 2, "backend": "redis"}
+    fast = {"url": redis.url, "lease": 1.0, "backoff": 0.1, "timeout": 0.2}
+    with LiveRank("a", 0, PRESETS["full"], seed=1) as rank, Served(**options, backend_options=fast) as served:
+        served.register(**rank.registration())
+        prompts = prompts_of(random.Random(3), count=4)
+
+        def fine() -> bool:
+            rank.step(prompts)
+            return bool(served.get("/health")["status"] == "ok")
+
+        def wrong(word: str) -> bool:
+            rank.step(prompts)
+            found = [one["why"] for one in served.get("/health")["reasons"] if one["code"] == "index-server"]
+            return any(word in why for why in found) and "index-server" in caplog.text
+
+        eventually(fine)
+        redis.pause()
+        eventually(lambda: wrong("Timeout"))
+        redis.resume()
+        eventually(fine)
+        redis.ask("CONFIG", "SET", "maxmemory", "1")
+        eventually(lambda: wrong("maxmemory"))
+        redis.ask("CONFIG", "SET", "maxmemory", "0")
+        eventually(fine)
+        redis.ask("REPLICAOF", "127.0.0.1", "1")
+        eventually(lambda: wrong("read-only"))
+        redis.ask("REPLICAOF", "NO", "ONE")
+        eventually(fine)
+        redis.kill()
+        eventually(lambda: wrong("refused"))
+        redis.start()
+        eventually(fine)
+        eventually(lambda: "over: index-server" in caplog.text)
+        assert "Traceback" not in caplog.text

@@ -225,3 +225,30 @@ def test_unknown_paths_and_methods(served: Served) -> None:
     for content in (b"", b"{", b"[]", b"\xff", b"[" * 5000, b'{"prompt": "\\ud800"}'):
         said = served.client.post("/v1/completions", content=content, headers=headers).json()["error"]
         assert said["code"] == 400 and said["type"] == "Bad Request" and said["param"].startswith("body")
+
+
+def test_an_engine_that_fails_dies_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug in the engine: as with a real one its worker is gone, with all it had cached, and then there again."""
+    with Served(events_endpoint=LOOPBACK, replay_endpoint=LOOPBACK) as fleet:
+        (worker,) = fleet.fleet.workers
+        fleet.complete("x" * 100)
+        assert fleet.cached("x" * 100)
+
+        def fail(now: int) -> None:
+            raise RuntimeError("a bug of the engine")
+
+        worker.engine.begin = fail  # type: ignore[method-assign]
+        with pytest.raises(httpx.TransportError):
+            fleet.complete("y")
+        eventually(lambda: worker.alive and worker.deaths == 1)
+        eventually(lambda: answers(fleet))
+        assert not fleet.cached("x" * 100)
+        assert caplog.text.count("worker0 failed and is begun again: RuntimeError: a bug of the engine") == 1
+        assert fleet.fleet.supervisor.failures == 1
+
+
+def answers(fleet: Served) -> bool:
+    try:
+        return fleet.client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -8,6 +8,7 @@ payloads, which tells a reader in eight bytes whether it has read what was sent.
 reader's can be handed out piece by piece, and it stays the answer as of the moment it was asked for.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from kvyard.events.transport.endpoint import at_rank, is_bound
 from kvyard.events.transport.zeromq import Waker, attach, require
 from kvyard.events.types import Event, EventBatch, Stored
 from kvyard.events.wire import Encoder
+
+log = logging.getLogger(__name__)
 
 PART_BLOCKS = 4096
 """Blocks after which a snapshot goes on in another message."""
@@ -152,6 +155,8 @@ SLICE = 64
 """Messages of one answer before another gets its turn."""
 MAX_ANSWERS = 256
 STUCK = 60 * SECOND
+PAUSE_MS = 50
+"""After something went wrong that wasn't thought of."""
 
 
 class OutletCounters(msgspec.Struct):
@@ -333,6 +338,10 @@ class OutletThread:
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
         self._stopping = self._aborting = False
+        self.error: Exception | None = None
+        """The last thing that went wrong in the thread, for inspection."""
+        self.failures = 0
+        """How often something did."""
 
     @property
     def endpoint(self) -> str:
@@ -387,11 +396,20 @@ class OutletThread:
         outlet = self.outlet
         try:
             while not self._aborting:
-                if self._work(*inputs) | outlet.serve():
-                    continue
-                if self._stopping:
-                    break
-                outlet.wait(10 if outlet.busy else 1000, waker, *inputs)
+                try:
+                    if self._work(*inputs) | outlet.serve():
+                        continue
+                    if self._stopping:
+                        break
+                    outlet.wait(10 if outlet.busy else 1000, waker, *inputs)
+                except Exception as error:
+                    # A stream that ends because of one answer or one moment without memory would end for all its readers.
+                    self.error = error
+                    self.failures += 1
+                    log.error("%s %s: %s: %s", self.role, self.endpoint, type(error).__name__, error, exc_info=error)
+                    if self._stopping:
+                        break
+                    outlet.wait(PAUSE_MS, waker)
         finally:
             outlet.close()
             for socket in inputs:

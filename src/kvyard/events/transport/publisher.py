@@ -54,10 +54,6 @@ class Publisher(OutletThread):
             raise KvyardError(f"wire format {dialect!r} is fetched, not streamed: choose another, such as vllm")
         self.epoch = WallClock.since_epoch().now() if epoch is None else epoch
         self.rank = rank
-        self.error: Exception | None = None
-        """The last thing that went wrong in the thread, for inspection."""
-        self.failures = 0
-        """Batches that could not be sent; each was made up for by announcing everything again."""
         self.withhold: Callable[[EventBatch], bool] | None = None
         """Asked of every batch, in the thread: one that is withheld is kept for replay and not sent. For tests of readers."""
         self._recover = recover

@@ -54,6 +54,8 @@ class Server:
         self.connects = 0
         self.errors: dict[str, int] = {}
         """Failures by kind."""
+        self.trouble = ""
+        """The kind of the last one."""
         self.reason = "not connected yet"
         self._clock = clock
         self._most = max(backoff, FIRST_BACKOFF)
@@ -138,6 +140,7 @@ class Server:
             word = why.partition(" ")[0].strip("-:")
             kind = word.lower() if word.isupper() and len(word) > 2 else kind or "other"
         self.errors[kind] = self.errors.get(kind, 0) + 1
+        self.trouble = kind
         self.reason = why
         self.retry_at = self._clock.now() + self._wait
         self._wait = min(2 * self._wait, self._most)

@@ -54,6 +54,8 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
     _void: list[bytes] = []
     """Epochs whose keys are still there, and how far the one at the end was looked through."""
     _cursor: bytes = b"0"
+    _broken: str = ""
+    """An epoch among whose keys is one of another type: it can't be mended, only left."""
 
     def __post_init__(self) -> None:
         self.server.farewell = self._farewell
@@ -71,6 +73,7 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
         """Be connected to the server that we know, with leases renewed and those that are free got."""
         if not self.server.connected:
             if self.epoch:
+                self._broken = self.epoch if self.server.trouble == "wrongtype" else ""
                 self.lose_all()
             self.server.connect()
             self._begin()
@@ -186,6 +189,14 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
     def _begin(self) -> None:
         """Start in the server's epoch."""
         fresh = secrets.token_urlsafe(6)[:6]
+        meta = self._meta[0]
+        (kind,) = self.server.commands([("TYPE", meta)])
+        if kind not in (b"hash", b"none"):
+            what = f"its key {meta} is a {kind.decode()} of another program: remove it, or choose another namespace"
+            raise self.server.fail(what, "wrongtype")
+        if self._broken and self.server.commands([("HGET", meta, "epoch")])[0] == self._broken.encode():
+            self.server.commands([("HDEL", meta, "run")])  # begins a new epoch, and the keys of this one are removed
+        self._broken = ""
         ((epoch, identity),) = self.server.calls(scripts.BEGIN, self._meta, [[self.server.run, fresh, self.identity]])
         if identity.decode() != self.identity:
             other = f"another index ({identity.decode()}), not this ({self.identity})"

@@ -135,6 +135,11 @@ class SharedIndexer(Indexer):
         source = self.sources.get(stream)
         return source is not None and owner_of(source.holder()) in self.backend.session.tokens
 
+    @property
+    def trouble(self) -> str:
+        """See ``Indexer``."""
+        return self.backend.reason
+
     def close(self) -> None:
         """Send what waits, give the leases back and disconnect."""
         self.backend.close()

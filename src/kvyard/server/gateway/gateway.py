@@ -3,24 +3,27 @@
 ``members`` knows who is there, ``traffic`` what becomes of requests; both are told and asked on one event loop.
 """
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
+from kvyard.index.metrics import Sample
 from kvyard.server.gateway.client import EngineClient
+from kvyard.server.gateway.conditions import SAID_AT_ONCE, conditions
 from kvyard.server.gateway.config import GatewayConfig, NameConfig
-from kvyard.server.gateway.discovery import DnsWatch
+from kvyard.server.gateway.discovery import Address, DnsWatch
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import PoolMaker
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.recording import TrafficRecorder
-from kvyard.server.gateway.traffic import GatewayMetrics, Traffic
+from kvyard.server.gateway.traffic import GatewayMetrics, P, Traffic
+from kvyard.server.health import HealthReason, say_health
 from kvyard.server.http import Refusal
 from kvyard.server.running import AsyncService
+from kvyard.server.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +45,11 @@ class Gateway(AsyncService):
         self.health = EngineHealth(config, self.clock)
         self.metrics = GatewayMetrics()
         self.traffic = Traffic(self.clock, self.metrics)
-        self._maker = PoolMaker(config, self.client, self.clock, index_token)
+        self.supervisor = Supervisor()
+        self._maker = PoolMaker(config, self.client, self.clock, index_token, self.supervisor)
         self.index = self._maker.index
-        self.members = Membership(config, self.client, self.health, self._maker, self._begin)
+        self.members = Membership(config, self.client, self.health, self._maker, self.supervisor)
         self.members.on_removed.append(self.metrics.forget)
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Take in the engines of the configuration. Raises ``KvyardError`` for what can't be done."""
@@ -72,8 +75,9 @@ class Gateway(AsyncService):
             self.index.keep(told.model_name, told.tenant)
             await self.index.register(told)
         for name, watch in watches:
-            self._begin(self._follow(name, watch))
-        self._begin(self._flush())
+            self.supervisor.keep(f"lookups of {name.host}", partial(self._follow, name, watch))
+        self.supervisor.keep("files", self._flush)
+        self.supervisor.keep("health", partial(say_health, self._unsaid))
 
     def drain(self) -> None:
         """Say at /health that we are ending; what is under way goes on. Any thread may call it."""
@@ -84,9 +88,7 @@ class Gateway(AsyncService):
     async def stop(self) -> None:
         """Let go of everything."""
         await self.members.stop()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.supervisor.stop()
         await self.index.stop()
         await self.client.close()
         self._maker.close()
@@ -95,16 +97,19 @@ class Gateway(AsyncService):
 
     # -- beside requests ----------------------------------------------------------------------------------------------
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something beside, until it ends or the gateway does."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    def conditions(self) -> Iterator[HealthReason]:
+        """All that isn't as it should be."""
+        if self.draining:
+            yield HealthReason(code="draining", why="it is ending; what is under way goes on", grade="unready")
+        yield from conditions(self.config, self.members, self.index, self.traffic, self._maker.journals)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s has ended: %s", task.get_name(), error, exc_info=error)
+    def samples(self) -> Iterator[Sample]:
+        """What its metrics say of itself."""
+        yield P + "task_failures_total", {}, self.supervisor.failures
+        yield P + "degraded", {}, any(True for _ in self.conditions())
+
+    def _unsaid(self) -> Iterator[HealthReason]:
+        return (reason for reason in self.conditions() if reason.code not in SAID_AT_ONCE)
 
     async def _flush(self) -> None:
         """Write out what would be lost with this process, each second."""
@@ -116,12 +121,19 @@ class Gateway(AsyncService):
 
     async def _follow(self, name: NameConfig, watch: DnsWatch) -> None:
         """Take in and let go engines as a name's addresses come and go."""
+        # Where it failed half-way before, those that it had not taken in yet.
+        for address in watch.addresses:
+            if address.netloc not in self.members.engines:
+                await self._take_in(name, address)
         async for change in watch.watch():
             for address in change.removed:
                 with contextlib.suppress(Refusal):  # it was removed by hand
                     await self.members.remove(address.netloc)
             for address in change.added:
-                try:
-                    await self.members.add(name.engine(address.netloc))
-                except (KvyardError, Refusal) as error:
-                    log.warning("%s of %s can't be taken in: %s", address.netloc, name.host, error)
+                await self._take_in(name, address)
+
+    async def _take_in(self, name: NameConfig, address: Address) -> None:
+        try:
+            await self.members.add(name.engine(address.netloc))
+        except (KvyardError, Refusal) as error:
+            log.warning("%s of %s can't be taken in: %s", address.netloc, name.host, error)

@@ -14,6 +14,7 @@ from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing, probe
 from kvyard.server.indexer.service import DEFAULT_BLOCK_SIZE, Service
+from kvyard.server.supervisor import Supervisor
 from kvyard.server.tokens import make_tokenizer
 
 LOCAL = "default"
@@ -23,8 +24,15 @@ LOCAL = "default"
 class PoolMaker:
     """Makes the pools of one gateway, and keeps their index and their journals."""
 
-    def __init__(self, config: GatewayConfig, client: EngineClient, clock: WallClock, index_token: str | None) -> None:
-        self.index = Service(config.index(), make=self._make_indexer, clock=clock)
+    def __init__(
+        self,
+        config: GatewayConfig,
+        client: EngineClient,
+        clock: WallClock,
+        index_token: str | None,
+        supervisor: Supervisor,
+    ) -> None:
+        self.index = Service(config.index(), make=self._make_indexer, clock=clock, supervisor=supervisor)
         self._config = config
         self._client = client
         self._clock = clock

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -18,6 +18,7 @@ from kvyard.server.gateway.pool import Engine, EnginePool
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.schemas import Unregister
+from kvyard.server.supervisor import Supervised, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +30,14 @@ class Membership(msgspec.Struct, eq=False):
     client: EngineClient
     health: EngineHealth
     maker: PoolMaker
-    begin: Callable[[Coroutine[Any, Any, None]], None]
-    """Runs something beside, until the gateway ends."""
+    supervisor: Supervisor
     engines: dict[str, Engine] = {}
     pools: dict[str, EnginePool] = {}
     names: dict[str, tuple[EnginePool, str | None]] = {}
     """Names that requests may use: their pool, and the adapter they mean."""
     on_removed: list[Callable[[str], None]] = []
     """Called with the name of an engine that is gone."""
-    _watches: dict[str, asyncio.Task[None]] = {}
+    _watches: dict[str, Supervised] = {}
     _changing: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     _making: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     """Two engines may be found to belong to the same new model at one time."""
@@ -48,9 +48,7 @@ class Membership(msgspec.Struct, eq=False):
             await self._unwatch(name)
 
     async def _unwatch(self, name: str) -> None:
-        watch = self._watches.pop(name)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        await self._watches.pop(name).stop()
 
     # -- engines ----------------------------------------------------------------------------------------------------------
 
@@ -72,8 +70,8 @@ class Membership(msgspec.Struct, eq=False):
                 except BaseException:
                     del self.engines[engine.name]
                     raise
-            watch = self.health.watch(engine, self.client, self._learn)
-            self._watches[engine.name] = asyncio.create_task(watch, name=f"watch {engine.name}")
+            watch = partial(self.health.watch, engine, self.client, self._learn)
+            self._watches[engine.name] = self.supervisor.keep(f"watch of {engine.name}", watch)
             return engine
 
     async def remove(self, name: str) -> Engine:
@@ -170,7 +168,7 @@ class Membership(msgspec.Struct, eq=False):
                         if not lenient:
                             await pool.sharing.close()
                             raise
-                    self.begin(pool.sharing.run())
+                    self.supervisor.keep(f"sharing of {model}", pool.sharing.run)
                 self.pools[model] = pool
         if self.config.index_url is None:
             engine.heard_for = model

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from kvyard.server.gateway.intake import RequestIntake
 from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.view import GatewaySource, state_samples
+from kvyard.server.health import Readiness, readiness
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, picked, post
 
 Headers = Mapping[str, str]
@@ -91,18 +92,25 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         )
 
     async def health(self, body: None, headers: Headers) -> Raw:
-        """Whether requests can be answered."""
+        """How everything is; 503 where no request can be answered."""
         gateway, engines = self.gateway, self.gateway.members.engines.values()
-        able = any(engine.up and not engine.draining for engine in engines)
+        how = readiness(gateway.conditions())
         models = gateway.index.models.values()
+        able: Literal["ok", "degraded"] = "degraded" if how.degraded else "ok"
         found = schemas.GatewayHealth(
-            status="draining" if gateway.draining else "ok" if able else "no engine",
+            status="draining" if gateway.draining else able if how.ready else "no engine",
+            **picked(how, "live ready degraded reasons"),
             engines=dict(Counter(engine.state for engine in engines)),
             streams=dict(Counter(one.info().state for model in models for one in model.listeners.values())),
             under_way=gateway.traffic.counters.under_way,
             queued=sum(len(pool.waiting) for pool in self.gateway.members.pools.values()),
         )
-        return Raw(msgspec.json.encode(found), JSON, 200 if found.status == "ok" else 503)
+        return Raw(msgspec.json.encode(found), JSON, 200 if found.ready else 503)
+
+    async def ready(self, body: None, headers: Headers) -> Raw:
+        """Whether requests can be answered, and if not, why."""
+        how = readiness(self.gateway.conditions())
+        return Raw(msgspec.json.encode(how), JSON, 200 if how.ready else 503)
 
     async def ping(self, body: None, headers: Headers) -> Raw:
         """Whether this process answers."""
@@ -165,6 +173,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             get("/v1/models", self.models, openai.ModelList),
             post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **admin),
             get("/health", self.health, s.GatewayHealth, open=True, refusals=(503,)),
+            get("/ready", self.ready, Readiness, open=True, refusals=(503,)),
             get("/ping", self.ping, media_types=text, open=True),
             get("/metrics", self.metrics, media_types=text, open=True),
             get("/admin/engines", self.engines, list[schemas.EngineInfo], **admin),
@@ -197,6 +206,7 @@ def build(
     gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token)
     members, traffic, index = gateway.members, gateway.traffic, gateway.index
     gateway.metrics.sources.append(lambda: state_samples(members, traffic, index))
+    gateway.metrics.sources.append(gateway.samples)
     proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries)
     app = application(
         GatewayRoutes(gateway, RequestIntake(config, members, proxy, token is None), admin_token).operations(),

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvyard.server.health import HealthReason
 from kvyard.server.indexer.schemas import ListenerInfo, Name
 
 
@@ -80,7 +81,13 @@ class EngineInfo(msgspec.Struct, kw_only=True):
 class GatewayHealth(msgspec.Struct, kw_only=True):
     """Whether requests can be answered."""
 
-    status: Literal["ok", "no engine", "draining"]
+    status: Literal["ok", "degraded", "no engine", "draining"]
+    """One word: degraded is ready, and not as it was meant to be."""
+    live: bool
+    ready: bool
+    degraded: bool
+    reasons: list[HealthReason]
+    """What isn't as it should be, the worst first."""
     engines: dict[str, int]
     """How many are in which state."""
     streams: dict[str, int]

@@ -5,8 +5,6 @@ updates others get their turn. What arrives meanwhile waits in ZeroMQ's queue, w
 seen as a gap, and asked for.
 """
 
-import asyncio
-import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -19,8 +17,7 @@ from kvyard.index import Holder, Indexer, Source
 from kvyard.index.stream import SEVERITY, FollowedStream
 from kvyard.server.indexer.config import TIERS, Patience
 from kvyard.server.indexer.schemas import InstanceId, ListenerInfo, Register
-
-log = logging.getLogger(__name__)
+from kvyard.server.supervisor import Supervised, Supervisor, said
 
 TURN = 5 * MS
 """How long updates are applied before others have their turn."""
@@ -34,52 +31,77 @@ class Listener:
         self.source = source
         self.told = told
         self.applied = 0
-        self.error = ""
         self.block_sizes: set[int] = set()
         """As events say."""
         self._indexer = indexer
+        self._patience = patience
         self._tier = None if told.tier is None else TIERS[told.tier]
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
-        self.subscriber = Subscriber(
+        self._kept: Supervised | None = None
+        self._damaged = False
+        """Whether it failed over an update, so that what the index has of the stream can't be relied on."""
+        self.subscriber = self._subscriber()
+
+    def _subscriber(self) -> Subscriber:
+        told, patience = self.told, self._patience
+        return Subscriber(
             told.endpoint,
             replay=told.replay_endpoint,
             topic=told.topic,
             dialect=told.dialect,
             limits=patience.limits(),
             hwm=patience.queue,
-            stream=source.stream,
-            clock=clock,
+            stream=self.source.stream,
+            clock=self._clock,
         )
 
-    def start(self) -> None:
+    def start(self, supervisor: Supervisor) -> None:
         """Begin to apply."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"listener {self.source.stream}")
+        if self._kept is None:
+            self._kept = supervisor.keep(f"listener {self.source.stream}", self._run, self._failed)
 
     async def stop(self) -> None:
         """Apply nothing more and close the sockets. Twice does no harm."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        if self._kept is not None:
+            await self._kept.stop()
         self.subscriber.close()
 
+    @property
+    def error(self) -> str:
+        """Why nothing is listened to just now; empty while it is."""
+        return "" if self._kept is None else self._kept.reason
+
+    @property
+    def failures(self) -> int:
+        """How often listening failed and began again."""
+        return 0 if self._kept is None else self._kept.failures
+
     async def _run(self) -> None:
+        if self._damaged:
+            self._begin_again()
         turn = self._clock.now() + TURN
-        try:
-            while True:
-                update = await self.subscriber.receive()
-                if update is None:
-                    continue
-                self._apply(update)
-                if self._clock.now() >= turn:
-                    await pause()
-                    turn = self._clock.now() + TURN
-        except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"[:300]
-            log.exception("listening to %s ended", self.source.stream)
-            self._indexer.lose(self.source.stream, f"listening ended: {self.error}")
+        while True:
+            update = await self.subscriber.receive()
+            if update is None:
+                continue
+            self._apply(update)
+            if self._clock.now() >= turn:
+                await pause()
+                turn = self._clock.now() + TURN
+
+    def _failed(self, error: Exception) -> None:
+        """Nothing that was heard counts until all of it was heard again."""
+        self._damaged = True
+        self._indexer.lose(self.source.stream, f"listening failed: {said(error)}")
+
+    def _begin_again(self) -> None:
+        """Forget what was heard, and ask for all of it. Raises what opening a socket raises."""
+        self.subscriber.close()
+        subscriber = self._subscriber()
+        subscriber.open()
+        self.subscriber = subscriber
+        self._indexer.restart(self.source.stream)
+        self._damaged = False
 
     def drain(self) -> None:
         """Apply what was read and waits for its turn."""

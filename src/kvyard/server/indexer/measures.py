@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvyard.index.metrics import NAMES, Sample, collect
+from kvyard.server.indexer.conditions import conditions
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.service import Service
 from kvyard.server.metrics import Metrics, read_catalog
@@ -35,6 +36,8 @@ class IndexerMetrics(Metrics):
     def _samples(self) -> Iterator[Sample]:
         models = self._service.models.values()
         yield "kvyard_indexer_models", {}, len(models)
+        yield "kvyard_indexer_task_failures_total", {}, self._service.supervisor.failures
+        yield "kvyard_indexer_degraded", {}, any(True for _ in conditions(self._service))
         by_status = dict.fromkeys(("pending", "active", "failed"), 0)
         for model in models:
             common = {"model": model.name, "tenant": model.tenant}

@@ -3,15 +3,18 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from kvyard.clock import pause
 from kvyard.index import Holder
-from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, post
+from kvyard.server.health import Readiness, readiness, say_health
+from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, picked, post
 from kvyard.server.indexer import answers, schemas
 from kvyard.server.indexer.bootstrap import MSGPACK, dump_all
+from kvyard.server.indexer.conditions import conditions
 from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel
 from kvyard.server.indexer.measures import IndexerMetrics
@@ -45,6 +48,7 @@ class IndexerRoutes:
             get("/workers", self.workers, list[schemas.WorkerInfo]),
             get("/dump", self.dump, schemas.Rows, media_types=(JSON, MSGPACK)),
             get("/health", self.health, schemas.IndexerHealth, open=True),
+            get("/ready", self.ready, Readiness, open=True, refusals=(503,)),
             get("/metrics", self.metrics, None, media_types=(PROMETHEUS,)),
         ]
 
@@ -178,9 +182,18 @@ class IndexerRoutes:
         states: Counter[str] = Counter(
             listener.info().state for model in self.service.models.values() for listener in model.listeners.values()
         )
+        how = readiness(conditions(self.service))
         return schemas.IndexerHealth(
-            status="ok" if self.service.ready else "starting", models=len(self.service.models), streams=dict(states)
+            status="starting" if not how.ready else "degraded" if how.degraded else "ok",
+            **picked(how, "live ready degraded reasons"),
+            models=len(self.service.models),
+            streams=dict(states),
         )
+
+    async def ready(self, body: None, headers: Mapping[str, str]) -> Raw:
+        """Whether requests are answered, and what isn't as it should be."""
+        how = readiness(conditions(self.service))
+        return Raw(msgspec.json.encode(how), JSON, 200 if how.ready else 503)
 
     async def metrics(self, body: None, headers: Mapping[str, str]) -> Raw:
         """Every figure, for Prometheus."""
@@ -191,6 +204,7 @@ class IndexerRoutes:
 def build(config: Config, token: str | None = None) -> tuple[Any, Service]:
     """The application, and the service to be entered around serving it. Raises ``KvyardError``."""
     service = Service(config, token)
+    service.beside["health"] = partial(say_health, partial(conditions, service))
     measures = IndexerMetrics(service)
     app = application(
         IndexerRoutes(service, measures).operations(),

@@ -15,6 +15,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, check
 from kvyard.events.wire import dialects
 from kvyard.hashing import Media, Namespace
+from kvyard.server.health import HealthReason
 from kvyard.server.http import Refusal
 
 InstanceId = Annotated[int, Meta(ge=0)] | Annotated[str, Meta(min_length=1, max_length=200)]
@@ -364,7 +365,12 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
 
 
 class IndexerHealth(msgspec.Struct, kw_only=True):
-    status: Literal["ok", "starting"]
+    status: Literal["ok", "degraded", "starting"]
+    live: bool
+    ready: bool
+    degraded: bool
+    reasons: list[HealthReason]
+    """What isn't as it should be, the worst first."""
     models: int
     streams: dict[str, int]
     """How many are in which state."""

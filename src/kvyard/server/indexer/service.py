@@ -18,6 +18,7 @@ from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.schemas import ModelRequest, Register, Unregister
 from kvyard.server.running import AsyncService
+from kvyard.server.supervisor import Supervised, Supervisor, Work
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,10 @@ class Service(AsyncService):
         *,
         make: Callable[..., Indexer] = Indexer,
         clock: WallClock | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
-        """``token`` is shown to peers; ``make`` makes an index in memory. Raises ``KvyardError`` for settings that can't go
-        together.
+        """``token`` is shown to peers; ``make`` makes an index in memory; ``supervisor`` is that of the server around it.
+        Raises ``KvyardError`` for settings that can't go together.
         """
         if config.peers and config.backend != "memory":
             raise KvyardError("peers are for the memory backend: replicas on Redis share their rows already")
@@ -48,8 +50,11 @@ class Service(AsyncService):
         self._make = make
         self.models: dict[tuple[str, str], IndexedModel] = {}
         self.ready = False
+        self.beside: dict[str, Work] = {}
+        """What else is to run while it does, by name."""
         self._changing = asyncio.Lock()
-        self._ticking: asyncio.Task[None] | None = None
+        self.supervisor = supervisor or Supervisor()
+        self._running: list[Supervised] = []
         self._kept: set[tuple[str, str]] = set()
         """Models that stay although no worker is registered here."""
 
@@ -69,9 +74,10 @@ class Service(AsyncService):
         if self.config.peers:
             opened += await bootstrap(self.config.peers, self.token, self.models, self.open, opened, self.clock)
         for listener in opened:
-            listener.start()
+            listener.start(self.supervisor)
         if self.config.backend != "memory":
-            self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="ticking")
+            self._running.append(self.supervisor.keep("index server", self._tick))
+        self._running += [self.supervisor.keep(name, work) for name, work in self.beside.items()]
         self.ready = True
 
     def keep(self, name: str, tenant: str = "default", block_size: int | None = None) -> IndexedModel:
@@ -86,10 +92,8 @@ class Service(AsyncService):
     async def stop(self) -> None:
         """Stop listening."""
         self.ready = False
-        ticking, self._ticking = self._ticking, None
-        if ticking is not None:
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+        for task in self._running:
+            await task.stop()
         listeners = [listener for model in self.models.values() for listener in model.listeners.values()]
         await asyncio.gather(*(listener.stop() for listener in listeners))
         for model in self.models.values():
@@ -107,7 +111,7 @@ class Service(AsyncService):
         async with self._changing:
             opened = await self.open(told)
             for listener in opened:
-                listener.start()
+                listener.start(self.supervisor)
             return [listener.source.stream for listener in opened]
 
     async def open(self, told: Register, block_size: int | None = None) -> list[Listener]:

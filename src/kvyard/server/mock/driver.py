@@ -32,6 +32,8 @@ class EngineDriver(msgspec.Struct, eq=False):
     """Called after every turn."""
     lagged: Callable[[float], None] = lambda seconds: None
     """Told by how many real seconds each instant was late."""
+    failed: Callable[[Exception], None] | None = None
+    """Told where the engine itself fails; it stands still from then on."""
     journal: Journal = lambda stamp, what, job, rank: None
     _inbox: deque[tuple[int, Action]] = msgspec.field(default_factory=deque)
     _horizon: int = 0
@@ -121,8 +123,15 @@ class EngineDriver(msgspec.Struct, eq=False):
     def _turn(self) -> None:
         self._timer = None
         until = self.now()
-        more = self.carry(until)
-        self.settled()
+        try:
+            more = self.carry(until)
+            self.settled()
+        except Exception as error:
+            if self.failed is None:
+                raise
+            self.stop()
+            self.failed(error)
+            return
         if more:
             self._wake(0)
             return

@@ -25,6 +25,7 @@ from kvyard.server.mock.tally import RecentWork
 from kvyard.server.mock.view import fleet_view
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.running import AsyncService, HttpServer, listen, patiently
+from kvyard.server.supervisor import Supervisor
 from kvyard.server.tokens import make_tokenizer
 
 
@@ -50,7 +51,7 @@ class MockFleet(AsyncService):
         self._sockets: list[socket.socket] = []
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.supervisor = Supervisor()
         # Events carry the date, and that is nominal too.
         wall = WallClock.since_epoch()
         self.clock = WallClock(wall.now(), config.speed)
@@ -83,6 +84,8 @@ class MockFleet(AsyncService):
         for worker, port in zip(self.workers, self.ports):
             await worker.start()
             await port.start()
+        for worker in self.workers:
+            self.supervisor.keep(worker.name, partial(self._look_after, worker.number))
         after = self.config.faults.kill_after_s
         if after:
             for worker in self.workers:
@@ -90,8 +93,7 @@ class MockFleet(AsyncService):
 
     async def stop(self) -> None:
         """Take no more requests, let those under way finish for a while, then end."""
-        for task in list(self._tasks):
-            task.cancel()
+        await self.supervisor.stop()
         self.dashboard.feed.close()
         await asyncio.gather(*(port.stop() for port in self.ports))
         for worker in self.workers:
@@ -167,9 +169,15 @@ class MockFleet(AsyncService):
             await pause(seconds)
             await action(*args)
 
-        task = asyncio.create_task(later())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.supervisor.begin("what was to be done later", later())
+
+    async def _look_after(self, number: int) -> None:
+        """Let a worker whose engine fails die, as a real one would, and come back empty when this is begun again."""
+        worker = self.workers[number]
+        await self.revive(number)
+        error = await worker.broken.get()
+        await self.kill(number)
+        raise error
 
     def states(self) -> list[schemas.WorkerState]:
         """How all workers are."""

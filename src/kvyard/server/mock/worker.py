@@ -63,6 +63,8 @@ class MockWorker:
         self.tally = WorkerTally(self.name, config.dp_size, recent or RecentWork())
         seed = f"kvyard-mock-{config.seed}-{number}" if config.hash_seed is None else config.hash_seed
         self._algorithm = algorithm(config.hash_algorithm, seed=seed)
+        self.broken: asyncio.Queue[Exception] = asyncio.Queue()
+        """What its engine failed of, for the fleet to let it die and come back."""
         self._clock = clock
         self._journal = journal
         self._serial = self.deaths = 0
@@ -115,6 +117,7 @@ class MockWorker:
             config.speed,
             settled=self._settle,
             lagged=self.measures.lagged,
+            failed=self.broken.put_nowait,
             journal=self._journal or (lambda stamp, what, job, rank: None),
         )
         if config.events_endpoint is not None:

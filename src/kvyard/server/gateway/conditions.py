@@ -1,0 +1,53 @@
+"""What is wrong with a gateway, as reasons for its health: engines, what is known of their caches, Redis, and files."""
+
+from collections.abc import Iterable, Iterator
+
+from kvyard.router.journal import JournalFile
+from kvyard.router.policies import make_policy
+from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.members import Membership
+from kvyard.server.gateway.traffic import Traffic
+from kvyard.server.health import HealthReason
+from kvyard.server.indexer.conditions import index_conditions, task_conditions
+from kvyard.server.indexer.service import Service
+
+SAID_AT_ONCE = frozenset({"draining", "engine-down", "share-away", "index-away", "record"})
+"""Codes of what the parts themselves log in the moment when it happens."""
+
+
+def conditions(
+    config: GatewayConfig, members: Membership, index: Service, traffic: Traffic, journals: Iterable[JournalFile]
+) -> Iterator[HealthReason]:
+    """All that isn't as it should be."""
+    yield from _engines(config, members)
+    for pool in members.pools.values():
+        if pool.remote is not None and pool.remote.error:
+            yield HealthReason(code="index-away", about=pool.model, why=pool.remote.error)
+        if pool.sharing is not None and pool.sharing.reason:
+            yield HealthReason(code="share-away", about=pool.model, why=pool.sharing.reason)
+    yield from index_conditions(index)
+    yield from task_conditions(index)
+    for journal in journals:
+        if journal.error:
+            yield HealthReason(code="journal", about=str(journal.path), why=journal.error)
+    recorder = traffic.recorder
+    if recorder is not None and recorder.stopped:
+        yield HealthReason(code="record", about=str(recorder.path), why=recorder.stopped)
+
+
+def _engines(config: GatewayConfig, members: Membership) -> Iterator[HealthReason]:
+    engines = members.engines.values()
+    if not engines:
+        why = "there is none: give --engine, --fleet or --dns, or POST /admin/engines"
+        yield HealthReason(code="no-engines", why=why, grade="unready")
+    elif not any(engine.up and not engine.draining for engine in engines):
+        yield HealthReason(code="no-engine-up", why="none answers, or all drain", grade="unready")
+    listens = config.index_url is None and make_policy(config.router).needs_index
+    for engine in engines:
+        if engine.state == "down":
+            yield HealthReason(code="engine-down", about=engine.name, why=engine.reason)
+        if listens and engine.streams_error:
+            yield HealthReason(code="no-stream", about=engine.name, why=engine.streams_error)
+        elif listens and engine.config.events is None:
+            why = f"it has no event endpoint, so that policy {config.router.policy} knows nothing of its cache"
+            yield HealthReason(code="no-stream", about=engine.name, why=why)

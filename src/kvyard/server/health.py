@@ -1,0 +1,78 @@
+"""How a server is: live, ready and degraded apart, with reasons.
+
+*Live* is a process that answers at all. *Ready* is one that can do what it is asked. *Degraded* is one that does so, and not as
+well as it was meant to: a cache that nothing is known of, a file that isn't written. Each trouble is a ``HealthReason`` with a
+code for machines and a sentence for people, and is said on stderr when it comes and when it is over.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+
+from kvyard.clock import pause
+
+log = logging.getLogger(__name__)
+
+Grade = Literal["unready", "degraded"]
+INTERVAL = 1.0
+"""Seconds between two looks."""
+MOST = 50
+"""Reasons in an answer; a fleet may have thousands of streams."""
+
+
+class HealthReason(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One thing that is not as it should be."""
+
+    code: str
+    """For machines, such as ``stream-stale``."""
+    about: str = ""
+    """Which engine, stream or file."""
+    why: str
+    grade: Grade = "degraded"
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """What /ready answers: 200 where it is ready, 503 where not."""
+
+    live: bool = True
+    ready: bool
+    degraded: bool
+    """Whether anything is not as it should be, ready or not."""
+    reasons: list[HealthReason] = []
+
+
+def readiness(reasons: Iterable[HealthReason]) -> Readiness:
+    """The answer that follows from ``reasons``; those that keep it from being ready come first."""
+    found = sorted(reasons, key=lambda reason: (reason.grade != "unready", reason))
+    ready = not any(reason.grade == "unready" for reason in found)
+    return Readiness(ready=ready, degraded=bool(found), reasons=found[:MOST])
+
+
+async def say_health(reasons: Callable[[], Iterable[HealthReason]]) -> None:
+    """Look each second, and say on stderr what begins and ends to be wrong."""
+    said = HealthLog()
+    while True:
+        await pause(INTERVAL)
+        said.look(reasons())
+
+
+class HealthLog:
+    """Says on stderr what begins and ends to be wrong, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], HealthReason] = {}
+
+    def look(self, reasons: Iterable[HealthReason]) -> None:
+        """These are wrong now."""
+        now = {(reason.code, reason.about): reason for reason in reasons}
+        for key, reason in now.items():
+            if key not in self._known:
+                about = f" ({reason.about})" if reason.about else ""
+                log.warning("%s: %s%s: %s", reason.grade, reason.code, about, reason.why)
+        for key, reason in self._known.items():
+            if key not in now:
+                about = f" ({reason.about})" if reason.about else ""
+                log.warning("over: %s%s", reason.code, about)
+        self._known = now
