@@ -1,39 +1,185 @@
-"""Files that appear under their names once they are whole."""
+"""Where every command's results go: files that appear under their names once they are whole, pipes, devices, and stdout.
+
+One rule for all commands. A result can be computed again, so a regular file is overwritten: at once, as a whole, with the
+permissions it had, and at the place that a symbolic link leads to. What isn't a regular file (a pipe, a device) is written to
+and stays what it is. ``-`` is stdout, as is ``/dev/stdout``. A recording can't be made again: it overwrites no file
+(``open_new``).
+"""
 
 import os
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from errno import EBUSY, EXDEV
 from pathlib import Path
+from shutil import copyfile, copymode
 from typing import IO
 
 from kvyard.errors import KvyardError
 
+STDOUT = "-"
+MOST_LINKS = 40
+"""Links that lead to links are followed so often; Linux does the same."""
+
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write, in place of what was there; nothing is left of it if that fails. Raises ``KvyardError``."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
+    """A file to write, by the rule above; of a regular one nothing is left if that fails. Raises ``KvyardError``."""
+    check_writable(path)
     try:
-        with part.open("wb") as file:
-            yield file
-        os.replace(part, path)
+        number = _descriptor(path)
+        if number is not None:
+            with _opened(number) as file:
+                yield file
+            return
+        if _is_special(path):
+            with open(path, "wb") as device:
+                yield device
+            return
+        yield from _replaced(Path(os.path.realpath(path)))
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise KvyardError(f"can't write {path}: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def check_writable(path: str | Path) -> None:
-    """Raise ``KvyardError`` where a file can't be written there, before there is anything to write."""
-    path = Path(path)
-    if path.is_dir():
-        raise KvyardError(f"can't write {path}: it is a folder")
-    if not os.access(path.parent, os.W_OK):
-        raise KvyardError(f"can't write {path}: {path.parent} isn't there, or isn't yours to write to")
+        raise KvyardError(f"can't write {name_of(path)}: {error.strerror or error}") from None
 
 
 def write_whole(path: str | Path, data: bytes | str) -> None:
     """Write a file in one go. Raises as ``whole_file`` does."""
     with whole_file(path) as file:
-        file.write(data.encode() if isinstance(data, str) else data)
+        file.write(data.encode("utf-8", "replace") if isinstance(data, str) else data)
+
+
+def open_new(path: str | Path) -> IO[bytes]:
+    """A file to write what can't be made again. Raises ``KvyardError`` where a regular file is there already."""
+    try:
+        number = _descriptor(path)
+        if number is not None:
+            return os.fdopen(os.dup(number), "wb")
+        return open(path, "wb" if _is_special(path) else "xb")
+    except FileExistsError:
+        raise KvyardError(f"{path} exists: choose another name, or remove it") from None
+    except OSError as error:
+        raise KvyardError(f"can't write {path}: {error.strerror}") from None
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise ``KvyardError`` where a result can't be written there, before there is anything to write."""
+    if not str(path) or "\0" in str(path):
+        raise KvyardError(f"can't write {str(path)!r}: it is no name of a file")
+    try:
+        if _descriptor(path) is not None:
+            return
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise KvyardError(f"can't write {path}: it is a directory")
+        if _is_special(path):
+            writable = os.access(path, os.W_OK)
+        elif not target.parent.is_dir():
+            raise KvyardError(f"can't write {path}: there is no directory {target.parent}; make it first")
+        else:
+            writable = os.access(target if target.exists() else target.parent, os.W_OK)
+    except OSError as error:
+        raise KvyardError(f"can't write {path}: {error.strerror}") from None
+    if not writable:
+        raise KvyardError(f"can't write {path}: it isn't yours to write to")
+
+
+def check_outputs(*paths: str | Path | None, reads: Iterable[str | Path] = ()) -> None:
+    """``check_writable`` for all that are given. Raises ``KvyardError`` also where two are one, or one is what is read."""
+    found: dict[object, str] = {_place(one): "what is read" for one in reads}
+    for path in paths:
+        if path is None:
+            continue
+        check_writable(path)
+        place = _place(path)
+        if place in found:
+            raise KvyardError(f"can't write {name_of(path)}: it is {found[place]} as well; choose another")
+        if place is not None:
+            found[place] = "another output"
+
+
+def is_stdout(path: str | Path | None) -> bool:
+    """Whether what is written there goes to this process's stdout."""
+    return path is not None and _descriptor(path) == 1
+
+
+def is_regular(path: str | Path) -> bool:
+    """Whether ``path`` is, or would become, a regular file, so that its name can say what is in it."""
+    return _descriptor(path) is None and not _is_special(path)
+
+
+def name_of(path: str | Path) -> str:
+    """What to call an output."""
+    return "stdout" if is_stdout(path) else str(path)
+
+
+def _replaced(target: Path) -> Iterator[IO[bytes]]:
+    """A new file beside ``target`` that takes its place in the end."""
+    there = target.exists()
+    if there and not os.access(target.parent, os.W_OK):
+        with target.open("wb") as file:
+            yield file
+        return
+    part = target.with_name(f"{target.name[:200]}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+        if there:
+            copymode(target, part)
+        try:
+            os.replace(part, target)
+        except OSError as error:
+            if error.errno not in (EBUSY, EXDEV):
+                raise
+            copyfile(part, target)  # mounted into a container as a single file, it can be written but not replaced
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _descriptor(path: str | Path) -> int | None:
+    """The open file of this process that ``path`` stands for: 1 for ``-`` and ``/dev/stdout``; ``None`` for other names."""
+    if str(path) == STDOUT:
+        return 1
+    at = os.path.abspath(path)
+    for _ in range(MOST_LINKS):
+        folder, name = os.path.split(at)
+        if name.isdecimal() and os.path.realpath(folder) == os.path.realpath("/proc/self/fd"):
+            return int(name)
+        if not os.path.islink(at):
+            return None
+        at = os.path.join(folder, os.readlink(at))
+    return None
+
+
+@contextmanager
+def _opened(number: int) -> Iterator[IO[bytes]]:
+    """An open file of this process, after what was printed to it so far. It stays open, and where it is."""
+    stream = {1: sys.stdout, 2: sys.stderr}.get(number)
+    if stream is None:
+        with os.fdopen(os.dup(number), "wb") as file:
+            yield file
+        return
+    stream.flush()
+    yield stream.buffer
+    stream.buffer.flush()
+
+
+def _is_special(path: str | Path) -> bool:
+    """Whether something is there that is neither a regular file nor a directory."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _place(path: str | Path) -> object:
+    """What is equal for two names of one regular file; of all else, only stdout is one place."""
+    number = _descriptor(path)
+    if number is not None:
+        return number
+    try:
+        return None if _is_special(path) else os.path.realpath(path)
+    except OSError:
+        return None

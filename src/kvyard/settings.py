@@ -168,19 +168,22 @@ def chosen(struct: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, 
 
 def count(name: str, value: object) -> int:
     """A whole number: 20000, ``"20k"``, ``"1.5m"``."""
+    exact: int | Fraction | None = None
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, str):
+        exact = value
+    elif isinstance(value, float) and value.is_integer():
+        exact = int(value)
+    elif isinstance(value, str):
         found = re.fullmatch(_NUMBER + r"([kmgKMG]?)", value)
         if found is not None:
             exact = Fraction(found[1].replace("_", "")) * COUNTS[found[2].lower()]
-            if exact.denominator == 1:
-                return int(exact)
-        if re.fullmatch(r"\s*-\d+\s*", value):
-            return int(value)
-    _refuse(name, value, "a whole number such as 500, 20k or 1.5m")
+        elif re.fullmatch(r"\s*-\d{1,30}\s*", value):
+            exact = int(value)
+    if exact is None or exact.denominator != 1:
+        _refuse(name, value, "a whole number such as 500, 20k or 1.5m")
+    if not -(1 << 63) < exact < 1 << 63:
+        _refuse(name, value, "less than 9223372036854775808")
+    return int(exact)
 
 
 def number(name: str, value: object) -> float:

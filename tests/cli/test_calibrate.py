@@ -42,7 +42,7 @@ def test_a_live_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     out, err = capsys.readouterr()
     assert "probe 1 of" in err
     assert "a prompt of 16" in err
-    assert f"written to {path}" in err
+    assert f"written: {path}" in err
     assert "mean, unseen" in out
     assert "Not seen, and so not known" in out
     assert "Passes are decided when they start: as you say." in out
@@ -142,7 +142,7 @@ def test_files_that_cant_be_used(capsys: pytest.CaptureFixture[str], tmp_path: P
         (("--from", str(other)), "no run that kvyard knows"),
         (("--from", str(single)), "no answer of it has two tokens or more"),
         (("--from", str(tmp_path / "none")), "no such file"),
-        (("--from", str(few), "-o", str(tmp_path / "no" / "such.json")), "isn't there"),
+        (("--from", str(few), "-o", str(tmp_path / "no" / "such.json")), "there is no directory"),
         (("--from", str(few), "-o", str(tmp_path)), "it is a folder"),
         (("--from", str(few), "--model", "m"), "--model is for live engines: leave it out with --from"),
         (("--from", str(few), "--rounds", "2"), "--rounds is for live engines: leave it out with --from"),

@@ -90,11 +90,11 @@ def test_refusals(capsys, tmp_path):
         (("fit", str(tmp_path / "none.jsonl")), "none.jsonl: no such file"),
         (("fit", str(bad)), "bad.jsonl: line 2: past must be a whole number"),
         (("fit", str(few)), "at least 4 passes with prompts and 4 with decode steps, got 0 and 5"),
-        (("fit", str(DATA), "-o", str(tmp_path / "no" / "such.json")), "such.json: No such file"),
+        (("fit", str(DATA), "-o", str(tmp_path / "no" / "such.json")), "such.json: there is no directory"),
         (("show", "tpu"), "no profile 'tpu' ships with kvyard; choose one of h200-llama3-8b"),
         (("show", str(bad)), "not a profile"),
         (("show", "missing.json"), "missing.json: can't be read"),
-        (("show", "h200-llama3-8b", "--html", str(tmp_path / "no" / "such.html")), "such.html: No such file"),
+        (("show", "h200-llama3-8b", "--html", str(tmp_path / "no" / "such.html")), "such.html: there is no directory"),
     ):
         assert run(*argv) == 2
         err = capsys.readouterr().err

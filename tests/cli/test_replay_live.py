@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+import typer
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
@@ -20,8 +22,11 @@ from tests.server.mock.support import Served
 from tests.server.support import PATIENCE, eventually
 
 from kvyard.cli.app import main
+from kvyard.cli.replay import say_proof
 from kvyard.replay.report.files import read_report
+from kvyard.replay.report.numbers import spread
 from kvyard.replay.traces.writing import write_trace
+from kvyard.server.rehearsal.run import Proof, Tolerance
 
 SIXTEEN = ["--trace-block-size", 16]
 SMALL = ["--block-size", 16, "--num-gpu-blocks", 400, "--max-model-len", 6000, "--timing", "fixed:20,10"]
@@ -44,8 +49,11 @@ def trace(tmp_path: Path) -> Path:
 def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
     options = ["--live", "self", "--prove", "--speed", 6, "--workers", 2, "--report", report, "--slo", "ttft=500"]
-    assert run(trace, *SIXTEEN, *SMALL, *options) == 0
+    code = run(trace, *SIXTEEN, *SMALL, *options)
     out, err = capsys.readouterr()
+    assert code == ("NOT within the tolerance" in out), (
+        "a machine that is too busy for the tolerance is told so, with exit code 1"
+    )
     for words in (
         "25 requests",
         "live at a mock fleet, kv",
@@ -60,6 +68,18 @@ def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureF
     found = read_report(report)
     assert found.live is not None and found.requests["finished"] == 25
     assert found.config["workers"][0]["count"] == 2  # type: ignore[index]
+
+
+def test_what_is_not_within_the_tolerance_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    late, soon = (spread([ms]) for ms in (5000.0, 1.0))
+    proof = Proof(
+        difference=None, apart="", decisions={}, requests=1, first_token=soon, last_token=soon, tolerance=Tolerance()
+    )
+    say_proof(proof)
+    with pytest.raises(typer.Exit) as end:
+        say_proof(msgspec.structs.replace(proof, last_token=late))
+    assert end.value.exit_code == 1
+    assert "NOT within" in capsys.readouterr().out
 
 
 def test_an_endpoint(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

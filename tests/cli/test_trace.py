@@ -141,7 +141,7 @@ def bad_files(where: Path) -> dict[str, tuple[list[object], str]]:
         "capacity": (["info", good, "--capacity", "10,lots"], "--capacity is 'lots': it must be a whole number"),
         "negative capacity": (["info", good, "--capacity=-5"], "a number of blocks can't be negative"),
         "unknown target": (["convert", good, where / "x", "--to", "yaml"], "'yaml' is no format that kvyard writes"),
-        "over itself": (["convert", good, good], "exists"),
+        "over itself": (["convert", good, good], "what is read"),
         "no change": (["scale", good, where / "x"], "pass --speedup, or --arrivals"),
         "too slow": (["scale", good, where / "x", "--speedup", "0"], "above 0"),
         "nothing in it": (["slice", good, where / "x", "--skip", "10"], "no requests in it"),

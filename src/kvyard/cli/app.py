@@ -4,13 +4,19 @@ Help must answer at once even when a sub-command needs sockets or a report libra
 take the others down. So the table carries each command's one line of help, and the module behind it is loaded by
 ``Unloaded`` when the command is called.
 
-Exit codes: 0 done, 1 the command ran and its answer is no, 2 refused (usage or ``KvyardError``), 130 interrupted.
+Exit codes: 0 done, 1 the command ran and its answer is no, 2 refused (usage or ``KvyardError``), 130 interrupted, 141
+its reader went away (``kvyard ... | head``).
 """
 
 import importlib
 import importlib.util
+import io
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from errno import ENOSPC
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
@@ -22,6 +28,7 @@ from kvyard.errors import KvyardError
 
 REFUSED = 2
 INTERRUPTED = 130
+NOT_READ = 141
 
 
 class CommandEntry(NamedTuple):
@@ -56,6 +63,13 @@ COMMANDS: Mapping[str, CommandEntry] = {
 class PlainCommand(TyperCommand):
     """Has options in its help under the headings that they name (``rich_help_panel``), without boxes."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _suggest(self, ctx, error)
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
@@ -67,6 +81,64 @@ class PlainCommand(TyperCommand):
         for heading, lines in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(lines)
+
+
+def _suggest(command: Any, ctx: Any, error: Any) -> None:
+    """Have a refusal of an unknown option name the nearest of those that the help shows, the nearest first."""
+    written = getattr(error, "option_name", None)
+    if written is None or not hasattr(error, "possibilities"):
+        return
+    shown = [name for one in command.get_params(ctx) if not getattr(one, "hidden", False) for name in one.opts]
+    near = get_close_matches(written, [name for name in shown if name.startswith("--")], 3, 0.6)
+    error.possibilities = None
+    error.message += f". Did you mean {' or '.join(near)}?" if near else "."
+
+
+class RootGroup(TyperGroup):
+    """Turns what goes wrong with stdout and stderr into exit codes and a sentence."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        with _written():
+            return super().make_context(info_name, args, parent=parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _written():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Sees to it that what was printed inside is written at its end. Raises ``KvyardError`` where it can't be."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _print_nowhere()
+        raise typer.Exit(NOT_READ) from None
+    except OSError as error:
+        _print_nowhere()
+        where = f" {error.filename}" if error.filename else " what is printed" if error.errno == ENOSPC else ""
+        raise KvyardError(f"can't read or write{where}: {error.strerror or error}") from None
+
+
+def _print_nowhere() -> None:
+    """Lead stdout away from what can't be written to: Python tries once more when it ends."""
+    with suppress(OSError, ValueError):
+        number = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(number, sys.stdout.fileno())
+        os.close(number)
+
+
+def _make_streams_forgiving() -> None:
+    """A terminal or a pipe that can't show a sign gets a question mark; a closed stream takes everything."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 class Unloaded(TyperCommand):
@@ -86,6 +158,8 @@ class Unloaded(TyperCommand):
         found = getattr(importlib.import_module(module), attribute)
         if isinstance(found, typer.Typer):
             found.rich_markup_mode = None
+            for one in found.registered_commands:
+                one.cls = PlainCommand
             return get_group(found)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(self.name, cls=PlainCommand)(found)
@@ -109,7 +183,7 @@ def _root(
 def build(commands: Mapping[str, CommandEntry] = COMMANDS) -> TyperGroup:
     """The root command with those of ``commands`` whose module is installed. Imports none of them."""
     # Plain help rather than boxes: it starts in half the time and can be searched and compared.
-    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(cls=RootGroup, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(_root)
     group = get_group(app)
     for name, entry in commands.items():
@@ -123,10 +197,12 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, CommandEntry]
 
     Bugs keep their traceback: only ``KvyardError`` is turned into a sentence.
     """
+    _make_streams_forgiving()
     try:
         build(commands).main(args=argv, prog_name="kvyard")
     except KvyardError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"Error: {error}", file=sys.stderr)
         sys.exit(REFUSED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.outputs import words_beside
 from kvyard.cli.serving import TOKEN_VARIABLE, read_token
 from kvyard.errors import KvyardError
+
+if TYPE_CHECKING:
+    from kvyard.replay.calibrate.probing import ProbeResult
 
 
 def calibrate(
@@ -54,7 +58,7 @@ def calibrate(
     import msgspec
 
     from kvyard.cli.fits import show_fit
-    from kvyard.files import check_writable
+    from kvyard.files import check_outputs
     from kvyard.replay.calibrate.calibration import fit_profile
 
     if (url is None) == (not logs):
@@ -66,8 +70,7 @@ def calibrate(
         for flag, value in live.items():
             if value is not None:
                 raise KvyardError(f"--{flag.replace('_', '-')} is for live engines: leave it out with --from")
-    if output is not None:
-        check_writable(output)
+    check_outputs(output, reads=logs or ())
     if logs:
         from kvyard.replay.calibrate.sources import read_source
 
@@ -75,7 +78,7 @@ def calibrate(
         return
     assert url is not None
     from kvyard.replay.calibrate.plan import CalibrationLimits
-    from kvyard.replay.calibrate.probing import probe_engine, waits_a_pass
+    from kvyard.replay.calibrate.probing import probe_engine
 
     limits = msgspec.structs.replace(CalibrationLimits(), **bounds)
     try:
@@ -95,6 +98,14 @@ def calibrate(
     typer.echo(f"{seen.requests} requests in {seen.rounds:.3g} rounds\n", err=True)
     found = fit_profile([seen.measurements], name or seen.facts.model.rsplit("/", 1)[-1])
     show_fit(found, output)
+    with words_beside(output):
+        _advise(seen, found.profile.request_ms, output, async_scheduling)
+
+
+def _advise(seen: ProbeResult, request_ms: float, output: Path | None, async_scheduling: bool | None) -> None:
+    """Print with which settings to replay what that engine does."""
+    from kvyard.replay.calibrate.probing import waits_a_pass
+
     facts = seen.facts
     ahead: bool | None
     if async_scheduling is not None:
@@ -102,7 +113,7 @@ def calibrate(
     elif facts.async_scheduling is not None:
         ahead, why = facts.async_scheduling, "as the engine says"
     else:
-        told, passes = waits_a_pass(seen.probes, found.profile.request_ms)
+        told, passes = waits_a_pass(seen.probes, request_ms)
         if told is None:
             typer.echo(
                 "- Whether the engine decides passes ahead: say --async-scheduling or --no-async-scheduling "

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.serving import Json
+from kvyard.files import STDOUT, check_outputs
 
 
 def compare(
@@ -14,20 +16,19 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Put the reports of several runs side by side: who is best at what, and by how much."""
-    import msgspec
-
     from kvyard.replay.report.compare import compare as put_side_by_side
     from kvyard.replay.report.compare import print_comparison
     from kvyard.replay.report.compare_page import write_comparison
     from kvyard.replay.report.files import read_report
 
+    check_outputs(html, STDOUT if as_json else None, reads=files)
     reports = [read_report(path) for path in files]
     found = put_side_by_side(reports, [report.label or path.stem for report, path in zip(reports, files)])
     if html is not None:
         write_comparison(found, reports, html)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
     else:
-        print_comparison(found)
-    if html is not None:
-        typer.echo(f"page: {html}", err=True)
+        with words_beside(html):
+            print_comparison(found)
+    say_written([html])

@@ -1,6 +1,5 @@
 """``kvyard doctor``: why doesn't this prompt match?"""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ import msgspec
 import typer
 
 from kvyard.cli.events import finding_lines, until_interrupted
+from kvyard.cli.outputs import print_json
 from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, pairs, read_token, with_prompt
 from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
@@ -117,7 +117,7 @@ def doctor(
         value = {"healthy": found.healthy, **msgspec.to_builtins(found)}
         for finding, shown in zip(found.findings, value["findings"], strict=True):
             shown["broken"] = finding.broken
-        typer.echo(json.dumps(value, indent=2))
+        print_json(value)
     else:
         _show(found, cases)
     raise typer.Exit(0 if found.healthy else 1)
@@ -154,7 +154,7 @@ def _messages(path: Path) -> list[dict[str, Any]]:
         return msgspec.convert(found["messages"] if isinstance(found, dict) else found, list[dict[str, Any]])
     except OSError as error:
         raise KvyardError(f"can't read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, LookupError, UnicodeError):
+    except (msgspec.MsgspecError, LookupError, UnicodeError, RecursionError):
         raise KvyardError(f"{path} holds no chat: write a JSON list of messages, each with role and content") from None
 
 

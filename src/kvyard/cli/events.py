@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvyard.cli.outputs import print_json
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_flags
 from kvyard.clock import WallClock, from_seconds
@@ -190,7 +191,7 @@ def check(
         raise KvyardError(f"nothing to check: no message came from {source}")
     report = judge(facts, engine, device_blocks=blocks)
     if as_json:
-        typer.echo(json.dumps({**report_value(report, source), "truncated": truncated}, indent=2))
+        print_json({**report_value(report, source), "truncated": truncated})
     else:
         for line in report_lines(report, source):
             typer.echo(line)

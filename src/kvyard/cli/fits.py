@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from kvyard.cli.outputs import say_written, words_beside
 from kvyard.cli.tables import print_table
 from kvyard.engine.timing.fitting import errors_by_kind
 from kvyard.engine.timing.measurements import Measurement
@@ -18,24 +19,25 @@ WORST = 5
 def show_fit(found: FittedProfile, output: Path | None) -> None:
     """Print how far off the fit is, then write the profile to ``output`` if there is one. Raises ``KvyardError``."""
     profile = found.profile
-    typer.echo(f"{profile.name}: {profile.source}{f', {profile.device}' if profile.device else ''}")
-    unseen = errors_by_kind(found.rows, found.fit.unseen_errors)
-    rows: list[tuple[str, ...]] = [("", "points", "mean error", "median", "largest", "mean, unseen")]
-    for kind, of in errors_by_kind(found.rows, found.fit.errors).items():
-        shares = (of.mean, of.median, of.largest, unseen[kind].mean)
-        rows.append((kind, str(of.points), *(f"{share:.1%}" for share in shares)))
-    print_table(rows)
-    show_worst(found.rows, found.fit.unseen_errors)
-    if profile.request_ms:
-        typer.echo(
-            f"\nHTTP, tokenizing and the client add {profile.request_ms:.1f} ms to a request, outside of passes."
-        )
-    typer.echo("\nNot seen, and so not known")
-    for note in found.unknown:
-        typer.echo(f"- {note}")
+    with words_beside(output):
+        typer.echo(f"{profile.name}: {profile.source}{f', {profile.device}' if profile.device else ''}")
+        unseen = errors_by_kind(found.rows, found.fit.unseen_errors)
+        rows: list[tuple[str, ...]] = [("", "points", "mean error", "median", "largest", "mean, unseen")]
+        for kind, of in errors_by_kind(found.rows, found.fit.errors).items():
+            shares = (of.mean, of.median, of.largest, unseen[kind].mean)
+            rows.append((kind, str(of.points), *(f"{share:.1%}" for share in shares)))
+        print_table(rows)
+        show_worst(found.rows, found.fit.unseen_errors)
+        if profile.request_ms:
+            typer.echo(
+                f"\nHTTP, tokenizing and the client add {profile.request_ms:.1f} ms to a request, outside of passes."
+            )
+        typer.echo("\nNot seen, and so not known")
+        for note in found.unknown:
+            typer.echo(f"- {note}")
     if output is not None:
         write_whole(output, msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
-        typer.echo(f"written to {output}", err=True)
+    say_written([output])
 
 
 def show_worst(rows: Sequence[Measurement], errors: Sequence[float]) -> None:

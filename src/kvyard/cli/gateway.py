@@ -130,7 +130,7 @@ def _pair(text: str, flag: str) -> tuple[str, Any]:
         raise KvyardError(f"{flag} {text}: write NAME=VALUE")
     try:
         return name.strip().replace("-", "_"), msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return name.strip().replace("-", "_"), value
 
 
@@ -145,7 +145,7 @@ def _described(text: str, flag: str, first: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         try:
             found[name] = msgspec.json.decode(value) if name in NUMBERS else value
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise KvyardError(f"{flag} {text}: {name} must be a number") from None
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,12 +21,6 @@ def count_jobs(jobs: int | None) -> int:
     if jobs is not None and jobs < 1:
         raise KvyardError(f"--jobs {jobs}: at least 1, or leave it out for one per core")
     return jobs or os.cpu_count() or 1
-
-
-def say_written(paths: list[Path]) -> None:
-    """Name the files on stderr."""
-    for path in paths:
-        typer.echo(f"written: {path}", err=True)
 
 
 def finish(done: Sweep, quiet: bool, what: str) -> None:

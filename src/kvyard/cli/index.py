@@ -1,7 +1,6 @@
 """``kvyard index``: the index as a service, and questions to one."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvyard.cli.outputs import print_json
 from kvyard.cli.serving import (
     TOKEN_VARIABLE,
     Json,
@@ -129,7 +129,7 @@ def query(
         if explain:
             found["explain"] = _post(url, "/explain", asked, token)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
     else:
         table(found["score"])
         for line in explanation_lines(found.get("explain")):

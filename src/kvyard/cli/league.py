@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.grid import Bars, Jobs, count_jobs, finish, say_written
+from kvyard.cli.grid import Bars, Jobs, count_jobs, finish
+from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError

@@ -99,7 +99,7 @@ def _as_vllm(text: str) -> dict[str, Any]:
 
     try:
         found = msgspec.json.decode(text, type=VllmEvents)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise KvyardError(f"--kv-events-config can't be read: {error}") from None
     if not found.enable_kv_cache_events or found.publisher == "null":
         return {}
@@ -116,5 +116,5 @@ def _fault(text: str) -> tuple[str, Any]:
     name, value = assignment(text, "--fault")
     try:
         return name.replace("-", "_"), msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise KvyardError(f"--fault {name}={value}: the value must be a number") from None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvyard.cli.outputs import print_json
 from kvyard.cli.settings import with_flags
 from kvyard.cli.tables import print_table
 from kvyard.engine.cards import CARDS, find_card
@@ -48,8 +49,7 @@ def model(
     options = {**settings_of(PlanOptions).parse(settings), "enable_prefix_caching": prefix_caching}
     found = plan(fields, memory, **options)
     if as_json:
-        value = {**msgspec.to_builtins(found), "engine": found.engine_options()}
-        typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        print_json({**msgspec.to_builtins(found), "engine": found.engine_options()})
     else:
         _show(found, config, PlanOptions(**options))
 

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from kvyard.cli.fits import show_fit, show_worst
+from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.tables import print_table
 from kvyard.engine.timing.fitting import errors_by_kind, row_errors
 from kvyard.engine.timing.measurements import Measurements
 from kvyard.engine.timing.profile import Profile, load_profile, pass_ms, shipped
-from kvyard.files import write_whole
+from kvyard.files import STDOUT, check_outputs, write_whole
 from kvyard.replay.calibrate.calibration import fit_profile
 from kvyard.replay.calibrate.passes import read_passes
 
@@ -38,6 +38,7 @@ def fit(
     "ms": 9.1}, or {"kind": "mixed", "prefills": [[512, 0]], "batch": 32, "ctx": 4096, "ms": 20.9}. Other kinds are left out.
     An engine's log is {"passes": [...]}. This is kvyard calibrate --from for files that have nothing but passes.
     """
+    check_outputs(output, reads=files)
     show_fit(fit_profile([read_passes(file) for file in files], name), output)
 
 
@@ -49,20 +50,22 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Write the profile as JSON.")] = False,
 ) -> None:
     """Show what a profile says passes take, and how that compares with measurements."""
+    check_outputs(html, STDOUT if as_json else None, reads=[profile, *([] if data is None else [data])])
     chosen = _find(profile)
     measured = None if data is None else read_passes(data)
     if html is not None:
         from kvyard.replay.report.profile_page import page
 
         write_whole(html, page(chosen, measured))
-        typer.echo(f"plots written to {html}", err=True)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(chosen), indent=2).decode())
-        return
-    typer.echo(", ".join(filter(None, (chosen.name, chosen.source, chosen.device))))
-    _estimates(chosen)
-    if measured is not None:
-        _compare(chosen, measured)
+        print_json(chosen)
+    else:
+        with words_beside(html):
+            typer.echo(", ".join(filter(None, (chosen.name, chosen.source, chosen.device))))
+            _estimates(chosen)
+            if measured is not None:
+                _compare(chosen, measured)
+    say_written([html])
 
 
 @app.command("list")

@@ -11,6 +11,8 @@ from kvyard.cli.settings import Command, parameter, with_group
 from kvyard.replay.traces import FORMATS, Trace, open_trace
 
 HEADING = "How the trace is read"
+TRACE_BLOCK_SIZE = "--trace-block-size"
+"""Works with every command that reads a trace; those that have no engine also call it by a shorter name."""
 
 
 def _switch(name: str, help: str) -> inspect.Parameter:
@@ -35,7 +37,12 @@ def with_reading(*more: inspect.Parameter, block_size: str = "--block-size") -> 
         parameter(
             "trace_block_size",
             int | None,
-            typer.Option(block_size, min=1, help="Tokens an id of the trace stands for.", rich_help_panel=HEADING),
+            typer.Option(
+                *dict.fromkeys((block_size, TRACE_BLOCK_SIZE)),
+                min=1,
+                help="Tokens an id of the trace stands for.",
+                rich_help_panel=HEADING,
+            ),
         ),
         _switch("skip_bad", "Count bad rows and go on."),
         _switch("sort", "Put requests in order of arrival, holding all of them."),

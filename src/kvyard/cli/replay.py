@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.outputs import say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, read_trace, with_reading
 from kvyard.cli.serving import read_token
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
+from kvyard.files import STDOUT, check_outputs, is_regular
 from kvyard.replay.config import DrivingConfig
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import chosen, settings_of
@@ -39,6 +41,7 @@ def replay(
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
     per_request: Annotated[Path | None, typer.Option(help="Write a row per request: .jsonl or .parquet.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as a page, one file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON to stdout, and no table.")] = False,
     label: Annotated[str, typer.Option(help="What to call the run.")] = "",
     live: Annotated[
         str | None,
@@ -104,7 +107,11 @@ def replay(
     check_flags(
         live, settings, {**own, "vocabulary": vocabulary, "any_length": any_length, "prove": prove, "bounds": bounds}
     )
-    check_outputs(report, per_request, html)
+    if as_json:
+        if report is not None:
+            raise KvyardError("--json writes the report to stdout: leave it or --report out")
+        report = Path(STDOUT)
+    check_results(trace, report, per_request, html)
     read_slo(slo)
     made = make_config(settings)
     source = read_trace(trace, reading)
@@ -145,34 +152,38 @@ def replay(
                 config = LiveConfig(model=served_model_name, exact=not any_length, **pace, **driving)
                 token = read_token(token_file)
                 done = replay_live(source, live, config, token=token, slo=slo, label=label, progress=progress)
-    _finish(done, report, per_request, html, quiet)
+    _finish(done, report, per_request, html, quiet, as_json)
     if prove:
-        say_proof(rehearsed.proof)
+        with words_beside(report, per_request, html):
+            say_proof(rehearsed.proof)
 
 
-def _finish(done: ReplayOutcome, report: Path | None, per_request: Path | None, html: Path | None, quiet: bool) -> None:
+def _finish(
+    done: ReplayOutcome,
+    report: Path | None,
+    per_request: Path | None,
+    html: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
     done.save(report, per_request, html)
+    if not quiet and not as_json:
+        with words_beside(report, per_request, html):
+            done.show()
     if not quiet:
-        done.show()
         _say_more(done)
-        for path in (report, per_request, html):
-            if path is not None:
-                typer.echo(f"written: {path}", err=True)
+        say_written([report, per_request, html])
     if not done.complete:
         typer.echo("Interrupted: the report covers what had happened until then.", err=True)
         raise typer.Exit(INTERRUPTED)
 
 
-def check_outputs(report: Path | None, per_request: Path | None, html: Path | None) -> None:
+def check_results(trace: Path, report: Path | None, per_request: Path | None, html: Path | None) -> None:
     """Raise ``KvyardError`` now for what couldn't be written after the run."""
-    if per_request is not None and per_request.suffix not in (".jsonl", ".parquet"):
+    if per_request is not None and per_request.suffix not in (".jsonl", ".parquet") and is_regular(per_request):
         raise KvyardError(f"--per-request {per_request}: let its name end in .jsonl or .parquet")
-    for path in (report, per_request, html):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise KvyardError(f"can't write {path}: there is no directory {path.parent}; make it first")
-        if path is not None and path.is_dir():
-            raise KvyardError(f"can't write {path}: it is a directory")
+    check_outputs(report, per_request, html, reads=[trace])
 
 
 def _say_more(done: ReplayOutcome) -> None:
@@ -257,10 +268,10 @@ def check_flags(live: str | None, settings: Mapping[str, object], given: Mapping
 
 
 def say_proof(proof: Proof | None) -> None:
-    """Print what the proof found; exits with ``DIFFERS`` where live and offline differ."""
+    """Print what the proof found; exits with ``DIFFERS`` where live and offline do, in decisions or beyond the tolerance."""
     if proof is None:
         typer.echo("Interrupted: there is nothing to prove.", err=True)
         return
     typer.echo(str(proof))
-    if not proof.equal:
+    if not proof.equal or not proof.close:
         raise typer.Exit(DIFFERS)

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
+from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, LIMIT, read_trace, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_flags
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
+from kvyard.files import STDOUT, check_outputs, name_of
 from kvyard.replay.traces import FORMATS, Trace
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
 from kvyard.replay.traces.generate import Workload
@@ -24,7 +25,7 @@ from kvyard.settings import count, settings_of
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look into traces, cut, convert and generate them.")
 
 File = Annotated[Path, typer.Argument(help="A trace, packed with gzip or xz or not; or a directory of sessions.")]
-Out = Annotated[Path, typer.Argument(help="A new file, packed if its name ends in .gz or .xz.")]
+Out = Annotated[Path, typer.Argument(help="The file to write, packed if its name ends in .gz or .xz; - for stdout.")]
 To = Annotated[str, typer.Option("--to", help=f"The format to write: {' or '.join(TARGETS)}.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out who waits for whom where the format can't say it.")]
 
@@ -44,6 +45,7 @@ def info(
     capacities = [count("--capacity", part.strip()) for part in capacity.split(",")]
     if min(capacities) < 0:
         raise KvyardError(f"--capacity {capacity}: a number of blocks can't be negative")
+    check_outputs(html, STDOUT if as_json else None, reads=[file])
     trace = read_trace(file, reading)
     found = describe(trace, capacities, token_block=reading["trace_block_size"] or TOKEN_BLOCK)
     if html is not None:
@@ -51,18 +53,19 @@ def info(
 
         write_page(found, html)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
     else:
-        for line in info_lines(found):
-            typer.echo(line)
-    if html is not None:
-        typer.echo(f"plots: {html}", err=True)
+        with words_beside(html):
+            for line in info_lines(found):
+                typer.echo(line)
+    say_written([html])
 
 
 @app.command()
 @with_reading(CHAIN_IDS, LIMIT)
 def convert(file: File, out: Out, reading: Mapping[str, Any], to: To = "mooncake", lossy: Lossy = False) -> None:
     """Write a trace in another format, so that another tool, or a real engine, can run it."""
+    check_outputs(out, reads=[file])
     _write(read_trace(file, reading), out, to, lossy, reading["trace_block_size"])
 
 
@@ -81,6 +84,7 @@ def slice_(
     lossy: Lossy = False,
 ) -> None:
     """Write a part of a trace, chosen by number, time or session."""
+    check_outputs(out, reads=[file])
     trace = read_trace(file, reading)
     part = sliced(
         trace,
@@ -108,6 +112,7 @@ def scale(
     lossy: Lossy = False,
 ) -> None:
     """Write a trace at another speed, or with other arrivals."""
+    check_outputs(out, reads=[file])
     trace = read_trace(file, reading)
     if arrivals is not None:
         trace = with_arrivals(trace, arrivals, seed)
@@ -120,6 +125,7 @@ def scale(
 @with_flags(settings_of(Workload))
 def generate(out: Out, settings: Mapping[str, object], to: To = "mooncake", lossy: Lossy = False) -> None:
     """Make a trace up: arrivals, lengths, shared prefixes, sessions."""
+    check_outputs(out)
     workload = Workload(**settings_of(Workload).parse(settings))
     _write(generated(workload), out, to, lossy, None)
 
@@ -137,7 +143,7 @@ def formats_() -> None:
 
 def _write(trace: Trace, out: Path, to: str, lossy: bool, block_size: int | None) -> None:
     written: Written = write_trace(trace, out, to, token_block=block_size or TOKEN_BLOCK, lossy=lossy)
-    typer.echo(f"{out}: {written.rows} requests", err=True)
+    typer.echo(f"{name_of(out)}: {written.rows} requests", err=True)
     for note in written.notes:
         typer.echo(f"  {note}", err=True)
     for note in trace.tally.notes():

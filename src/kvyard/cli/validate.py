@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.reading import read_trace, with_reading
-from kvyard.cli.replay import check_outputs, patient
+from kvyard.cli.replay import patient
 from kvyard.cli.settings import with_settings
 from kvyard.replay.settings import SETTINGS
 
@@ -49,13 +50,14 @@ def validate(
     """
     import msgspec
 
-    from kvyard.files import write_whole
+    from kvyard.files import STDOUT, check_outputs, write_whole
     from kvyard.replay.validate.compare import validate as compare_with_replay
     from kvyard.replay.validate.reading import read_run
     from kvyard.replay.validate.show import print_validation, write_validation
 
-    check_outputs(None, None, html)
-    check_outputs(per_request, None, None)
+    check_outputs(
+        html, per_request, STDOUT if as_json else None, reads=[run, *([] if workload is None else [workload])]
+    )
     measured = read_run(run, None if workload is None else read_trace(workload, reading))
     measured.name = label or measured.name
     with patient() as obey:
@@ -71,12 +73,11 @@ def validate(
     if as_json:
         whole = msgspec.structs.asdict(found)
         del whole["pairs"]
-        typer.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
+        print_json(whole)
     else:
-        print_validation(found)
-    for path in (html, per_request):
-        if path is not None:
-            typer.echo(f"written: {path}", err=True)
+        with words_beside(html, per_request):
+            print_validation(found)
+    say_written([html, per_request])
     if not found.complete:
         raise typer.Exit(INTERRUPTED)
     if within is not None and found.worst * 100 > within:

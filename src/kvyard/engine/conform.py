@@ -175,7 +175,7 @@ def read_lines(path: Path) -> list[Record]:
         if path.suffix in UNPACK:
             data = UNPACK[path.suffix](data)
         return [json.loads(line) for line in data.decode().splitlines() if line.strip()]
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError) as bad:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError, RecursionError) as bad:
         raise LogError(f"{path}: can't be read: {bad}") from bad
 
 
@@ -184,7 +184,7 @@ def is_scheduler_log(path: Path) -> bool:
     try:
         with _open(path) as lines:
             first = json.loads(next(iter(lines), "null"))
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError):
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError, RecursionError):
         return False
     return isinstance(first, dict) and "format" in first
 

@@ -20,6 +20,7 @@ import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.events.transport.frames import Frame, read_live
+from kvyard.files import open_new
 
 MAGIC = b"kvyard-events/1\n"
 MAX_MESSAGE = 1 << 30
@@ -61,12 +62,10 @@ class RecordingWriter:
         """Begin the file. Raises ``KvyardError`` where it exists already or can't be written."""
         self.messages = 0
         self.bytes = 0
-        try:
-            self._out = _open(path, "xb")
-        except FileExistsError:
-            raise KvyardError(f"{path} exists: choose another name, or remove it") from None
-        except OSError as error:
-            raise KvyardError(f"can't write {path}: {error.strerror}") from None
+        self._raw = open_new(path)
+        self._out = (
+            cast("IO[bytes]", gzip.GzipFile(fileobj=self._raw, mode="wb")) if str(path).endswith(".gz") else self._raw
+        )
         self._out.write(MAGIC + msgspec.json.encode(about) + b"\n")
 
     def write(self, at: int, parts: Sequence[bytes]) -> None:
@@ -83,6 +82,7 @@ class RecordingWriter:
     def close(self) -> None:
         """End the file."""
         self._out.close()
+        self._raw.close()
 
     def __enter__(self) -> "RecordingWriter":
         return self
@@ -109,7 +109,7 @@ class Recording:
                 return
             try:
                 self.about = msgspec.json.decode(file.readline(1 << 16), type=About)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 raise KvyardError(f"{path} is a damaged recording: its second line says nothing ({error})") from None
 
     def __iter__(self) -> Iterator[Recorded]:
@@ -122,7 +122,7 @@ class Recording:
 
     def _open(self) -> IO[bytes]:
         try:
-            return _open(self.path, "rb")
+            return cast("IO[bytes]", (gzip.open if self.path.name.endswith(".gz") else open)(self.path, "rb"))
         except OSError as error:
             raise KvyardError(f"can't read {self.path}: {error.strerror}") from None
 
@@ -146,11 +146,6 @@ class Recording:
                 return
             try:
                 at, parts = _unpack(body)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 raise KvyardError(f"{self.path} is damaged at message {number}: {error}") from None
             yield Recorded(at, parts)
-
-
-def _open(path: str | Path, mode: str) -> IO[bytes]:
-    opener = gzip.open if str(path).endswith(".gz") else open
-    return cast("IO[bytes]", opener(path, mode))

@@ -251,7 +251,7 @@ def read_journal(path: str | Path) -> Iterator[Entry]:
                     return
                 try:
                     yield decode(line)
-                except msgspec.MsgspecError as error:
+                except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                     what = f"{path} is no journal, or damaged: line {number} can't be read ({error})"
                     raise KvyardError(what) from None
     except OSError as error:

@@ -159,7 +159,7 @@ def parse_tokens(text: str, where: str) -> list[int]:
             found = json.loads(text)
         else:
             found = [int(word) for word in text.replace(",", " ").split()]
-    except ValueError:
+    except (ValueError, RecursionError):
         raise KvyardError(f"{where} has no token ids: write numbers with commas or spaces, or a JSON list") from None
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in found):
         raise KvyardError(f"{where} has something that is no token id: they are whole numbers from 0 to {MAX_TOKEN}")

@@ -105,9 +105,9 @@ def test_what_a_custom_dataset_cannot_say_is_refused(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     trace = open_trace(SAMPLES / "plain.csv")
-    (tmp_path / "there.jsonl").touch()
-    with pytest.raises(KvyardError, match="exists"):
-        write_trace(trace, tmp_path / "there.jsonl")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(KvyardError, match="it is a directory"):
+        write_trace(trace, tmp_path / "there")
     with pytest.raises(KvyardError, match="can't write"):
         write_trace(trace, tmp_path / "no" / "such" / "directory.jsonl")
     with pytest.raises(KvyardError, match="choose one of mooncake, vllm-custom"):

@@ -326,7 +326,7 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
                     record = json.loads(line)
                     if not (isinstance(record["op"]["op"], str) and isinstance(record["result"], dict)):
                         raise TypeError
-                except (ValueError, KeyError, TypeError) as bad:
+                except (ValueError, KeyError, TypeError, RecursionError) as bad:
                     raise LogError(f'{path}:{number}: expected a line of {{"op": ..., "result": ...}}') from bad
                 yield number, record
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as bad:

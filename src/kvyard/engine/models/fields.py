@@ -85,7 +85,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         value = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:
         raise KvyardError(f"{path}: can't be read: {error.strerror or error}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise KvyardError(f"{path}: not JSON: {error}; a model's config.json is needed") from None
     if not isinstance(value, dict):
         raise KvyardError(f"{path}: not a JSON object; a model's config.json is needed")

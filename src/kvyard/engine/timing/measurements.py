@@ -101,7 +101,7 @@ def parse_measurements(text: str, source: str) -> Measurements:
                 rows.append(_row(value))
             elif not isinstance(value.get("kind"), str):
                 raise KvyardError(f"no kind; {', '.join(KINDS)} are measured passes")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             faults.append(f"line {number}: not JSON ({error})")
         except KvyardError as error:
             faults.append(f"line {number}: {error}")

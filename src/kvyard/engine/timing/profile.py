@@ -270,7 +270,7 @@ def load_profile(*, name: str | None = None, path: str | Path | None = None) -> 
             raise KvyardError(f"{where}: can't be read: {error.strerror or error}") from None
     try:
         profile = msgspec.json.decode(data, type=Profile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise KvyardError(f"{where}: not a profile: {error}; make one with kvyard profile fit") from None
     profile.check(where)
     return profile

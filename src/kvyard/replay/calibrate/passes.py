@@ -49,7 +49,7 @@ def _document(data: bytes) -> Any:
         return None
     try:
         found = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return found if "passes" in found else None
 

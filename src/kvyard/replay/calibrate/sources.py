@@ -56,7 +56,7 @@ def _has_passes(data: bytes) -> bool:
     for part in (data, data.lstrip().split(b"\n", 1)[0]):
         try:
             found: Any = msgspec.json.decode(part)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         return isinstance(found, dict) and (bool(found.get("passes")) or found.get("kind") in PASSES)
     return False

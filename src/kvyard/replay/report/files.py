@@ -9,7 +9,7 @@ import msgspec
 
 from kvyard.clock import MS
 from kvyard.errors import KvyardError
-from kvyard.files import whole_file, write_whole
+from kvyard.files import is_regular, whole_file, write_whole
 from kvyard.replay.record import Record
 from kvyard.replay.report.report import VERSION, Report
 
@@ -85,7 +85,7 @@ def from_json(data: bytes | str, name: str = "this") -> Report:
     """The report that ``to_json`` wrote. Raises ``KvyardError``, calling it ``name``, for anything else."""
     try:
         head = msgspec.json.decode(data, type=_ReportHead)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise KvyardError(f"{name} is not a report of kvyard: {error}") from None
     if head.kind != Report.__struct_defaults__[0]:
         raise KvyardError(f"{name} is not a report of kvyard: it doesn't say so in its key 'kind'")
@@ -95,7 +95,7 @@ def from_json(data: bytes | str, name: str = "this") -> Report:
         )
     try:
         return msgspec.json.decode(data, type=Report)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise KvyardError(f"{name} is not a whole report of kvyard: {error}") from None
 
 
@@ -114,12 +114,12 @@ def write_report(report: Report, path: str | Path) -> None:
 
 
 def write_requests(records: Iterable[Record], path: str | Path) -> None:
-    """Write a row per request, as the name says: ``.jsonl`` or ``.parquet``.
+    """Write a row per request, as the name says: ``.jsonl`` or ``.parquet``. To stdout, pipes and devices go JSON lines.
 
     Raises ``KvyardError`` for another name, where the file can't be written, and for Parquet without pyarrow.
     """
     path = Path(path)
-    if path.suffix == ".jsonl":
+    if path.suffix == ".jsonl" or not (path.suffix == ".parquet" or is_regular(path)):
         with whole_file(path) as file:
             for some in _some(map(row, records)):
                 file.write(msgspec.json.Encoder().encode_lines(some))

@@ -6,14 +6,14 @@ from pathlib import Path
 from kvyard.replay.report.figures import SHARE, Figure, line, lines, rounded
 from kvyard.replay.report.html import Page, head
 from kvyard.replay.traces.info import Info, Reuse
-from kvyard.replay.traces.writing import new_file
+from kvyard.replay.traces.writing import packed_file
 
 BY_BLOCKS: Figure = {"xScale": "log", "xUnit": "blocks", **SHARE}
 
 
 def write_page(info: Info, path: str | Path) -> None:
     """Write the page to a new file. Raises ``KvyardError`` where that can't be done."""
-    with new_file(Path(path)) as file:
+    with packed_file(Path(path)) as file:
         file.write(page(info).encode())
 
 

@@ -14,6 +14,11 @@ from kvyard.replay.traces.request import TraceRequest
 COMMON_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 """Tokens an id usually stands for, for hints."""
 
+LONGEST_TIME = 1 << 62
+"""Nanoseconds, from 1970 too: sums of two such times still fit into 64 bits."""
+MOST_TOKENS = (1 << 31) - 1
+"""Of a prompt or an answer."""
+
 KEPT = 5
 """How many of the skipped rows are remembered in words."""
 
@@ -109,12 +114,13 @@ class Reading:
 
 def ns(value: float, unit: int, field: str) -> int:
     """A time as written, in nanoseconds. Raises ``BadRow`` for what is no time."""
-    if isinstance(value, int):
-        return value * unit
     try:
-        return round(value * unit)
+        found = value * unit if isinstance(value, int) else round(value * unit)
     except (ValueError, OverflowError):
         raise BadRow(f"{field} is {value}: a time must be a finite number") from None
+    if not -LONGEST_TIME < found < LONGEST_TIME:
+        raise BadRow(f"{field} is {value:g}: that is more than 146 years; is it in another unit?")
+    return found
 
 
 def span(value: float, unit: int, field: str) -> int:
@@ -135,6 +141,9 @@ def checked_lengths(input_length: int | None, output_length: int | None, names: 
         raise BadRow(f"{names[1]} is missing")
     if output_length < 0:
         raise BadRow(f"{names[1]} is {output_length}: a length can't be negative")
+    for name, length in zip(names, (input_length, output_length)):
+        if length > MOST_TOKENS:
+            raise BadRow(f"{name} is {length}: no request has more than {MOST_TOKENS} tokens")
     return input_length, output_length
 
 
@@ -145,9 +154,9 @@ def check_ids(ids: Sequence[int], size: int, input_length: int) -> None:
         verdict = "don't cover" if len(ids) < want else "are too many for"
         fitting = [other for other in COMMON_SIZES if ids and len(ids) == -(-input_length // other)]
         if fitting:
-            hint = f"there must be {want}, or an id stands for {fitting[0]} tokens; then pass --block-size {fitting[0]}"
+            hint = f"there must be {want}, or an id stands for {fitting[0]} tokens; then pass --trace-block-size {fitting[0]}"
         else:
-            hint = f"there must be {want}; pass --block-size if an id stands for another number of tokens"
+            hint = f"there must be {want}; pass --trace-block-size if an id stands for another number of tokens"
         raise BadRow(f"{len(ids)} ids of {size} tokens {verdict} {input_length} tokens: {hint}")
 
 

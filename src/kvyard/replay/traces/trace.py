@@ -1,5 +1,6 @@
 """A trace: requests in order, read again on each pass and never held as a whole."""
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice
@@ -98,7 +99,7 @@ def open_trace(
             found = (one if one.ids is None else replace(one, ids=chained(one.ids)) for one in found)
         if sort:
             found = iter(in_order(found))
-        return found if limit is None else islice(found, limit)
+        return found if limit is None else islice(found, min(limit, sys.maxsize))
 
     return Trace(str(path), chosen.name, rows, grouped=chosen.grouped and not sort)
 

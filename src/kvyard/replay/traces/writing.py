@@ -59,7 +59,7 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
     rows = size = 0
     notes: dict[str, None] = {}
     begun: set[str] = set()
-    with new_file(path) as file:
+    with packed_file(path) as file:
         for rows, one in enumerate(trace, 1):
             row: dict[str, Any] = {}
             if one.delay is None or one.arrival:
@@ -106,7 +106,7 @@ def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -
         raise KvyardError(f"{path}: vLLM reads custom datasets from names that end in .jsonl only")
     rows = last = 0
     unknown = waits = False
-    with new_file(path) as file:
+    with packed_file(path) as file:
         for one in trace:
             rows += 1
             if one.delay is not None and not lossy:
@@ -148,10 +148,8 @@ TARGETS = {
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that appears under its name once it is whole. Raises ``KvyardError`` where it exists or can't be written."""
-    if path.exists():
-        raise KvyardError(f"{path} exists: choose another name, or remove it")
+def packed_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, as ``whole_file`` does it, packed if its name says so."""
     with whole_file(path) as raw, _packed(raw, path.suffix) as file:
         yield file
 

@@ -312,7 +312,7 @@ def _serving_sim(path: Path, records: list[Any]) -> RunContent:
     if beside.is_file():
         try:
             settings = msgspec.json.decode(beside.read_bytes(), type=_ServingSimMeta).settings()
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise KvyardError(f"{beside} can't be read: {error}") from None
     made = (
         RunRow(

@@ -1,0 +1,33 @@
+"""What commands share that write results: JSON on stdout, words that keep out of a result's way, and where results are."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import msgspec
+import typer
+
+from kvyard.files import STDOUT, is_stdout, write_whole
+
+
+def print_json(value: object) -> None:
+    """Write ``value`` to stdout for programs: indented, and UTF-8 whatever the terminal has."""
+    write_whole(STDOUT, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+@contextmanager
+def words_beside(*outputs: Path | None) -> Iterator[None]:
+    """Has what is printed for people go to stderr where one of ``outputs`` is stdout, so that a program can read that."""
+    if any(map(is_stdout, outputs)):
+        with redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield
+
+
+def say_written(paths: Iterable[Path | None]) -> None:
+    """Name the files on stderr."""
+    for path in paths:
+        if path is not None and not is_stdout(path):
+            typer.echo(f"written: {path}", err=True)
