@@ -143,7 +143,7 @@ def test_files_that_cant_be_used(capsys: pytest.CaptureFixture[str], tmp_path: P
         (("--from", str(single)), "no answer of it has two tokens or more"),
         (("--from", str(tmp_path / "none")), "no such file"),
         (("--from", str(few), "-o", str(tmp_path / "no" / "such.json")), "there is no directory"),
-        (("--from", str(few), "-o", str(tmp_path)), "it is a folder"),
+        (("--from", str(few), "-o", str(tmp_path)), "it is a directory"),
         (("--from", str(few), "--model", "m"), "--model is for live engines: leave it out with --from"),
         (("--from", str(few), "--rounds", "2"), "--rounds is for live engines: leave it out with --from"),
         (("--from", str(few), "--no-async-scheduling"), "--async-scheduling is for live engines: leave it out"),
