@@ -14,10 +14,12 @@ from kvyard.clock import WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
 from kvyard.hashing import Namespace, algorithm
+from kvyard.server.dashboard.view import FleetView
 from kvyard.server.doctor.case import LIMITS, Case, ask_for_replay, play, watch
 from kvyard.server.doctor.diagnosis import Diagnosis, diagnose
 from kvyard.server.doctor.engine_rules import Local
 from kvyard.server.doctor.finding import Expected
+from kvyard.server.doctor.gateway_visit import visit_gateway
 from kvyard.server.doctor.template import rendered
 from kvyard.server.doctor.visit import MESSAGES, TEXT, Questions, Round, Visit
 from kvyard.server.tokens import FileTokenizer, gather_prompt
@@ -27,14 +29,17 @@ HTTP = ("http://", "https://")
 
 @with_prompt("The model's tokenizer.json; engines' own are compared with it.")
 def doctor(
+    prompt: Mapping[str, Any],
     sources: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="ENDPOINT|URL|FILE...",
             help="Where engines publish (tcp://), where they answer (http://), or recordings of events.",
         ),
-    ],
-    prompt: Mapping[str, Any],
+    ] = None,
+    gateway: Annotated[
+        str | None, typer.Option(metavar="URL", help="A kvyard gateway: its engines, streams and promises.")
+    ] = None,
     template: Annotated[
         Path | None, typer.Option(help="Its chat template (.jinja, or tokenizer_config.json), to compare likewise.")
     ] = None,
@@ -44,7 +49,8 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="The model that engines should serve.")] = None,
     probe: Annotated[bool, typer.Option(help="Send engines at http:// a few short requests.")] = True,
     token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with the engines' API key; or set {TOKEN_VARIABLE}.")
+        Path | None,
+        typer.Option(help=f"A file with the engines' API key, or the gateway's admin token; or set {TOKEN_VARIABLE}."),
     ] = None,
     lora: Lora = None,
     salt: Salt = None,
@@ -65,6 +71,13 @@ def doctor(
     Send the prompt to an engine while it watches. Engines at http:// are asked what they serve, and sent a few short requests.
     Ctrl-C ends it early, with what was learnt so far. Exits with 0 if nothing is broken, with 1 if something is.
     """
+    sources = sources or []
+    if not sources and gateway is None:
+        raise KvyardError(
+            "name what to look at: an engine's events (tcp://), its URL (http://), a recording, or --gateway URL"
+        )
+    if gateway is not None and not gateway.startswith(HTTP):
+        raise KvyardError(f"--gateway is a URL such as http://localhost:8080, not {gateway!r}")
     if hash_algorithm is not None:
         algorithm(hash_algorithm, seed, {})
     elif seed is not None:
@@ -76,7 +89,7 @@ def doctor(
             raise KvyardError("the prompt is empty: give at least one token")
     urls = [source for source in sources if source.startswith(HTTP)]
     local, ask = _questions(urls, prompt, template, messages_file, model, probe, block_size)
-    token = read_token(token_file) if urls else None
+    token = read_token(token_file) if urls or gateway is not None else None
     live = [source for source in sources if source.startswith(SCHEMES)]
     replays = dict(pairs(live, replay))
     for endpoint in (*live, *(replay or ())):
@@ -112,7 +125,8 @@ def doctor(
         if visits is not None:
             visits.wait()
     expected = Expected(model=model, block_size=block_size, algorithm=hash_algorithm, seed=seed)
-    found = diagnose(cases, expected, [] if visits is None else visits.visits, local)
+    asked_gateway = None if gateway is None else visit_gateway(gateway, token)
+    found = diagnose(cases, expected, [] if visits is None else visits.visits, local, asked_gateway)
     if as_json:
         value = {"healthy": found.healthy, **msgspec.to_builtins(found)}
         for finding, shown in zip(found.findings, value["findings"], strict=True):
@@ -167,9 +181,26 @@ def _show_engine(seen: Visit) -> None:
         typer.echo(f"  found {seen.cached[1]} of {seen.prompt_tokens} tokens again when they were sent a second time")
 
 
+def _show_gateway(url: str, view: FleetView) -> None:
+    ready = sum(worker.state in ("ready", "busy") for worker in view.workers)
+    fresh = sum(stream.state == "fresh" for stream in view.streams)
+    streams = f"{fresh} of {len(view.streams)} streams whole"
+    typer.echo(f"{url}: policy {view.policy}, {ready} of {len(view.workers)} engines ready, {streams}")
+    found = view.totals.promises
+    if found is not None and found.promised:
+        share = f"{found.delivered / found.promised:.1%}"
+        typer.echo(f"  engines found {found.delivered:,} of {found.promised:,} promised prompt tokens ({share})")
+        for reason, tokens in sorted(found.missing.items(), key=lambda one: -one[1]):
+            typer.echo(f"    {tokens:,} missing: {view.reasons.get(reason, reason)}")
+    if found is not None and found.unpromised:
+        typer.echo(f"  and {found.unpromised:,} that weren't promised")
+
+
 def _show(found: Diagnosis, cases: list[Case]) -> None:
     for seen in found.engines:
         _show_engine(seen)
+    if found.gateway is not None and found.gateway.view is not None:
+        _show_gateway(found.gateway.url, found.gateway.view)
     for case in cases:
         facts = case.checker.facts()
         size = f", blocks of {case.block_size}" if case.block_size is not None else ""
@@ -177,7 +208,7 @@ def _show(found: Diagnosis, cases: list[Case]) -> None:
         if found.tokens is not None:
             typer.echo(f"  matches {found.matched[case.name]} of {found.tokens} tokens")
     broken = [finding for finding in found.findings if finding.broken]
-    several = len(cases) + len(found.engines) > 1
+    several = len(cases) + len(found.engines) + (found.gateway is not None) > 1
     for title, part in (("Broken", broken), ("Good to know", [one for one in found.findings if not one.broken])):
         for line in finding_lines(title, part, several):
             typer.echo(line)

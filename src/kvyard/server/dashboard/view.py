@@ -56,6 +56,19 @@ def prompt_sources(tiers: Sequence[int] = (), computed: int = 0, elsewhere: int 
     return {**by_label(tiers), "elsewhere": elsewhere, "computed": computed}
 
 
+class PromisesView(msgspec.Struct, kw_only=True, frozen=True):
+    """What a router took workers to have of prompts, and what they found. Counters of tokens; what was promised is what was
+    delivered and what is missing.
+    """
+
+    promised: int = 0
+    delivered: int = 0
+    missing: dict[str, int] = {}
+    """By reason."""
+    unpromised: int = 0
+    """Found beyond what was promised."""
+
+
 class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
     """One worker, its ranks taken together."""
 
@@ -78,6 +91,8 @@ class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
     """Counter; where tokens can't be told, streamed chunks."""
     tiers: list[TierView] = []
     prompts: PromptSources = msgspec.field(default_factory=prompt_sources)
+    promises: PromisesView | None = None
+    """``None`` where no router is asked."""
 
 
 class StreamView(msgspec.Struct, kw_only=True, frozen=True):
@@ -201,6 +216,7 @@ class Totals(msgspec.Struct, kw_only=True, frozen=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     prompts: PromptSources = msgspec.field(default_factory=prompt_sources)
+    promises: PromisesView | None = None
     ttft: Latency | None = None
 
 
@@ -215,6 +231,10 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     """When the server started; another value than before means that counters began again."""
     version: str = __version__
     policy: str = ""
+    reads: Literal["index", "memory", "load", ""] = ""
+    """What that policy goes by: what engines announce, what was sent where, or neither. Empty where there is none."""
+    remote_index: bool = False
+    """Whether the index is another server's."""
     speed: float = 1.0
     """Nominal seconds in a real one, for a mock. Rates are by the real clock."""
     notes: list[str] = []
@@ -224,6 +244,8 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     transfers: list[TransferView] = []
     decisions: list[DecisionView] = []
     totals: Totals = Totals()
+    reasons: dict[str, str] = {}
+    """Why promised tokens may be missing, in words."""
 
 
 ViewSource: TypeAlias = Callable[[], FleetView]

@@ -14,6 +14,8 @@ from kvyard.server.doctor import case_rules
 from kvyard.server.doctor.case import Case
 from kvyard.server.doctor.engine_rules import Local, about_engines
 from kvyard.server.doctor.finding import Expected
+from kvyard.server.doctor.gateway_rules import about_gateway
+from kvyard.server.doctor.gateway_visit import GatewayVisit
 from kvyard.server.doctor.visit import Visit
 
 
@@ -27,6 +29,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prompt."""
     engines: list[Visit] = []
     """Those that were asked over HTTP, with all that they said."""
+    gateway: GatewayVisit | None = None
+    """The gateway that was asked, with all that it said."""
 
     @property
     def healthy(self) -> bool:
@@ -34,10 +38,16 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(
-    cases: Sequence[Case], expected: Expected, visits: Sequence[Visit] = (), local: Local | None = None
+    cases: Sequence[Case],
+    expected: Expected,
+    visits: Sequence[Visit] = (),
+    local: Local | None = None,
+    gateway: GatewayVisit | None = None,
 ) -> Diagnosis:
     """What is wrong, and what is good to know. Changes nothing."""
     findings = list(about_engines(visits, cases, expected, local or Local()))
+    if gateway is not None:
+        findings += about_gateway(gateway)
     matched: dict[str, int] = {}
     prompt = None
     for case in cases:
@@ -51,7 +61,7 @@ def diagnose(
     findings += case_rules.seeds_differ(cases)
     findings.sort(key=lambda finding: not finding.broken)
     tokens = None if prompt is None else len(prompt)
-    return Diagnosis(findings=findings, matched=matched, tokens=tokens, engines=list(visits))
+    return Diagnosis(findings=findings, matched=matched, tokens=tokens, engines=list(visits), gateway=gateway)
 
 
 RULES: list[Callable[[Case, Expected], Iterator[Finding]]] = [

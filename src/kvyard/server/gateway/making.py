@@ -95,7 +95,8 @@ class PoolMaker:
                 identity=f"{names.name} {names.seed} {router.block_size}",
                 namespace=f"{config.share_namespace}:{model}",
             )
-        pool = EnginePool(model, router, prompting, config, self._clock, remote, sharing)
+        indexer = index if isinstance(index, Indexer) else None
+        pool = EnginePool(model, router, prompting, config, self._clock, remote, sharing, indexer)
         return pool
 
     def _new_journal(self) -> Journal | None:

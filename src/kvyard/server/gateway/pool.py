@@ -14,11 +14,12 @@ import msgspec
 from kvyard.clock import Clock
 from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
-from kvyard.index import Holder
+from kvyard.index import Holder, Indexer
 from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.overlaps import Known
 from kvyard.server.dashboard.view import PromptSources, prompt_sources
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
+from kvyard.server.gateway.promises import EngineStreams, PromiseTally, StreamMarks
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing
@@ -85,6 +86,17 @@ class Engine:
         self.output_tokens = 0
         self.downs = 0
         self.tally = PromptTally()
+        self.promises = PromiseTally()
+        self.streams = EngineStreams(self.name)
+
+    def marks(self) -> StreamMarks:
+        """Where its event streams stand, as far as they are followed here."""
+        return self.streams.marks(None if self.pool is None else self.pool.indexer)
+
+    @property
+    def announces(self) -> bool:
+        """Whether its events reach an index."""
+        return self.config.events is not None or (self.pool is not None and self.pool.remote is not None)
 
     @property
     def model(self) -> str:
@@ -138,6 +150,8 @@ class EnginePool(msgspec.Struct, eq=False):
     remote: RemoteIndex | None = None
     sharing: LoadSharing | None = None
     """Tells other gateways of our load, and us of theirs."""
+    indexer: Indexer | None = None
+    """What the engines have, where it is kept in this process."""
     engines: dict[str, Engine] = {}
     refused: int = 0
     """Requests that the queue had no room for."""

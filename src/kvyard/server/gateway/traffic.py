@@ -20,6 +20,7 @@ from kvyard.index.metrics import NAMES as INDEX_NAMES
 from kvyard.router import Decision, RouteRequest
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.pool import Engine, PromptTally
+from kvyard.server.gateway.promises import Promise, PromiseTally, entered
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.metrics import Metrics, read_catalog
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 TAIL = 4096
 """Bytes at the end of an answer among which its usage is looked for."""
 _FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d{1,12})')
+UNMET = {"finished": "unreported", "refused": "failed", "failed": "failed", "broken": "cut", "cancelled": "cut"}
+"""Why a promise was not kept, by how a request ended whose engine didn't say what it found."""
 P = "kvyard_gateway_"
 NAMES: dict[str, str] = read_catalog(Path(__file__).with_name("metrics.toml"))
 """What there is beside the index's own, without the prefix."""
@@ -56,6 +59,10 @@ class ProxiedRequest(msgspec.Struct, kw_only=True):
     """Tokens of the answer, as far as they can be told."""
     cached: int | None = None
     """Prompt tokens that the engine found in its cache, where it says so."""
+    promise: Promise | None = None
+    """What the engine that has it was taken to have of its prompt, until that is settled."""
+    engine: Engine | None = None
+    """Who has it."""
 
 
 class AnswerTokens(NamedTuple):
@@ -134,6 +141,7 @@ class Traffic:
         self.counters = TrafficCounters()
         self.recent: deque[RecentDecision] = deque(maxlen=MOST_DECISIONS)
         self.tally = PromptTally()
+        self.promises = PromiseTally()
         self.first_bytes = LatencyWindow()
         self.recorder: TrafficRecorder | None = None
         self.held = 0
@@ -190,6 +198,10 @@ class Traffic:
         engine.requests += 1
         engine.prompt_tokens += decision.num_tokens
         engine.tally.add(decision, size)
+        self._unmet(proxied, "failed")
+        proxied.engine = engine
+        if decision.overlap:
+            proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
         self._decisions += 1
         self.recent.append(RecentDecision(self._decisions, now / SECOND, model, proxied.pool, decision))
         metrics.decisions[model, decision.worker.name, decision.why].inc()
@@ -224,10 +236,29 @@ class Traffic:
             metrics.said_prompt[model,].inc(said.prompt)
             metrics.said_cached[model,].inc(said.cached)
             metrics.said_predicted[model,].inc(decision.overlap * proxied.block_size)
+            self._settle(proxied, engine, said.cached, said.prompt)
+
+    def _settle(self, proxied: ProxiedRequest, engine: Engine, cached: int, prompt: int) -> None:
+        """An engine says what it found: compare that with what was promised."""
+        promise, proxied.promise = proxied.promise, None
+        if promise is not None:
+            promised = promise.tokens
+            delivered, missing = promise.settle(cached, prompt, engine.marks(), engine.downs, engine.announces)
+            entered((engine.promises, self.promises), promised, delivered, missing)
+            cached -= delivered
+        engine.promises.unpromised += cached
+        self.promises.unpromised += cached
+
+    def _unmet(self, proxied: ProxiedRequest, reason: str) -> None:
+        """An engine will not say any more what it found; nothing where there is no promise left."""
+        promise, proxied.promise = proxied.promise, None
+        if promise is not None and proxied.engine is not None:
+            entered((proxied.engine.promises, self.promises), promise.tokens, 0, {reason: promise.tokens})
 
     def ended(self, proxied: ProxiedRequest, outcome: str) -> None:
         """A request is over."""
         counters = self.counters
+        self._unmet(proxied, UNMET[outcome])
         counters.under_way -= 1
         self.held -= proxied.size
         setattr(counters, outcome, getattr(counters, outcome) + 1)

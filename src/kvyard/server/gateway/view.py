@@ -1,17 +1,18 @@
 """The gateway as people see it: its dashboard, and samples for Prometheus. Reads, and changes nothing."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from kvyard.clock import MS, SECOND
 from kvyard.index import Holder, Indexer
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.metrics import Sample, collect
 from kvyard.router.explain import REASONS, explain
-from kvyard.router.policies import make_policy
+from kvyard.router.policies import Policy, make_policy
 from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
+    PromisesView,
     StreamView,
     TierView,
     Totals,
@@ -22,6 +23,7 @@ from kvyard.server.dashboard.view import (
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import Engine
+from kvyard.server.gateway.promises import CAUSES, PromiseTally
 from kvyard.server.gateway.traffic import P, RecentDecision, Traffic
 from kvyard.server.http import picked
 from kvyard.server.indexer.listener import Listener
@@ -51,6 +53,8 @@ class GatewaySource:
             at=gateway.clock.now() / SECOND,
             since=gateway.started / SECOND,
             policy=gateway.config.router.policy,
+            reads=_reads(make_policy(gateway.config.router)),
+            remote_index=gateway.config.index_url is not None,
             notes=self._notes(),
             workers=workers,
             streams=[
@@ -59,11 +63,13 @@ class GatewaySource:
                 for listener in model.listeners.values()
             ],
             decisions=[self._decision(one) for one in reversed(gateway.traffic.recent)],
+            reasons=CAUSES,
             totals=Totals(
                 **picked(counters, "requests finished refused cancelled retried under_way prompt_tokens output_tokens"),
                 failed=counters.failed + counters.broken,
                 queued=sum(len(pool.waiting) for pool in members.pools.values()),
                 prompts=gateway.traffic.tally.prompts(),
+                promises=_promises(gateway.traffic.promises),
                 ttft=gateway.traffic.first_bytes.latency(gateway.clock.now()),
             ),
         )
@@ -85,6 +91,7 @@ class GatewaySource:
             requests=engine.requests - engine.in_flight,
             tiers=self._holdings.tiers(engine.holders),
             prompts=engine.tally.prompts(),
+            promises=_promises(engine.promises),
         )
 
     def _stream(self, listener: Listener) -> StreamView:
@@ -139,6 +146,14 @@ class GatewaySource:
         if recorder is not None and recorder.stopped:
             notes.append(f"nothing is recorded any more: {recorder.stopped}")
         return notes
+
+
+def _reads(policy: Policy) -> Literal["index", "memory", "load"]:
+    return "index" if policy.needs_index else "memory" if policy.memory is not None else "load"
+
+
+def _promises(tally: PromiseTally) -> PromisesView:
+    return PromisesView(**picked(tally, "promised delivered unpromised"), missing=dict(tally.missing))
 
 
 class Holdings:
@@ -218,6 +233,12 @@ def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iter
         yield P + "engine_requests", labels, engine.in_flight
         yield P + "engine_failures_total", labels, engine.failed
         yield P + "engine_downs_total", labels, engine.downs
+        promises = engine.promises
+        yield P + "engine_promised_tokens_total", labels, promises.promised
+        yield P + "engine_delivered_tokens_total", labels, promises.delivered
+        yield P + "engine_unpromised_tokens_total", labels, promises.unpromised
+        for reason, tokens in promises.missing.items():
+            yield P + "engine_missing_tokens_total", {**labels, "reason": reason}, tokens
     for known in index.models.values():
         for name, labels, value in collect(known.indexer):
             yield name, {"model": known.name, "tenant": known.tenant, **labels}, value

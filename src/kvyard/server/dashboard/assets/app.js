@@ -3,7 +3,7 @@ import { binned, Chart, SPAN } from "./charts.js";
 import { byId, clock, el, many, number, percent, put, set, short, span, time } from "./format.js";
 import { Past, tiles, workers } from "./panels.js";
 import { Stream } from "./stream.js";
-import { Decisions, Rates, streams, transfers } from "./tables.js";
+import { Decisions, promises, Rates, streams, transfers } from "./tables.js";
 
 const SOURCES = [
   ["device", "found on the device", "blue"], ["host", "loaded from host memory", "aqua"], ["storage", "loaded from storage", "violet"],
@@ -65,6 +65,7 @@ const draw = () => {
   workers(view, page.past, byId("workers-sort").value);
   page.decisions.draw();
   put(byId("decisions-title"), view.kind === "mock" ? "Recent admissions" : "Recent decisions");
+  promises(view);
   streams(view, page.streams);
   transfers(view, page.transfers);
 };

@@ -86,6 +86,30 @@ export class Decisions {
   }
 }
 
+// -- promises --------------------------------------------------------------------------------------------------------
+
+/** What a router took workers to have, and what they found. The first row is of all of them together. */
+export const promises = (view) => {
+  const all = view.totals.promises, part = byId("promises-part");
+  part.hidden = !all;
+  if (!all) return;
+  const { prompts } = view.totals, known = ["device", "host", "storage", "remote"].reduce((sum, name) => sum + (prompts[name] || 0), 0);
+  put(byId("promises-sum"), `since the start: some worker had ${short(known + (prompts.elsewhere || 0))} tokens of prompts, the chosen one ${short(known)}; of ${short(all.promised)} that are settled, ${short(all.delivered)} were found`);
+  const rows = [{ name: "all workers", promises: all, sum: true }, ...view.workers.filter((one) => one.promises)];
+  keyed(byId("promises"), rows, (one) => (one.sum ? " all" : one.name), (one) => el("tr", { class: one.sum ? "sum" : null }, cell("words"), cell(), el("td", { class: "words" }, el("div", { class: "found" }, el("div", { class: "meter" }, el("i", { class: "blue" })), el("span"))), cell(), cell("words")), (row, one) => {
+    const [name, promised, delivered, beyond, why] = row.children, { missing } = one.promises;
+    const share = one.promises.promised ? one.promises.delivered / one.promises.promised : null;
+    clip(name, one.name);
+    put(promised, number(one.promises.promised));
+    delivered.firstChild.firstChild.firstChild.style.width = `${100 * (share || 0)}%`;
+    put(delivered.firstChild.lastChild, share === null ? "–" : `${percent(share)} · ${number(one.promises.delivered)}`);
+    put(beyond, number(one.promises.unpromised));
+    const reasons = Object.entries(missing).sort((a, b) => b[1] - a[1]);
+    put(why, reasons.map(([reason, tokens]) => `${number(tokens)} ${reason}`).join(" · ") || "–");
+    set(why, "title", reasons.map(([reason]) => `${reason}: ${view.reasons[reason] || ""}`).join("\n"));
+  });
+};
+
 // -- streams ---------------------------------------------------------------------------------------------------------
 
 const TONES = { fresh: "good", sending: "good", "catching up": "warn", stale: "bad", failed: "bad" };

@@ -1,0 +1,117 @@
+"""What is wrong with a gateway, by what it says of its fleet: its engines, their streams, its policy, and whether what it
+promises of caches is found there.
+"""
+
+from collections.abc import Iterator
+
+from kvyard.events.check import Finding
+from kvyard.server.dashboard.view import FleetView, PromisesView
+from kvyard.server.doctor.finding import broken, note
+from kvyard.server.doctor.gateway_visit import GatewayVisit
+
+KEPT = 0.9
+"""The share of promised tokens below which something is wrong, and not merely late."""
+ENOUGH = 1000
+"""Prompt tokens from which shares say anything."""
+FEW = 8
+"""Names that a finding lists."""
+
+
+def about_gateway(seen: GatewayVisit) -> Iterator[Finding]:
+    """All findings about a gateway. Changes nothing."""
+    if seen.view is None:
+        name = "gateway-token" if seen.unauthorised else "gateway-unreachable"
+        yield broken(name, seen.url, problem=seen.problem[:200])
+        return
+    for rule in (engines, streams, policy, promises):
+        yield from rule(seen.url, seen.view)
+
+
+def engines(url: str, view: FleetView) -> Iterator[Finding]:
+    if not any(worker.state in ("ready", "busy", "suspect") for worker in view.workers):
+        reasons = "; ".join(f"{worker.name} is {worker.state}: {worker.reason}" for worker in view.workers[:FEW])
+        yield broken("gateway-no-engine", url, reasons=reasons or "it has none")
+        return
+    for worker in view.workers:
+        if worker.state in ("down", "suspect", "starting"):
+            yield broken(
+                "gateway-engine", url, engine=worker.name, state=worker.state, reason=worker.reason or "no reason"
+            )
+
+
+def streams(url: str, view: FleetView) -> Iterator[Finding]:
+    for stream in view.streams:
+        if stream.state in ("stale", "failed"):
+            at = f" ({stream.endpoint})" if stream.endpoint else ""
+            yield broken(
+                "gateway-stream",
+                url,
+                stream=stream.worker or stream.name,
+                at=at,
+                state=stream.state,
+                reason=stream.reason,
+            )
+        elif stream.gaps or stream.restarts > 1:
+            yield note("gateway-gaps", url, stream=stream.worker or stream.name, gaps=stream.gaps, missed=stream.missed)
+    if view.reads == "index" and not view.remote_index:
+        heard = {stream.worker for stream in view.streams}
+        deaf = [worker.name for worker in view.workers if worker.name not in heard]
+        if deaf and len(deaf) < len(view.workers):
+            yield broken("gateway-deaf", url, count=len(deaf), engines=_names(deaf), all=len(view.workers))
+
+
+def policy(url: str, view: FleetView) -> Iterator[Finding]:
+    heard, prompts = bool(view.streams) or view.remote_index, view.totals.prompts
+    if view.reads == "index" and not heard and view.workers:
+        yield broken("gateway-policy.blind", url, policy=view.policy)
+    elif view.reads == "memory" and heard:
+        yield note("gateway-policy.memory", url, policy=view.policy)
+    elif view.reads == "load" and view.totals.promises is not None:
+        elsewhere = prompts.get("elsewhere", 0)
+        if elsewhere and elsewhere >= (1 - KEPT) * max(ENOUGH, sum(prompts.values())):
+            yield note(
+                "gateway-policy.load",
+                url,
+                policy=view.policy,
+                tokens=elsewhere,
+                share=elsewhere / sum(prompts.values()),
+            )
+        elif not heard and view.totals.promises.unpromised >= ENOUGH:
+            yield note("gateway-policy.unused", url, policy=view.policy, tokens=view.totals.promises.unpromised)
+
+
+def promises(url: str, view: FleetView) -> Iterator[Finding]:
+    all_ = view.totals.promises
+    if all_ is None:
+        return
+    routed = sum(view.totals.prompts.values())
+    if view.reads and view.reads != "load" and not all_.promised and all_.unpromised >= ENOUGH:
+        yield broken("gateway-nothing-matches", url, tokens=all_.unpromised, routed=routed)
+    for worker in view.workers:
+        found = worker.promises
+        if found is None or found.promised < ENOUGH:
+            continue
+        reported = found.promised - found.missing.get("unreported", 0)
+        if not reported:
+            yield note("gateway-unreported", url, engine=worker.name, tokens=found.promised)
+        elif found.delivered < KEPT * reported and (reason := _main(found)):
+            yield broken(
+                f"gateway-promises.{reason}",
+                url,
+                engine=worker.name,
+                delivered=found.delivered,
+                promised=reported,
+                share=found.delivered / reported,
+                tokens=found.missing[reason],
+                words=view.reasons.get(reason, reason),
+            )
+
+
+def _main(found: PromisesView) -> str:
+    """The reason that explains most of what is missing."""
+    reasons = {reason: tokens for reason, tokens in found.missing.items() if reason != "unreported"}
+    return max(reasons, key=lambda reason: reasons[reason], default="")
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:FEW]) + (", ..." if len(names) > FEW else "")
