@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.blocks.support import FULL, WINDOW, XXH3, cache, make, run, snapshot
 
-from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Request, RequestError, Retention
+from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Hints, Request, RequestError, Retention
 from kvyard.blocks.extent import Extent
 from kvyard.errors import KvyardError
 from kvyard.hashing import TokenChain, TraceChain
@@ -361,7 +361,7 @@ def test_a_wish_that_makes_no_sense(wish: tuple[Any, ...], message: str) -> None
 
 
 def test_a_wish_that_this_manager_cannot_grant(stage: Stage) -> None:
-    wishful = make(stage.manager, "wishful", range(8), retention=[Retention(0, None, 80)])
+    wishful = make(stage.manager, "wishful", range(8), hints=Hints(retention=(Retention(0, None, 80),)))
     stage.refuses(
         lambda: stage.manager.allocate(wishful, 8),
         'request wishful wishes for retention: that needs eviction="priority"',
@@ -545,6 +545,6 @@ def test_wishes_that_cannot_be_honoured_are_refused():
     lru, timeless = BlockManager(10), BlockManager(10, eviction="priority")
     chain = TokenChain(range(20), 16, XXH3)
     with pytest.raises(RequestError, match="priority"):
-        lru.allocate(Request("a", chain, retention=[Retention(0, 16, 80)]), 20)
+        lru.allocate(Request("a", chain, hints=Hints(retention=(Retention(0, 16, 80),))), 20)
     with pytest.raises(RequestError, match="clock"):
-        timeless.allocate(Request("a", chain, retention=[Retention(0, 16, 80, 5)]), 20)
+        timeless.allocate(Request("a", chain, hints=Hints(retention=(Retention(0, 16, 80, 5),))), 20)

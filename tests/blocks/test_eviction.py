@@ -10,7 +10,7 @@ import pytest
 from tests.blocks.support import FULL, XXH3, cache, make, run
 from tests.engine.driving import Row, drive
 
-from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Request, Retention
+from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Hints, Request, Retention
 from kvyard.blocks.eviction import ORDERS, EvictionOrder, make_order
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.priority import PriorityOrder
@@ -291,14 +291,14 @@ def prioritised(blocks: int, now: Now | None = None, **options: Any) -> BlockMan
 def test_what_nobody_asked_for_has_the_default_priority() -> None:
     """Below a raised one, above a lowered one."""
     manager = prioritised(8)
-    cache(manager, "low", range(8), retention=[Retention(0, None, DEFAULT_PRIORITY - 1)])
+    cache(manager, "low", range(8), hints=Hints(retention=(Retention(0, None, DEFAULT_PRIORITY - 1),)))
     cache(manager, "plain", range(100, 108))
-    cache(manager, "high", range(200, 208), retention=[Retention(0, None, DEFAULT_PRIORITY + 1)])
+    cache(manager, "high", range(200, 208), hints=Hints(retention=(Retention(0, None, DEFAULT_PRIORITY + 1),)))
     assert list(manager.pool.line()) == [7, 2, 1, 4, 3, 6, 5]
     manager = prioritised(8)
-    cache(manager, "high", range(8), retention=[Retention(0, None, DEFAULT_PRIORITY + 1)])
+    cache(manager, "high", range(8), hints=Hints(retention=(Retention(0, None, DEFAULT_PRIORITY + 1),)))
     cache(manager, "plain", range(100, 108))
-    cache(manager, "low", range(200, 208), retention=[Retention(0, None, DEFAULT_PRIORITY - 1)])
+    cache(manager, "low", range(200, 208), hints=Hints(retention=(Retention(0, None, DEFAULT_PRIORITY - 1),)))
     assert list(manager.pool.line()) == [7, 6, 5, 4, 3, 2, 1]
 
 
@@ -306,7 +306,7 @@ def test_ranges_of_tokens() -> None:
     """A block has the priority of its first token; of several wishes the last one counts."""
     manager = prioritised(8)
     wishes = [Retention(0, 8, 80), Retention(10, 20, 10), Retention(16, 20, 90)]
-    request = make(manager, "a", range(28), retention=wishes)
+    request = make(manager, "a", range(28), hints=Hints(retention=tuple(wishes)))
     assert run(manager, request)
     priorities = [extent.priority for extent in request.tables[0] for _ in extent.ids]
     assert priorities == [80, 80, DEFAULT_PRIORITY, 10, 90, DEFAULT_PRIORITY, DEFAULT_PRIORITY]
@@ -318,7 +318,7 @@ def test_ranges_of_tokens() -> None:
 
 def test_a_wish_to_the_end_covers_what_is_generated() -> None:
     manager = prioritised(20)
-    request = make(manager, "a", range(10), retention=[Retention(8, None, 70)])
+    request = make(manager, "a", range(10), hints=Hints(retention=(Retention(8, None, 70),)))
     assert run(manager, request)
     for token in range(10):
         request.append([token])
@@ -332,7 +332,7 @@ def test_a_wish_to_the_end_covers_what_is_generated() -> None:
 def test_a_wish_that_expires() -> None:
     now = Now()
     manager = prioritised(7, now)
-    cache(manager, "a", range(8), retention=[Retention(0, None, 90, duration=1000)])
+    cache(manager, "a", range(8), hints=Hints(retention=(Retention(0, None, 90, duration=1000),)))
     now.time = 10
     cache(manager, "b", range(100, 108))
     assert list(manager.pool.line()) == [5, 6, 4, 3, 2, 1]
@@ -355,7 +355,7 @@ def test_a_kept_prefix_outlives_a_flood() -> None:
     for eviction in ("lru", "priority"):
         manager = BlockManager(12, [FULL], eviction=eviction)
         wishes = [Retention(0, 16, 80)] if eviction == "priority" else []
-        cache(manager, "system", [*system, 1], retention=wishes)
+        cache(manager, "system", [*system, 1], hints=Hints(retention=tuple(wishes)))
         for serial in range(40):
             cache(manager, f"r{serial}", [rng.randint(1000, 9999) for _ in range(24)])
         survivors[eviction] = manager.lookup(make(manager, "again", [*system, 2])).tokens
@@ -391,7 +391,9 @@ def test_random_priorities_against_a_list() -> None:
 def test_memory_of_deadlines_follows_the_candidates():
     manager = BlockManager(100, eviction="priority", now=lambda: 0)
     for number in range(2000):
-        request = Request(f"r{number}", TokenChain(range(33), 16, XXH3), retention=[Retention(0, None, 80, 10)])
+        request = Request(
+            f"r{number}", TokenChain(range(33), 16, XXH3), hints=Hints(retention=(Retention(0, None, 80, 10),))
+        )
         hit = manager.lookup(request)
         assert manager.allocate(request, 33 - hit.tokens, hit) is not None
         manager.free(request)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kvyard.blocks import BlockManager, GroupSpec, Request, Retention
+from kvyard.blocks import BlockManager, GroupSpec, Hints, Request, Retention
 from kvyard.hashing import TokenChain, algorithm
 
 XXH3 = algorithm("xxh3")
@@ -74,7 +74,7 @@ def test_registering_a_sparse_prompt_takes_time_by_its_length():
 
 def test_a_growing_request_with_a_wish_stays_in_one_piece():
     manager = BlockManager(1000, eviction="priority")
-    request = Request("a", TokenChain(range(64), 16, XXH3), retention=[Retention(0, None, 80)])
+    request = Request("a", TokenChain(range(64), 16, XXH3), hints=Hints(retention=(Retention(0, None, 80),)))
     assert manager.allocate(request, 64) is not None
     request.num_computed_tokens, request.running = 64, True
     for token in range(400):

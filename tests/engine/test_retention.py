@@ -9,7 +9,7 @@ import pytest
 from tests.engine.driving import Log, Row, drive, trace_job
 
 import kvyard
-from kvyard.blocks import GroupSpec, RequestError, Retention
+from kvyard.blocks import GroupSpec, Hints, RequestError, Retention
 from kvyard.clock import SECOND
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
@@ -47,7 +47,7 @@ def kept_job(retention: tuple[Retention, ...]):
             TraceChain(row.ids, 512, row.length, size, at),
             row.output,
             arrival=row.arrival,
-            retention=wish,
+            hints=Hints(retention=wish),
         )
 
     return make

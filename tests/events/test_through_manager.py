@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvyard.blocks import BlockManager, GroupSpec, Request, Retention
+from kvyard.blocks import BlockManager, GroupSpec, Hints, Request, Retention
 from kvyard.events import Batcher, Cleared, Mirror, Removed, Stored, Tier
 from kvyard.events.wire import Decoder, Encoder
 from kvyard.hashing import TokenChain, algorithm, wire_hash
@@ -68,7 +68,7 @@ def test_removed_ordered_before_store():
     pool = blocks_for(9) + 1
     stage = Stage(pool + 1, [GroupSpec(kind="sliding_window", window=32, block_size=BLOCK)], eviction="priority")
     wishes = [Retention(0, 4, priority=0), Retention(4, None, priority=80)]
-    victim = stage.run_through(first, retention=wishes).chain.keys[0]
+    victim = stage.run_through(first, hints=Hints(retention=tuple(wishes))).chain.keys[0]
     stage.drain()
     stage.admit(second)
     events = stage.drain()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvyard.blocks import Retention
+from kvyard.blocks import Hints, Retention
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
@@ -86,7 +86,7 @@ def predict(
                 TokenChain(request.prompt, BLOCK, hashing),
                 request.output,
                 arrival=now,
-                retention=request.retention if order == "priority" else (),
+                hints=Hints(retention=tuple(request.retention) if order == "priority" else ()),
                 sample=lambda low, high: [1] * (high - low),
             )
             jobs.append(job)

@@ -12,6 +12,12 @@ from kvyard.hashing import Chain, Key, Run
 
 DEFAULT_PRIORITY = 35
 """The retention priority of what no request asked to keep, on TensorRT-LLM's scale of 0 to 100."""
+OVER = -1
+"""Below that scale: the session is over that alone has used the blocks."""
+KEPT_THEN_FIRST = 101
+"""Above it: the session is about to come back. When its time has passed it falls to ``OVER`` ..."""
+KEPT = 102
+"""... or back to the default."""
 
 
 class Extent:
@@ -26,6 +32,7 @@ class Extent:
         "left",
         "marks",
         "node",
+        "owner",
         "priority",
         "refs",
         "right",
@@ -41,6 +48,8 @@ class Extent:
         """How long a raised priority lasts once the extent is free, in nanoseconds; ``None`` for ever."""
         self.deadline: int | None = None
         """When it ends, while the extent is free."""
+        self.owner = ""
+        """The session that alone has used it, where that is noted (``kvyard.blocks.ownership``)."""
         self.node: Node | None = None
         """The stretch of chain this is a copy of; ``None`` while its content has no name."""
         self.marks: Marks | None = None
@@ -69,6 +78,7 @@ class Extent:
         ids = self.ids
         front = Extent(ids[:count], self.start, self.refs, self.priority)
         front.expires = self.expires
+        front.owner = self.owner
         del ids[:count]
         self.start += count
         left = front.left = self.left

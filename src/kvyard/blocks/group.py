@@ -7,6 +7,8 @@ at all is the manager's.
 from collections.abc import Callable
 
 from kvyard.blocks.extent import Extent, Node
+from kvyard.blocks.hints import Hints
+from kvyard.blocks.ownership import claim
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.registration import register_kept, register_tail, resume_points
 from kvyard.blocks.request import Request
@@ -284,6 +286,18 @@ class Group:
             if node.chain is chain:
                 self.map.detach(node, chain)
         return extents
+
+    def claim(self, request: Request, table: Table, session: str, hints: Hints) -> None:
+        """``request`` of ``session`` is about to give its blocks back: note that, and what ``hints`` say of them."""
+        extents = table.settle()
+        if self.rule.forgets:
+            # Most of what it used it has given back before.
+            chain = self.chain_of(request)
+            nodes, at = self.map.walk(chain.keys, min(table.length, len(chain.keys)))
+            if nodes and nodes[-1].stop > at:
+                nodes[-1] = self.map.split(nodes[-1], at)
+            extents = [node.copies[0] for node in nodes if node.copies]
+        claim(self.pool.order, extents, session, hints)
 
     def begin_step(self) -> None:
         """A scheduler step begins."""

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from kvyard.blocks.coordinator import Coordinator, Hit
+from kvyard.blocks.eviction import eviction_with_hints
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.geometry import check_amounts, check_drafts, check_retention, resolve_geometry
 from kvyard.blocks.group import NO_HIT, Demand, GroupHit, group_class
+from kvyard.blocks.hints import NO_HINTS, Hints
 from kvyard.blocks.integrity import check_manager
+from kvyard.blocks.ownership import end_session
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
@@ -43,12 +46,15 @@ class BlockManager:
         use_eagle: bool = False,
         num_prefill_lookahead: int = 0,
         eviction: str = "lru",
+        hints: bool = False,
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
         now: Callable[[], int] | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
-        """Raises ``ConfigError`` for anything the groups can't honour."""
+        """``hints``: whether requests may say when their session ends or comes back, which needs an eviction order that goes
+        by priority; ``lru`` does then, and is the same without hints. Raises ``ConfigError`` for what can't be honoured.
+        """
         self.geometry = resolve_geometry(
             groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
         )
@@ -62,7 +68,8 @@ class BlockManager:
         )
         if use_eagle or any(spec.eagle for spec in groups):
             check_drafts(groups, self.geometry, caching, num_prefill_lookahead)
-        pool = Pool(num_blocks, len(groups), eviction=eviction, sink=sink, tier=tier, now=now or (lambda: 0))
+        order = eviction_with_hints(eviction) if hints else eviction
+        pool = Pool(num_blocks, len(groups), eviction=order, sink=sink, tier=tier, now=now or (lambda: 0))
         unit = self.geometry.hash_block_size
         made = [
             group_class(spec, caching, unit)(
@@ -91,6 +98,8 @@ class BlockManager:
         self._chain_size = unit
         self.keeps_by_priority = pool.order.reads_priorities
         """Whether the eviction order of any tier makes something of a request's ``retention``; lower tiers set it too."""
+        self.hints = hints
+        """Whether the hints of requests change the order of eviction."""
         self._has_clock = now is not None
         self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made)
         self._no_hits = [NO_HIT] * len(made)
@@ -249,8 +258,8 @@ class BlockManager:
             raise RequestError(f"request {request.id} holds blocks of another manager")
         if self.caching and request.chain.block_size != self._chain_size:
             self._refuse_chain(request)
-        if request.retention:
-            self._check_wishes(request)
+        if request.hints is not NO_HINTS:
+            self._check_hints(request)
         if not new and not external and not (hit is not None and hit.tokens):
             raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
         hits: Sequence[GroupHit] = self._no_hits
@@ -266,10 +275,14 @@ class BlockManager:
             request.tables = [Table() for _ in self.groups]
         return hits
 
-    def _check_wishes(self, request: Request) -> None:
-        if not self.keeps_by_priority:
+    def _check_hints(self, request: Request) -> None:
+        hints = request.hints
+        if hints.marks and not self.hints:
+            raise RequestError(f"request {request.id} says when its session ends or comes back: that needs hints=True")
+        if request.retention and not self.keeps_by_priority:
             raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
-        if not self._has_clock and any(wish.duration is not None for wish in request.retention):
+        timed = hints.ttl is not None or any(wish.duration is not None for wish in request.retention)
+        if timed and not self._has_clock:
             raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
 
     def _refuse_chain(self, request: Request) -> NoReturn:
@@ -330,13 +343,31 @@ class BlockManager:
 
         Raises ``RequestError`` if the request holds nothing here.
         """
+        self._give_back(request, request.hints)
+
+    def _give_back(self, request: Request, hints: Hints) -> None:
         self._holding(request)
         del self.requests[request.id]
+        if self.hints:
+            self._claim(request, hints)
         for group, table in zip(self.groups, request.tables):
             group.release(request, table)
         request.tables = []
         request.running = False
         request.forget_limits()
+
+    def _claim(self, request: Request, hints: Hints) -> None:
+        session = request.hints.session or request.id
+        for group, table in zip(self.groups, request.tables):
+            group.claim(request, table, session, hints)
+
+    def end_session(self, session: str) -> int:
+        """``session`` is over: blocks that it alone has used, and that are free, are the first to be evicted. Returns how many.
+
+        For clients that say so afterwards; a request can say it itself (``Hints.session_end``). Without ``hints`` there are
+        none. Takes time by the number of free extents.
+        """
+        return end_session(self.pool.order, session) if self.hints else 0
 
     def detach(self, request: Request) -> list[Table]:
         """Forget the request as ``free`` does, but keep its blocks held until ``release_detached`` is given the result.
@@ -346,6 +377,8 @@ class BlockManager:
         """
         self._holding(request)
         del self.requests[request.id]
+        if self.hints:
+            self._claim(request, request.hints)
         tables = request.tables
         for group, table in zip(self.groups, tables):
             group.let_chain_go(request, table)
@@ -362,7 +395,7 @@ class BlockManager:
 
     def preempt(self, request: Request) -> None:
         """Give all blocks back and have the request start over; its next allocation may adopt hits again."""
-        self.free(request)
+        self._give_back(request, NO_HINTS)  # it isn't over
         request.num_computed_tokens = request.num_in_flight_tokens = 0
 
     def evict(self, block_ids: Iterable[int]) -> None:

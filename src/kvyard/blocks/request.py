@@ -6,8 +6,8 @@ Scheduling state (when it runs, what it samples) is the engine's; here is only w
 from collections.abc import Sequence
 
 from kvyard.blocks.extent import DEFAULT_PRIORITY
+from kvyard.blocks.hints import NO_HINTS, Hints, Retention
 from kvyard.blocks.rule import NEVER
-from kvyard.blocks.spec import Retention
 from kvyard.blocks.table import Table
 from kvyard.errors import KvyardError
 from kvyard.hashing import Chain, TokenChain, TraceChain
@@ -26,7 +26,7 @@ class Request:
         chain: TokenChain | TraceChain,
         *,
         reads_cache: bool = True,
-        retention: Sequence[Retention] = (),
+        hints: Hints = NO_HINTS,
     ) -> None:
         """``chain`` holds the prompt. ``reads_cache`` is false for requests that need every prompt token computed."""
         self.id = request_id
@@ -39,7 +39,8 @@ class Request:
         self.shared_prefix_boundary = 0
         """Where another group already has this text further than the hit goes; worth a checkpoint there."""
         self.reads_cache = reads_cache
-        self.retention = tuple(retention)
+        self.hints = hints
+        self.retention = hints.retention
         # Below: the manager's own.
         self.tables: list[Table] = []
         self.views: dict[int, Chain] = {}

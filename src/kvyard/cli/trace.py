@@ -17,6 +17,7 @@ from kvyard.replay.traces import FORMATS, Trace
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
 from kvyard.replay.traces.generate import Workload
 from kvyard.replay.traces.generate import generate as generated
+from kvyard.replay.traces.hinting import with_hints
 from kvyard.replay.traces.identity import TOKEN_BLOCK
 from kvyard.replay.traces.info import Info, LengthSpread, Reuse, describe
 from kvyard.replay.traces.writing import TARGETS, Written, write_trace
@@ -122,6 +123,21 @@ def scale(
 
 
 @app.command()
+@with_reading(CHAIN_IDS)
+def hint(
+    file: File,
+    out: Out,
+    reading: Mapping[str, Any],
+    hints: Annotated[str, typer.Option(help="What is said how well, such as session-end:recall=0.5,false=0.1.")],
+    seed: Annotated[int, typer.Option(help="Of who says it.")] = 0,
+    to: To = "mooncake",
+    lossy: Lossy = False,
+) -> None:
+    """Write a trace with hints that its clients could have given, made from its own future."""
+    _write(with_hints(read_trace(file, reading), hints, seed), out, to, lossy, reading["trace_block_size"])
+
+
+@app.command()
 @with_flags(settings_of(Workload))
 def generate(out: Out, settings: Mapping[str, object], to: To = "mooncake", lossy: Lossy = False) -> None:
     """Make a trace up: arrivals, lengths, shared prefixes, sessions."""
@@ -159,6 +175,10 @@ def info_lines(info: Info) -> Iterator[str]:
     yield f"  requests   {info.requests:,}"
     if info.sessions:
         yield f"  sessions   {info.sessions:,}, with {info.waiting:,} requests that start after others end"
+    if info.tool_calls:
+        yield f"  tools      {info.tool_calls:,} answers call one"
+    if info.hints:
+        yield "  hints      " + ", ".join(f"{requests:,} of {name}" for name, requests in info.hints.items())
     yield f"  tokens     {info.input.total:,} in, {info.output.total:,} out"
     if info.rate is not None and info.peak is not None:
         burst = "" if info.burstiness is None else f"; gaps vary by {info.burstiness:.2f} (1: Poisson)"

@@ -95,6 +95,7 @@ def make_manager(config: EngineConfig, now: Callable[[], int], sink: Sink | None
         retention_interval=config.retention_interval,
         use_eagle=config.speculative is not None and config.speculative.eagle,
         eviction=config.eviction,
+        hints=config.heed_hints,
         sink=sink,
         now=now,
     )

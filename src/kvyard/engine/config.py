@@ -76,6 +76,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     watermark: Annotated[float, Setting("Share of blocks kept free.")] = 0.0
     retention_interval: int | None = None
     eviction: Annotated[str, Setting("The order of eviction on the device: {choices}.", choices=ORDERS.names)] = "lru"
+    heed_hints: Annotated[
+        bool, Setting("Whether what requests say about their sessions changes who is evicted.", flag=True)
+    ] = False
+    """With ``eviction`` lru or priority, which then hold for lower tiers too."""
     speculative: SpeculativeConfig | None = None
     timing: TimingConfig = PolynomialTiming()
     tiers: OffloadConfig | None = None

@@ -7,7 +7,7 @@ It is the block manager's ``Request`` plus what scheduling needs. While it decod
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
-from kvyard.blocks import Request, Retention
+from kvyard.blocks import NO_HINTS, Hints, Request
 from kvyard.hashing import TokenChain, TraceChain
 
 
@@ -67,7 +67,7 @@ class Job(Request):
         arrival: int = 0,
         priority: int = 0,
         reads_cache: bool = True,
-        retention: Sequence[Retention] = (),
+        hints: Hints = NO_HINTS,
         sample: Callable[[int, int], Sequence[int]] | None = None,
     ) -> None:
         """``sample`` gives the ids of the output tokens from one index to another; a chain of real tokens needs it.
@@ -78,7 +78,7 @@ class Job(Request):
             raise ValueError(f"request {request_id} asks for {max_tokens} tokens; it must ask for at least one")
         if chain.num_tokens < 1:
             raise ValueError(f"request {request_id} has an empty prompt")
-        super().__init__(request_id, chain, reads_cache=reads_cache, retention=retention)
+        super().__init__(request_id, chain, reads_cache=reads_cache, hints=hints)
         self.max_tokens = max_tokens
         self.arrival = arrival
         self.priority = priority

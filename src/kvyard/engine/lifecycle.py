@@ -301,6 +301,8 @@ class Lifecycle:
         loads = self.loads
         if loads is not None:
             loads.forget(job, now)
+            if self.manager.hints and job.tables:
+                loads.claim(job)
         if job.tables and (loads is None or not loads.keeps(job, now)):
             self.manager.free(job)
         if self.speculative is not None:

@@ -95,6 +95,9 @@ class Loads(LoadSource):
         self.offload.forget(job, now)
         self._barred.discard(job.id)
 
+    def claim(self, job: Job) -> None:
+        self.offload.claim(job)
+
     # -- blocks that must be copied before they are taken -----------------------------------------------------------
 
     def must_wait(self, job: Job, tokens: int, now: int, hit: Hit | None = None) -> bool:

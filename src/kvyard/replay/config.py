@@ -7,6 +7,7 @@ import msgspec
 
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
+from kvyard.replay.traces.hinting import parse_hints
 from kvyard.router import RouterConfig
 from kvyard.router.policies import make_policy
 from kvyard.settings import Setting, as_it_is, duration
@@ -67,6 +68,11 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         int | None,
         Setting("Closed loop: so many sessions (or requests) under way, whatever the recorded times.", flag=True),
     ] = None
+    hints: Annotated[
+        str | None,
+        Setting("Hints made from the trace's future, such as session-end:recall=0.5,false=0.1.", flag=True),
+    ] = None
+    """Engines heed them. ``heed_hints`` alone is for those that the trace has."""
     limit: Annotated[int | None, Setting("Replay so many requests at most.", flag=True)] = None
     seed: Annotated[int, Setting("Of whatever is drawn.", flag=True)] = 0
 
@@ -77,6 +83,8 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise KvyardError(f"{key} must be at least 1, got {most}")
         if not 0 < self.speedup < math.inf:
             raise KvyardError(f"speedup must be a number above 0, got {self.speedup}")
+        if self.hints is not None:
+            parse_hints(self.hints)
         if self.jitter < 0:
             raise KvyardError(f"jitter must not be negative, got {self.jitter}")
 

@@ -22,6 +22,7 @@ from kvyard.replay.agenda import ARRIVAL, LANDING, PASS_END, PASS_START, REROUTI
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.garbage import rarely_collected
+from kvyard.replay.heeding import hints_of
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder, Seen
 from kvyard.replay.shared import SharedTiers
@@ -56,6 +57,7 @@ class Fleet:
         """Requests that came when no worker took any."""
         policy = make_policy(config.router)
         self._reads_keys = policy.needs_keys
+        self._heeds = any(kind.engine.heed_hints for kind in config.workers)
         self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if policy.needs_index else None
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
         self._paces: dict[Holder, Pace | None] = {}
@@ -254,7 +256,7 @@ class Fleet:
             max(1, row.output_length),
             arrival=record.arrival,
             priority=row.priority,
-            retention=row.retention,
+            hints=hints_of(row) if self._heeds else row.hints,
             sample=sample,
         )
 

@@ -13,6 +13,7 @@ from kvyard.replay.record import Record
 from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
+from kvyard.replay.traces.hinting import with_hints
 
 Told = Callable[[int, int, int], None]
 """Told now and then: requests that came, requests through, and the virtual time in nanoseconds."""
@@ -93,6 +94,8 @@ def replay(
     wanted = read_slo(slo)
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "chain_ids": chain_ids}
     source = limited(trace, made.limit, block_size=trace_block_size, **reading)
+    if made.hints is not None:
+        source = with_hints(_held(source), made.hints, made.seed)
     rows: Iterable[TraceRequest] = source
     if bounds and not isinstance(source, Trace):
         rows = list(rows)  # they are looked at twice
@@ -113,6 +116,14 @@ def replay(
     with rarely_collected():
         report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
     return SimulatedRun(report, fleet, source if isinstance(source, Trace) else None)
+
+
+def _held(source: Trace | Iterable[TraceRequest]) -> Trace:
+    """``source`` as something that can be read more than once."""
+    if isinstance(source, Trace):
+        return source
+    kept = list(source)
+    return Trace("requests", "", lambda tally: iter(kept))
 
 
 def as_config(

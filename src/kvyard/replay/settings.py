@@ -185,6 +185,8 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
     """
     given = DEFAULTS | SETTINGS.parse(settings)
     shared = {name: value for name, value in given.items() if name in OF_A_WORKER}
+    if given.get("hints"):
+        shared.setdefault("heed_hints", True)
     fields = chosen(ReplayConfig, given)
     fields["workers"] = tuple(_kinds(given["workers"], shared, given.get("seed", 0)))
     config = ReplayConfig(router=RouterConfig(**chosen(RouterConfig, given)), **fields)

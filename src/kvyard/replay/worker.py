@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from kvyard.blocks import NO_HINTS
 from kvyard.blocks.pool import Pool
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
 from kvyard.engine.role import Role
 from kvyard.events.types import LOWER_TIERS
+from kvyard.replay.heeding import heeded
 from kvyard.replay.recorder import Recorder
 
 FIRST_DISTANCE: Final = 1_000_000_000
@@ -45,8 +47,9 @@ class Worker:
     def submit(self, job: Job, now: int, rank: int) -> None:
         """Hand ``job`` over to a rank."""
         self.jobs[job.id] = job
-        if job.retention and not self.cores[rank].scheduler.manager.keeps_by_priority:
-            job.retention = ()  # the trace says what is worth keeping; this engine evicts by other rules
+        if job.hints is not NO_HINTS:
+            job.hints = heeded(job.hints, self.cores[rank].scheduler.manager)
+            job.retention = job.hints.retention
         engine = self.engine
         if isinstance(engine, Ranks):
             engine.submit(job, now, rank)

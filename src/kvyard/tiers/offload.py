@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import msgspec
 
 from kvyard.blocks import BlockManager, Hit, Request
+from kvyard.blocks.eviction import eviction_with_hints
+from kvyard.blocks.ownership import end_session
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import Event, EventBatch, Sink, Stored, Tier
 from kvyard.hashing import Run
@@ -44,6 +46,9 @@ class Offload:
 
         Raises ``ConfigError`` for tiers that the manager can't have, or that don't fit the time line's.
         """
+        if manager.hints:
+            heeding = [msgspec.structs.replace(one, eviction=eviction_with_hints(one.eviction)) for one in config.tiers]
+            config = msgspec.structs.replace(config, tiers=tuple(heeding))
         self.name = name
         self.config = config
         self.manager = manager
@@ -213,6 +218,22 @@ class Offload:
             self._storer.forget(request)
             if request in self._ready:
                 self._ready.remove(request)
+
+    def claim(self, request: Request) -> None:
+        """``request`` has ended, and still holds its blocks: note in every tier whose its pages are, and what its hints say of
+        them, where the manager heeds hints.
+        """
+        session = request.hints.session or request.id
+        for tier in self.tiers:
+            for group, size in enumerate(self.layout.page_tokens):
+                keys = self.layout.chain(request, group).keys
+                tier.store.claim(
+                    group, keys, min(request.num_computed_tokens // size, len(keys)), session, request.hints
+                )
+
+    def end_session(self, session: str) -> int:
+        """``session`` is over: pages that it alone has used are the first to be evicted. Returns how many, in all tiers."""
+        return sum(end_session(tier.store.pool.order, session) for tier in self.tiers) if self.manager.hints else 0
 
     def close(self, now: int) -> None:
         """The worker has failed: let go of all that it keeps in shared tiers for requests, and submit nothing more.

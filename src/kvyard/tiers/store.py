@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvyard.blocks.extent import Extent
+from kvyard.blocks.extent import KEPT_THEN_FIRST, OVER, Extent
+from kvyard.blocks.hints import Hints
 from kvyard.blocks.integrity import check_pool
+from kvyard.blocks.ownership import claim
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.spans import Spans, clip, overlaps, without
 from kvyard.blocks.spec import ConfigError
@@ -213,7 +215,16 @@ class TierStore:
             stop = min(-(-source.stop // chunk), rest.stop)
             if stop > rest.start:
                 part = rest if stop == rest.stop else self.pool.split(rest, stop - rest.start)
-                part.priority, part.expires = source.priority, source.expires
+                if (
+                    OVER < source.priority < KEPT_THEN_FIRST
+                ):  # hints are for each tier to learn when the request has ended
+                    part.priority, part.expires = source.priority, source.expires
+
+    def claim(self, group: int, keys: Keys, limit: int, session: str, hints: Hints) -> None:
+        """A request of ``session`` has ended: note that it used what is here of its first ``limit`` pages, and what ``hints``
+        say of them.
+        """
+        claim(self.pool.order, self._first_copies(group, keys, limit), session, hints)
 
     def land(self, piece: PageRange, held: Table, keep: bool = False) -> None:
         """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``."""

@@ -11,8 +11,7 @@ from tests.replay.report import test_bounds
 from tests.replay.report.test_bounds import fleet_of
 from tests.replay.traces.support import CONVERSATION
 
-from kvyard.blocks import GroupSpec
-from kvyard.blocks.spec import Retention
+from kvyard.blocks import GroupSpec, Hints, Retention
 from kvyard.engine.config import EngineConfig
 from kvyard.replay import replay
 from kvyard.replay.config import ReplayConfig, WorkerConfig
@@ -163,7 +162,7 @@ def test_without_bounds_there_is_none() -> None:
 
 def test_another_eviction_is_the_fleet_s_own() -> None:
     """A stays by its priority, though it was used longest ago: the pooled cache knows that, a plain LRU doesn't."""
-    kept = replaced(prompt(0, A), retention=(Retention(0, 64, 90),))
+    kept = replaced(prompt(0, A), hints=Hints(retention=(Retention(0, 64, 90),)))
     report, _ = fleet([kept, prompt(1, B), prompt(2, C), prompt(3, A)], num_gpu_blocks=10, eviction="priority")
     assert changes(report) == {}
 
@@ -187,7 +186,7 @@ def test_requests_that_never_meet_find_what_the_plain_cache_does() -> None:
     full = GroupSpec(kind="full", block_size=16)
     roots = [[at * 100 + depth + 1 for depth in range(8)] for at in range(12)]
     rows = [prompt(number, rng.choice(roots)[: rng.randrange(1, 9)]) for number in range(150)]
-    wishes = [replaced(row, retention=(Retention(0, 32, rng.randrange(100)),)) for row in rows]
+    wishes = [replaced(row, hints=Hints(retention=(Retention(0, 32, rng.randrange(100)),))) for row in rows]
     for engine, asked in (
         ({"groups": (full, window)}, rows),
         ({"groups": (full, state)}, rows),

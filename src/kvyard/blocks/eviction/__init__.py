@@ -55,3 +55,10 @@ def make_order(name: str, now: Callable[[], int]) -> EvictionOrder:
     if name not in ORDERS:
         raise ConfigError(f"unknown eviction order {name!r}; choose one of {', '.join(sorted(ORDERS.names()))}")
     return ORDERS.get(name)(now)
+
+
+def eviction_with_hints(name: str) -> str:
+    """The order that heeds hints and is ``name`` without any. Raises ``ConfigError`` where there is none."""
+    if name not in ("lru", "priority"):
+        raise ConfigError(f"hints need eviction lru or priority, not {name}: leave one of the two out")
+    return "priority"

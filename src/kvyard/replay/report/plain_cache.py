@@ -16,6 +16,7 @@ from kvyard.engine.build import make_manager
 from kvyard.engine.job import Job
 from kvyard.engine.policies.chunks import ChunkSizes
 from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
+from kvyard.replay.heeding import heeded, hints_of
 
 if TYPE_CHECKING:
     from kvyard.engine.config import EngineConfig
@@ -42,7 +43,8 @@ class PlainCache:
         self._now = now
         self._own += 1
         manager = self._manager
-        request = Job(row.id, _chain(row, self._size, self._own), 1, retention=row.retention)
+        hints = heeded(hints_of(row), manager)
+        request = Job(row.id, _chain(row, self._size, self._own), 1, hints=hints)
         manager.begin_step()
         hit: Hit | None = manager.lookup(request)
         at = hit.tokens if hit is not None else 0
@@ -80,6 +82,8 @@ def plainly_lru(config: ReplayConfig) -> bool:
     engines = [kind.engine for kind in config.workers]
     orders = {engine.eviction for engine in engines}
     orders |= {tier.eviction for engine in engines if engine.tiers is not None for tier in engine.tiers.tiers}
+    if any(engine.heed_hints for engine in engines):
+        return False
     return orders == {"lru"} and all(len(engine.specs) == 1 for engine in engines) and all_full(config)
 
 

@@ -7,9 +7,11 @@ from statistics import median
 
 import msgspec
 
+from kvyard.blocks import NO_HINTS
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
+from kvyard.replay.traces.hinting import count_hints
 from kvyard.replay.traces.identity import TOKEN_BLOCK, cumulative, prefix_ids
 from kvyard.replay.traces.trace import Trace
 
@@ -92,6 +94,10 @@ class Info(msgspec.Struct, frozen=True):
     """Their prompt tokens."""
     sessions: int = 0
     """With sub-agents as part of those that called them."""
+    tool_calls: int = 0
+    """Requests whose answer called a tool, as far as the trace says it."""
+    hints: dict[str, int] = {}
+    """Requests with hints, by what those say."""
     waiting: int = 0
     """Requests that start a while after others end, whatever the clock says."""
     think: LengthSpread | None = None
@@ -116,7 +122,8 @@ def describe(
     arriving = array("q")
     sessions: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     accesses = Accesses()
-    size, unknown = 0, 0
+    size, unknown, tool_calls = 0, 0, 0
+    hints: dict[str, int] = {}
     for request in cumulative(trace) if bounds else trace:
         inputs.append(request.input_length)
         outputs.append(request.output_length)
@@ -125,6 +132,9 @@ def describe(
             arriving.append(request.input_length)
         else:
             thinks.append(request.delay // 1_000_000)
+        tool_calls += request.tool_call
+        if request.hints is not NO_HINTS:
+            count_hints(request.hints, hints)
         root = request.root or request.session
         here = None if root is None else sessions[root]
         if not bounds:
@@ -161,6 +171,8 @@ def describe(
         arrivals=counts,
         arriving_tokens=tokens,
         sessions=len(sessions),
+        tool_calls=tool_calls,
+        hints=hints,
         waiting=len(thinks),
         think=spread(thinks) if thinks else None,
         reuse=reuse,

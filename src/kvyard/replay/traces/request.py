@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvyard.blocks import Retention
+from kvyard.blocks import NO_HINTS, Hints
 
 
 class TraceRequest(msgspec.Struct, frozen=True, gc=False):
@@ -44,5 +44,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     model: str | None = None
     root: str | None = None
     """Of a sub-agent: the session at the top of those that called it. None where ``session`` is that itself."""
-    retention: tuple[Retention, ...] = ()
-    """Which of its tokens are worth keeping longer than others, for engines that evict by priority."""
+    tool_call: bool = False
+    """Whether its answer ended in a call of a tool, so that its session waits for that and not for a person."""
+    hints: Hints = NO_HINTS
+    """What its client knew about the later use of its blocks, for engines that heed hints or evict by priority."""

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
-from kvyard.blocks import Retention
+from kvyard.blocks import NO_HINTS, Hints, Retention
 from kvyard.clock import MS, SECOND
 from kvyard.errors import KvyardError
 from kvyard.files import whole_file
@@ -85,13 +85,25 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
                     row[field] = value
                     if field in ("lora", "salt"):
                         notes[f"{field} is read by kvyard only"] = None
-            if one.retention:
-                row["retention"] = [_kept(wish) for wish in one.retention]
-                notes["retention is read by kvyard only"] = None
+            if one.tool_call:
+                row["tool_call"] = True
+            if one.hints != NO_HINTS:
+                row |= hint_columns(one.hints)
+                notes["hints are read by kvyard only"] = None
             file.write(msgspec.json.encode(row) + b"\n")
     if size and size != MOONCAKE_BLOCK:
         notes[f"an id stands for {size} tokens: read it with --block-size {size}"] = None
     return Written(rows, list(notes))
+
+
+def hint_columns(hints: Hints) -> dict[str, Any]:
+    """The columns of a row that say ``hints``; those that say nothing are left out."""
+    found: dict[str, Any] = {"conversation": hints.session, "session_end": hints.session_end}
+    if hints.ttl is not None:
+        found["ttl"] = _milliseconds(hints.ttl)
+        found["ttl_then"] = hints.ttl_then if hints.ttl_then != "ordinary" else ""
+    found["retention"] = [_kept(wish) for wish in hints.retention]
+    return {name: value for name, value in found.items() if value}
 
 
 def _kept(wish: Retention) -> dict[str, int | float]:

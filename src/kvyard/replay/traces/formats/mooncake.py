@@ -4,14 +4,17 @@
 are turns of a closed loop: one starts when the one before it ended, plus its ``delay``, or plus the difference of their
 timestamps where it has none, which is how Dynamo takes them. ``wait_for`` names further requests to wait for. ``block_size``,
 which ``kvyard gateway --record`` writes, says how many tokens an id stands for where that isn't 512. ``retention`` is a
-priority from 0 to 100 for the whole request, or a list of ``{"start", "stop", "priority", "duration"}`` in tokens and ms.
+priority from 0 to 100 for the whole request, or a list of ``{"start", "stop", "priority", "duration"}`` in tokens and ms. Other
+hints are ``session_end``, ``ttl`` (ms) with ``ttl_then``, and ``conversation``, a session's name for which no row waits.
+``tool_call`` says that an answer called a tool.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
-from kvyard.blocks import Retention
+from kvyard.blocks import NO_HINTS, Hints, Retention
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import MS
 from kvyard.replay.traces.errors import BadRow
@@ -42,6 +45,11 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     root_session_id: str | None = None
     block_size: int | None = None
     retention: "int | list[_Kept]" = []
+    tool_call: bool = False
+    conversation: str | int | None = None
+    session_end: bool = False
+    ttl: int | float | None = None
+    ttl_then: Literal["ordinary", "first"] = "ordinary"
 
 
 class _Kept(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -123,10 +131,23 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             found.salt,
             found.model,
             found.root_session_id,
-            _retention(found.retention) if found.retention != [] else (),
+            found.tool_call,
+            _hints(found),
         )
 
     return reading.rows(row)
+
+
+def _hints(row: _MooncakeRow) -> Hints:
+    plain = row.conversation is None and row.ttl is None and not row.session_end and row.ttl_then == "ordinary"
+    if plain and row.retention == []:
+        return NO_HINTS
+    ttl = None if row.ttl is None else span(row.ttl, MS, "ttl")
+    name = "" if row.conversation is None else str(row.conversation)
+    try:
+        return Hints(name, row.session_end, ttl, row.ttl_then, _retention(row.retention))
+    except ConfigError as wrong:
+        raise BadRow(f"hints: {wrong}") from None
 
 
 def _retention(given: int | list[_Kept]) -> tuple[Retention, ...]:

@@ -36,6 +36,7 @@ class _WekaRequest(msgspec.Struct, gc=False):
     model: str | None = None
     api_time: int | float | None = None
     think_time: int | float | None = None
+    stop: str | None = None
     agent_id: str | None = None
     requests: list[_WekaRequest] = []
 
@@ -117,6 +118,7 @@ class _Reader:
             after=after,
             model=found.model,
             root=None if one.session == self.name else self.name,
+            tool_call=found.stop == "tool_use",
         )
 
     def _ids(self, request: _WekaRequest) -> array[int]:

@@ -1,0 +1,61 @@
+"""Hints: what a request's client knows about the later use of its blocks, and the engine can't.
+
+Three things can be said: that the session is over with this request, that it comes back within some time (a tool is running),
+and how much ranges of tokens are worth. What each does to the order of eviction is in ``kvyard.blocks.ownership`` and
+``kvyard.blocks.eviction.priority``. Hints change who is evicted, never what is found or computed.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from kvyard.blocks.spec import ConfigError
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """A wish to keep the tokens ``start`` to ``stop`` (``None``: to the end) longer than others."""
+
+    start: int
+    stop: int | None
+    priority: int
+    duration: int | None = None
+    """Nanoseconds the wish lasts once the blocks are free; ``None`` for ever."""
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or (self.stop is not None and self.stop <= self.start):
+            raise ConfigError(f"a wish is for tokens from 0 on, one at least, not for {self.start} to {self.stop}")
+        if not 0 <= self.priority <= 100:
+            raise ConfigError(f"a retention priority is from 0 to 100, got {self.priority}")
+        if self.duration is not None and self.duration < 0:
+            raise ConfigError(f"a retention lasts 0 ns or longer, got {self.duration}")
+
+
+class Hints(msgspec.Struct, frozen=True):
+    """The hints of one request. Raises ``ConfigError`` for what contradicts itself."""
+
+    session: str = ""
+    """Whose blocks it uses. Without a name a request is a session of its own."""
+    session_end: bool = False
+    """No request of the session comes after this one: blocks that no other session has used are evicted first."""
+    ttl: int | None = None
+    """The session comes back within so many nanoseconds after this request: its blocks are evicted last until then."""
+    ttl_then: Literal["ordinary", "first"] = "ordinary"
+    """What its blocks are once that time has passed: like all others, or, if no other session has used them, first to go."""
+    retention: tuple[Retention, ...] = ()
+    """What ranges of its tokens are worth; for one token the last range counts that has it."""
+
+    def __post_init__(self) -> None:
+        if self.ttl is not None and self.ttl <= 0:
+            raise ConfigError(f"a time to live is above 0 ns, got {self.ttl}")
+        if self.ttl is not None and self.session_end:
+            raise ConfigError("a session that is over doesn't come back: say session_end or ttl, not both")
+        if self.ttl is None and self.ttl_then != "ordinary":
+            raise ConfigError(f"ttl_then is {self.ttl_then} without a ttl: say both or neither")
+
+    @property
+    def marks(self) -> bool:
+        """Whether they say anything about the blocks of the session as a whole."""
+        return self.session_end or self.ttl is not None
+
+
+NO_HINTS = Hints()

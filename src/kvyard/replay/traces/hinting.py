@@ -1,0 +1,122 @@
+"""Hints made from a trace's own future, as good as a client of a given quality would give them.
+
+What a client can know is told by what comes later in the trace: a conversation's last request is where it could have said that
+it is over, and a request that calls a tool is where it could have said for how long to wait. ``recall`` is the share of such
+requests that say it; ``false`` is the share of all others that say it too. Draws are nested: what is said at a lower recall is
+said at a higher one as well.
+
+The end of a trace cuts conversations off, so its last part has more ends than were true (right-censoring): that flatters hints.
+"""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+import msgspec
+from msgspec.structs import replace
+
+from kvyard.blocks import Hints
+from kvyard.clock import from_seconds
+from kvyard.errors import KvyardError
+from kvyard.replay.traces.conversations import conversations
+from kvyard.replay.traces.reading import ReadingTally
+from kvyard.replay.traces.request import TraceRequest
+from kvyard.replay.traces.trace import Trace
+
+KINDS = {"session-end": ("recall", "false"), "ttl": ("seconds", "recall", "false", "then")}
+
+
+class MadeHint(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of hint, and how often it is right. Raises ``KvyardError`` for what makes no sense."""
+
+    kind: str
+    """``session-end`` or ``ttl``."""
+    recall: float = 1.0
+    """The share of requests that give it, of those that could."""
+    false: float = 0.0
+    """The share of those that give it, of all others."""
+    seconds: float = 0.0
+    """The time to live."""
+    then: str = "ordinary"
+    """What blocks are after that."""
+
+    def __post_init__(self) -> None:
+        for name in ("recall", "false"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise KvyardError(f"hints {self.kind}: {name} is a share from 0 to 1, not {getattr(self, name):g}")
+        if self.kind == "ttl" and not 0 < self.seconds < float("inf"):
+            raise KvyardError("hints ttl: say for how long, as in ttl:seconds=60")
+        if self.then not in ("ordinary", "first"):
+            raise KvyardError(f"hints ttl: then is ordinary or first, not {self.then!r}")
+
+
+def parse_hints(text: str) -> tuple[MadeHint, ...]:
+    """Hints as people write them: ``session-end:recall=0.5,false=0.1``, ``ttl:seconds=60,then=first``, or both with a ``+``.
+    Raises ``KvyardError``.
+    """
+    found: dict[str, MadeHint] = {}
+    for part in text.split("+"):
+        kind, _, rest = part.strip().partition(":")
+        if kind not in KINDS:
+            raise KvyardError(
+                f"hints {kind!r}: choose session-end or ttl, as in session-end:recall=0.5,false=0.1 or ttl:seconds=60"
+            )
+        if kind in found:
+            raise KvyardError(f"hints say {kind} twice: once is enough")
+        found[kind] = _made(kind, rest)
+    return tuple(found.values())
+
+
+def _made(kind: str, text: str) -> MadeHint:
+    values: dict[str, object] = {}
+    for item in text.split(",") if text else ():
+        name, equals, value = item.strip().partition("=")
+        if name not in KINDS[kind] or not equals:
+            raise KvyardError(
+                f"hints {kind} has {', '.join(KINDS[kind])}, as in {kind}:recall=0.5; not {item.strip()!r}"
+            )
+        try:
+            values[name] = value if name == "then" else float(value)
+        except ValueError:
+            raise KvyardError(f"hints {kind}: {name} is a number, not {value!r}") from None
+    return MadeHint(kind=kind, **values)  # type: ignore[arg-type]
+
+
+def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) -> Trace:
+    """The trace with hints made from its own future, in place of those that it has; ranges of tokens stay. The same seed gives
+    the same hints. Looks at the whole trace before its first request. Raises ``KvyardError``.
+    """
+    made = parse_hints(wanted) if isinstance(wanted, str) else wanted
+
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
+        names = conversations(trace)
+        last = {name: at for at, name in enumerate(names)}
+        calls = any(one.tool_call for one in trace)
+        draws = {one.kind: Random(f"{seed} {one.kind}") for one in made}
+        for at, one in enumerate(trace.rows(tally)):
+            ends = last[names[at]] == at
+            hints = Hints(names[at], retention=one.hints.retention)
+            for hint in made:
+                knows = ends if hint.kind == "session-end" else (one.tool_call if calls else not ends)
+                if draws[hint.kind].random() < (hint.recall if knows else hint.false) and not hints.marks:
+                    hints = _said(hint, hints)
+            yield replace(one, hints=hints)
+
+    return Trace(f"{trace.name} with hints", trace.format, rows, grouped=trace.grouped)
+
+
+def _said(hint: MadeHint, hints: Hints) -> Hints:
+    if hint.kind == "session-end":
+        return replace(hints, session_end=True)
+    return replace(hints, ttl=from_seconds(hint.seconds), ttl_then="first" if hint.then == "first" else "ordinary")
+
+
+def count_hints(hints: Hints, counts: dict[str, int]) -> None:
+    """Add one request's ``hints`` to ``counts``, by what they say."""
+    said: Mapping[str, bool] = {
+        "session end": hints.session_end,
+        "time to live": hints.ttl is not None,
+        "retention priority": bool(hints.retention),
+    }
+    for name, here in said.items():
+        if here:
+            counts[name] = counts.get(name, 0) + 1
