@@ -62,13 +62,14 @@ class Fleet:
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
         self._paces: dict[Holder, Pace | None] = {}
         """How fast they are, where the router asks."""
-        self._reads_pace = policy.needs_pace
         self._life: list[tuple[Worker, str]] = []
         """What is planned for workers, as the agenda numbers it."""
         self._shared = SharedTiers(config, self.indexer)
         for kind in config.workers:
+            # One for all of a kind, since it remembers what it worked out.
+            pace = engine_pace(kind.engine) if policy.needs_pace else None
             for _ in range(kind.count):
-                self._make(kind)
+                self._make(kind, pace)
         self._shared.credit(self._by_holder)
         present = [holder for holder, (worker, _) in self._by_holder.items() if worker.alive]
         self._open = len(present)
@@ -281,10 +282,9 @@ class Fleet:
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    def _make(self, kind: WorkerConfig) -> None:
+    def _make(self, kind: WorkerConfig, pace: Pace | None) -> None:
         size = min(spec.block_size for spec in kind.engine.specs)
         worker = Worker(len(self.workers), f"{kind.name}{len(self.workers)}", size, kind.engine.role)
-        pace = engine_pace(kind.engine) if self._reads_pace else None
         for rank in range(kind.dp_size):
             holder = Holder(worker.name, rank)
             self._by_holder[holder] = (worker, rank)

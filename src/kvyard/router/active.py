@@ -11,7 +11,18 @@ from kvyard.router.tree import Path, PrefixTree, PromptStretch
 class Active:
     """One request under way."""
 
-    __slots__ = ("ahead", "blocks", "num_tokens", "output_blocks", "prefill_tokens", "sent", "since", "slot", "tail")
+    __slots__ = (
+        "ahead",
+        "blocks",
+        "num_tokens",
+        "output_blocks",
+        "past",
+        "prefill_tokens",
+        "sent",
+        "since",
+        "slot",
+        "tail",
+    )
 
     def __init__(
         self, slot: int, tail: PromptStretch | None, num_tokens: int, blocks: int, prefill: int, since: int
@@ -22,6 +33,8 @@ class Active:
         self.blocks = blocks
         self.prefill_tokens = prefill
         """Still to do; 0 once it is done."""
+        self.past = 0.0
+        """Milliseconds that attention to what is cached adds to its prefill; 0 once that is done."""
         self.output_blocks = 0
         self.sent = 0
         """Its number in the memory of what was routed; 0 where there is none."""
@@ -37,6 +50,8 @@ class ActiveLoads:
         self.block_size = block_size
         self.tree = PrefixTree()
         self.prefill: list[int] = []
+        self.past: list[float] = []
+        """Milliseconds that attention to what is cached adds to what waits, where the router reads paces."""
         self.blocks: list[int] = []
         self.requests: list[int] = []
         self.computing_since: list[int] = []
@@ -49,6 +64,7 @@ class ActiveLoads:
         missing = slots - len(self.prefill)
         for figures in (self.prefill, self.blocks, self.requests, self.computing_since):
             figures += [0] * missing
+        self.past += [0.0] * missing
 
     def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> Active:
         """Book a request on ``slot``, and return its entry. ``found`` is its way in ``tree``; ``reserved`` blocks are held for
@@ -76,11 +92,15 @@ class ActiveLoads:
         self.active[request.id] = entry
         return entry
 
+    def attends(self, entry: Active, ms: float) -> None:
+        """Its prefill takes so much longer, because of what is cached of it."""
+        self.past[entry.slot] += ms
+        entry.past = ms
+
     def prefill_done(self, entry: Active, now: int) -> None:
         """Its prompt is computed."""
         self.computing_since[entry.slot] = now
-        self.prefill[entry.slot] -= entry.prefill_tokens
-        entry.prefill_tokens = 0
+        self._computed(entry)
 
     def grown(self, entry: Active, output_tokens: int) -> None:
         """It has generated ``output_tokens`` by now: count the full blocks that came of it."""
@@ -95,7 +115,7 @@ class ActiveLoads:
         if entry is None:
             return None
         slot, tree = entry.slot, self.tree
-        self.prefill[slot] -= entry.prefill_tokens
+        self._computed(entry)
         self.requests[slot] -= 1
         self.blocks[slot] -= entry.output_blocks
         node = entry.tail
@@ -115,6 +135,22 @@ class ActiveLoads:
         if last is not None:
             tree.settle(last)
         return entry
+
+    def _computed(self, entry: Active) -> None:
+        slot = entry.slot
+        self.prefill[slot] -= entry.prefill_tokens
+        # Sums of floats drift, so it begins afresh whenever nothing waits.
+        self.past[slot] = self.past[slot] - entry.past if self.prefill[slot] else 0.0
+        entry.prefill_tokens = 0
+        entry.past = 0.0
+
+    def mean_age(self, slot: int, now: int) -> float:
+        """How long ago, in nanoseconds and on average, the requests that are under way on ``slot`` were routed; 0 for none.
+
+        It looks at all that is under way, so it isn't for every decision.
+        """
+        ages = [now - entry.since for entry in self.active.values() if entry.slot == slot]
+        return sum(ages) / len(ages) if ages else 0.0
 
     def of(self, slot: int) -> Load:
         """One worker's load."""

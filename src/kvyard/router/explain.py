@@ -13,7 +13,7 @@ REASONS = {
     "random": "by chance",
     "room": "it was given least so far",
     "session": "its session is there",
-    "time": "its first token comes soonest, or as soon as a second copy is worth",
+    "time": "its first token costs least time, there and for others",
     "turn": "it was its turn",
 }
 """What a decision's ``why`` says."""

@@ -25,6 +25,11 @@ class Pace(Protocol):
     def prefill(self, tokens: int) -> float:
         """Computing so many prompt tokens, in as few passes as they need; 0 for none."""
 
+    def past(self, tokens: int, cached: int) -> float:
+        """What is added by attention to ``cached`` tokens before those that are computed, and to each other over several
+        passes.
+        """
+
     def passes(self, tokens: int) -> int:
         """In how many passes so many prompt tokens are computed."""
 
@@ -57,6 +62,9 @@ class ModelPace:
         self._fixed = max(0.0, 2 * self._times[1] - self._times[2]) if steps > 1 else 0.0
         self._full = self._times[-1]
         self._per_pass = tokens_per_pass
+        far = timing.pass_ns([(tokens_per_pass, 8 * tokens_per_pass)], 0, 0, 0) / NS_PER_MS
+        self._past: dict[tuple[int, int], float] | None = {} if far > self._full else None
+        """By tokens and cached ones in steps, as far as it was asked for; ``None`` where nothing is added."""
 
     @property
     def per_token(self) -> float:
@@ -73,6 +81,22 @@ class ModelPace:
             low = int(at)
             before = self._times[low] if low else self._fixed
             ms += before + (self._times[low + 1] - before) * part / self._step
+        return ms
+
+    def past(self, tokens: int, cached: int) -> float:
+        known = self._past
+        if known is None or tokens <= 0:
+            return 0.0
+        at = (-(-tokens // _STEP) * _STEP, cached // _STEP * _STEP)
+        ms = known.get(at)
+        if ms is None:
+            left, done, ms = at[0], at[1], 0.0
+            while left:
+                part = min(left, self._per_pass)
+                ns = self._timing.pass_ns([(part, done)], 0, 0, 0) - self._timing.pass_ns([(part, 0)], 0, 0, 0)
+                ms += ns / NS_PER_MS
+                left, done = left - part, done + part
+            known[at] = ms
         return ms
 
     def passes(self, tokens: int) -> int:
@@ -126,6 +150,10 @@ class LearntPace:
 
     def prefill(self, tokens: int) -> float:
         return self.fixed + self.per_token * tokens if tokens > 0 else 0.0
+
+    def past(self, tokens: int, cached: int) -> float:
+        """Unknown from here."""
+        return 0.0
 
     def passes(self, tokens: int) -> int:
         """Unknown from here: what passes add is in what was seen."""

@@ -171,6 +171,8 @@ class Router:
         prefill = self._new_tokens(request, choice.slot, at.overlaps)
         record = _decision(self.policy, at, choice, prefill, self._workers, detail)
         entry = self._begin(request, choice.slot, found, prefill, now)
+        if self.policy.needs_pace:
+            self.loads.attends(entry, self.paces[choice.slot].past(prefill, request.num_tokens - prefill))
         entry.sent = self.overlaps.sent(choice.slot, request.keys, now)
         self.policy.routed(at, choice)
         if self._journal is not None:
@@ -314,12 +316,16 @@ class Router:
         return least(at.slots, loads, at.rng, "guard")
 
     def _new_tokens(self, request: RouteRequest, slot: int, overlaps: Overlaps | None) -> int:
-        """What a worker has to compute of a prompt, with what it must fetch counted by its credit."""
+        """What a worker has to compute of a prompt. What it must fetch counts by its credit, or not at all where the policy
+        goes by time, since a load is no work for the device.
+        """
         if overlaps is None:
             return request.num_tokens
         config, size = self.config, self.block_size
         device = overlaps.device[slot]
         cached = device * size
+        if self.policy.needs_pace:
+            return max(0, request.num_tokens - overlaps.total[slot] * size)
         lower = [tier[slot] for tier in overlaps.tiers[1:]] if len(overlaps.tiers) > 1 else []
         if any(lower):
             worth = float(device)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from kvyard.clock import MS
 from kvyard.router import Choice, Policy, RouterConfig, RouteRequest, RoutingInput
-from kvyard.router.active import ActiveLoads
+from kvyard.router.active import Active, ActiveLoads
 from kvyard.router.inputs import Overlaps
 from kvyard.router.policies import make_policy
 
@@ -14,14 +15,20 @@ SIZE = 16
 
 
 class Steady:
-    """A pace that is easy to reckon with: a millisecond a token, ten a step, one a block that is loaded."""
+    """A pace that is easy to reckon with: a millisecond a token, ten a step, one a block that is loaded, and ``per_pair`` for
+    each token that attends to a cached one.
+    """
 
-    def __init__(self, per_token: float = 1.0, capacity: int | None = 1000) -> None:
+    def __init__(self, per_token: float = 1.0, capacity: int | None = 1000, per_pair: float = 0.0) -> None:
         self.capacity = capacity
         self.per_token = per_token
+        self.per_pair = per_pair
 
     def prefill(self, tokens: int) -> float:
         return self.per_token * tokens
+
+    def past(self, tokens: int, cached: int) -> float:
+        return self.per_pair * tokens * cached
 
     def passes(self, tokens: int) -> int:
         return -(-tokens // 1000)
@@ -37,7 +44,9 @@ class Steady:
 
 
 class Scene:
-    """Of each worker: tokens to prefill, requests, blocks held, blocks cached of the prompt (a list: by tier)."""
+    """Of each worker: tokens to prefill, requests, blocks held, blocks cached of the prompt (a list: by tier), blocks of it
+    that others use, and how many milliseconds ago its one request came.
+    """
 
     def __init__(
         self,
@@ -47,6 +56,8 @@ class Scene:
         held: Sequence[int] = (0, 0, 0),
         cached: Sequence[int] = (0, 0, 0),
         host: Sequence[int] | None = None,
+        shared: Sequence[int] | None = None,
+        ages: Sequence[int] = (),
         tokens: int = 1600,
         now: int = 0,
         since: int = 0,
@@ -61,6 +72,8 @@ class Scene:
         loads.requests[:] = requests
         loads.blocks[:] = held
         loads.computing_since[:] = [since] * count
+        for slot, age in enumerate(ages):
+            loads.active[slot] = Active(slot, None, 1, 1, 0, now - age * MS)
         tiers = [list(cached)] + ([list(host)] if host is not None else [])
         overlaps = Overlaps(tiers) if any(map(any, tiers)) else None
         keys = [first_key * 1000 + at for at in range(tokens // SIZE)]
@@ -70,7 +83,7 @@ class Scene:
             now,
             list(range(count)),
             loads,
-            None,
+            list(shared) if shared is not None else None,
             overlaps,
             Random(seed),
             ["both"] * count,

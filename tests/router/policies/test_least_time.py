@@ -10,45 +10,62 @@ from tests.router.policies.scene import SIZE, Scene, Steady, pick, policy
 from kvyard.clock import MS
 from kvyard.engine.config import EngineConfig
 from kvyard.router import Router, RouterConfig, RouteRequest
-from kvyard.router.pace import PEAK_TOKENS_PER_S, LearntPace, engine_pace
+from kvyard.router.pace import PEAK_TOKENS_PER_S, LearntPace, Pace, engine_pace
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig
 
 
-def slow(scene: Scene, interference: float = 0.15, stickiness: float = 1.0, least_match: int = 1024) -> set[int]:
-    """The rule of the module's first lines, written out; all workers that it allows."""
-    at = scene.at
-    costs: dict[int, float] = {}
-    cached: dict[int, int] = {}
+def slow(scene: Scene, interference: float = 0.2, stickiness: float = 1.0) -> set[int]:
+    """The rule of the module's first lines, written out for a router that has routed nothing yet; all workers it allows."""
+    at, tokens = scene.at, scene.at.request.num_tokens
+    usual = max(1.0, sum(at.loads.requests) / len(at.slots))
+    cached, room = {}, {}
     for slot in at.slots:
         tiers = at.overlaps.at(slot) if at.overlaps is not None else (0,)
-        cached[slot] = min(sum(tiers) * SIZE, at.request.num_tokens - 1)
-        new, waiting, pace = at.request.num_tokens - cached[slot], at.loads.prefill[slot], at.paces[slot]
+        cached[slot], room[slot] = min(sum(tiers) * SIZE, tokens - 1), 0.0
+        others = at.loads.blocks[slot] - (at.shared[slot] if at.shared is not None else 0)
+        capacity = at.paces[slot].capacity
+        if at.loads.requests[slot] and capacity is not None and others + at.blocks > capacity:
+            cached[slot] = max(0, min(cached[slot], (capacity - others) * SIZE))
+            room[slot] = at.loads.mean_age(slot, at.now) / MS
+    kept = max((cached[slot] for slot in at.slots if not room[slot]), default=0)
+    used = min(kept, max(at.shared) * SIZE) if at.shared is not None else 0
+    costs = {}
+    for slot in at.slots:
+        waiting, pace, requests = at.loads.prefill[slot], at.paces[slot], at.loads.requests[slot]
+
+        def alone(have: int, pace: Pace = pace) -> float:
+            return pace.prefill(tokens - have) + pace.past(tokens - have, have)
+
+        own = alone(cached[slot])
         elapsed = (at.now - at.loads.computing_since[slot]) / MS if waiting else 0.0
-        time = max(pace.prefill(new), pace.prefill(waiting + new) - elapsed)
-        requests = at.loads.requests[slot]
-        time += pace.passes(waiting + new) * pace.step(requests, at.loads.blocks[slot] * SIZE)
-        costs[slot] = max(time, pace.load(tiers[1:])) + interference * pace.prefill(new) * requests
-    longest = max(cached.values())
-    if longest >= least_match:
-        cost, slot = min((costs[slot], slot) for slot in at.slots if cached[slot] == longest)
-        if cost - min(costs.values()) <= stickiness * at.paces[slot].prefill(longest):
-            return {slot}
-    return {slot for slot in at.slots if costs[slot] == min(costs.values())}
+        wait = max(
+            0.0, pace.prefill(waiting) + at.loads.past[slot] - elapsed
+        )  # a steady pace: no cost of a pass itself
+        wait += pace.passes(waiting + tokens - cached[slot]) * pace.step(requests, at.loads.blocks[slot] * SIZE)
+        if at.overlaps is not None:
+            wait = max(wait, pace.load(at.overlaps.at(slot)[1:]))
+        lost = max(0.0, alone(max(cached[slot], used)) - alone(kept)) if cached[slot] < kept else 0.0
+        costs[slot] = wait + room[slot] + own + interference * own * requests / usual + stickiness * lost
+    return {slot for slot in at.slots if costs[slot] == pytest.approx(min(costs.values()), abs=1e-6)}
 
 
 def test_it_is_the_rule_over_random_scenes() -> None:
     rng = Random(4)
     for _ in range(600):
+        count = 3
         scene = Scene(
-            prefill=[rng.choice((0, rng.randrange(4000))) for _ in range(3)],
-            requests=[rng.randrange(6) for _ in range(3)],
-            held=[rng.randrange(500) for _ in range(3)],
-            cached=[rng.choice((0, rng.randrange(120))) for _ in range(3)],
-            host=rng.choice((None, [rng.randrange(300) for _ in range(3)])),
+            prefill=[rng.choice((0, rng.randrange(4000))) for _ in range(count)],
+            requests=[rng.randrange(6) for _ in range(count)],
+            held=[rng.randrange(1000) for _ in range(count)],
+            cached=[rng.choice((0, rng.randrange(120))) for _ in range(count)],
+            host=rng.choice((None, [rng.randrange(300) for _ in range(count)])),
+            shared=rng.choice((None, [rng.choice((0, rng.randrange(60))) for _ in range(count)])),
+            ages=[rng.randrange(1, 5000) for _ in range(count)],
             tokens=rng.randrange(1, 3000),
-            now=rng.randrange(2000) * MS,
-            paces=[Steady(rng.choice((0.5, 1.0, 3.0))) for _ in range(3)],
+            now=6000 * MS,
+            since=rng.randrange(4000, 6000) * MS,
+            paces=[Steady(rng.choice((0.5, 1.0, 3.0)), per_pair=rng.choice((0.0, 1e-4))) for _ in range(count)],
             seed=rng.randrange(99),
         )
         assert scene.choice(policy("least-time")).slot in slow(scene)
@@ -68,10 +85,42 @@ def test_a_copy_stays_in_one_place_unless_that_takes_too_long() -> None:
     assert pick("least-time", {"stickiness": 0.0}, **holder, prefill=(1121, 0, 0)) != 0
 
 
+def test_what_others_use_right_now_may_have_a_second_copy() -> None:
+    holder = {"cached": (70, 0, 0), "prefill": (1400, 0, 0)}
+    assert pick("least-time", **holder) == 0
+    assert pick("least-time", **holder, shared=(60, 0, 0)) != 0
+
+
+def test_a_prompt_that_does_not_fit_waits_as_long_as_those_there_have_been_there() -> None:
+    # Worker 0 has all but the last 16 of 1600 tokens; computing them takes 1584 ms.
+    full = {"cached": (99, 0, 0), "requests": (1, 0, 0), "held": (950, 0, 0), "now": 9000 * MS}
+    assert pick("least-time", **full | {"held": (900, 0, 0)}, ages=(5000,)) == 0  # it fits
+    # Half of what is cached gives way to the other one, so 800 tokens are computed either way, and there is no copy to keep.
+    assert pick("least-time", **full, ages=(100,)) == 0
+    assert pick("least-time", **full, ages=(800,)) != 0
+
+
+def test_attention_to_what_is_cached_takes_its_time() -> None:
+    paces = [Steady(per_pair=0.002)] * 3
+    scene = Scene(cached=(50, 0, 0), prefill=(0, 0, 0), paces=paces)  # 800 of 1600: 800 ms, and 1280 for their past
+    costs = policy("least-time").costs(scene.at)
+    assert costs[0] == pytest.approx(800 + 1280)
+    scene.at.loads.prefill[0], scene.at.loads.past[0] = 10, 500.0
+    assert policy("least-time").costs(scene.at)[0] == pytest.approx(800 + 1280 + 10 + 500)
+
+
+def test_of_equals_the_one_with_less_new_content_is_taken() -> None:
+    one = policy("least-time")
+    chosen = [Scene(seed=number, now=number).choice(one).slot for number in range(9)]
+    assert all(chosen.count(slot) == 3 for slot in range(3))
+    one.gone(2)
+    assert Scene(now=10).choice(one).slot == 2  # another worker's number now
+
+
 def test_a_load_that_takes_longer_than_computing_is_what_counts() -> None:
     # All of it is in a lower tier, and comes in at a millisecond a block; 99 blocks, or 1600 tokens.
     assert pick("least-time", cached=(0, 0, 0), host=(99, 0, 0)) == 0
-    # The same with a worker that computes a token in 0.05 ms: 80 ms, which is sooner than 99. The copy's worth is 0.05 * 1584.
+    # The same with workers that compute a token in 0.05 ms: 80 ms, which is sooner than 99. The copy's worth is 0.05 * 1584.
     fast = [Steady(0.05)] * 3
     assert pick("least-time", {"stickiness": 0.1}, host=(99, 0, 0), paces=fast) != 0
 
@@ -161,6 +210,21 @@ class TestModelPace:
             assert pace.passes(tokens) == full + bool(rest)
         assert pace.prefill(0) == 0 and pace.capacity == config.num_gpu_blocks
         assert pace.step(4, 4000) == timing.pass_ns((), 4, 4000, 1000) / MS
+
+    def test_what_is_cached_adds_what_the_engine_s_passes_say(self) -> None:
+        from kvyard.engine.timing import make_timing
+        from kvyard.engine.timing.profile import ProfileTiming
+
+        config = EngineConfig(max_num_batched_tokens=2048, timing=ProfileTiming(name="h200-llama3-8b"))
+        timing, pace = make_timing(config.timing, config.capacity_tokens), engine_pace(config)
+        for tokens, cached in ((256, 0), (1024, 4096), (2048, 65_536), (10_240, 1024)):
+            ns = done = 0
+            while done < tokens:
+                part = min(2048, tokens - done)
+                ns += timing.pass_ns([(part, cached + done)], 0, 0, 0)
+                done += part
+            assert pace.prefill(tokens) + pace.past(tokens, cached) == pytest.approx(ns / MS, rel=0.01), tokens
+        assert engine_pace(EngineConfig()).past(4096, 65_536) == 0  # the polynomial doesn't know of it
 
     def test_loads_go_by_their_links(self) -> None:
         lane = LaneConfig(bandwidth=10**9, first_byte_ns=5 * MS)

@@ -1,0 +1,251 @@
+"""The league of routing policies over a grid of traces, fleets and loads, and whether ``least-time`` is first in each cell.
+
+    .venv/bin/python benchmarks/league.py [--only tenants] [--again least-time] [--judge]
+
+Traces are Mooncake's conversation and synthetic ones, a tenth of the Weka sessions and one made up with many tenants; workers
+4, 8 and 32; once and twice the load; arrivals as recorded and spread within their ticks (where a trace has ticks); with and
+without a host tier; the polynomial timing and one measured on an H200. With 8 workers all policies play; then ``kv``,
+``round-robin``, ``least-time`` and the ``BEST`` three of the rest everywhere. All that is done is kept in ``build/league``:
+the same command goes on where it was interrupted. ``--again`` plays a policy once more, after a change; ``--judge`` plays
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import lzma
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+from _peers import conversation_trace
+from _plain import plain_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "build" / "league"
+SHARED = Path(os.environ.get("KVYARD_SHARED", ROOT.parent / "shared")) / "traces"
+ALWAYS = ("least-time", "kv", "round-robin")
+BEST = 3
+JITTER = "3s"
+HOST_BLOCKS = 32_768
+MADE = (
+    *("--requests", "8000", "--arrivals", "gamma:3,2", "--tree", "24x3000/40x6000", "--zipf", "0.8"),
+    *("--turns", "geometric:4", "--think", "exponential:30", "--input", "lognormal:600,1"),
+    *("--output", "lognormal:250,0.8", "--seed", "1"),
+)
+"""24 tenants, each with a system prompt of 3,000 tokens and 40 documents of 6,000, some asked far more often than others."""
+FIGURES = (
+    *("reuse", "ttft_mean_ms", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms", "itl_mean_ms", "itl_p99_ms"),
+    *("e2e_mean_ms", "balance", "regret", "queue_mean_ms"),
+)
+
+
+class Setting(NamedTuple):
+    """One fleet and one trace, at every load: a league of its own."""
+
+    trace: str
+    workers: int
+    timing: str
+    host_blocks: int
+    jitter: str
+
+    @property
+    def name(self) -> str:
+        """To choose it by."""
+        tier, ticks = "host" if self.host_blocks else "device", "spread" if self.jitter != "0" else "recorded"
+        return f"{self.trace}-{self.workers}-{self.timing.partition(':')[0]}-{tier}-{ticks}"
+
+    @property
+    def for_all(self) -> bool:
+        """Whether every policy plays, and not only the few that were best where all did."""
+        return self.workers == 8 and not self.host_blocks and (self.jitter == "0" or self.trace == "conversation")
+
+
+TIMINGS = ("polynomial", "profile:h200-llama3-8b")
+TICKS = ("conversation", "synthetic")
+"""Traces whose arrivals were recorded in ticks."""
+SETTINGS = [
+    Setting(trace, workers, timing, host, jitter)
+    for workers, host in ((8, 0), (4, 0), (8, HOST_BLOCKS), (32, 0), (4, HOST_BLOCKS), (32, HOST_BLOCKS))
+    for jitter in ("0", JITTER)
+    for timing in TIMINGS
+    for trace in ("tenants", "synthetic", "conversation", "weka")
+    if jitter == "0" or trace in TICKS
+]
+SETTINGS.sort(key=lambda one: not one.for_all)
+
+
+def trace_file(name: str) -> Path | None:
+    """Where a trace is, made first if need be; ``None``, said in a line, where its source isn't there."""
+    if name == "conversation":
+        return conversation_trace()
+    made = KEPT / "traces" / f"{name}.jsonl"
+    if made.exists():
+        return made
+    made.parent.mkdir(parents=True, exist_ok=True)
+    kvyard = [sys.executable, "-m", "kvyard", "trace"]
+    if name == "tenants":
+        subprocess.run([*kvyard, "generate", str(made), *MADE], check=True)
+        return made
+    source = SHARED / {"synthetic": "mooncake/synthetic_trace.jsonl", "weka": "weka/claude_code_710.jsonl.xz"}[name]
+    if not source.exists():
+        print(f"{name}: left out, since there is no {source}", flush=True)
+        return None
+    if name == "synthetic":
+        return source
+    with lzma.open(source, "rt") as packed:
+        sessions = packed.read().splitlines()
+    kept = sorted(random.Random(0).sample(range(len(sessions)), len(sessions) // 10))
+    tenth = made.with_suffix(".weka.jsonl")
+    tenth.write_text("".join(f"{sessions[at]}\n" for at in kept))
+    subprocess.run([*kvyard, "scale", str(tenth), str(made), "--arrivals", "poisson:0.1", "--seed", "0"], check=True)
+    return made
+
+
+def play(setting: Setting, policies: list[str] | None) -> Iterator[dict[str, Any]]:
+    """Rows of one setting's league; what was played before is taken as it is."""
+    from kvyard.replay.league import league
+
+    path = trace_file(setting.trace)
+    if path is None:
+        return
+    config: dict[str, object] = {"workers": setting.workers, "timing": setting.timing}
+    if setting.host_blocks:
+        config["host_blocks"] = setting.host_blocks
+    done = league(
+        path,
+        folder=KEPT,
+        policies=policies,
+        loads=(1, 2),
+        jitters=(setting.jitter,),
+        config=config,
+        trace_block_size=64 if setting.trace == "weka" else None,
+    )
+    if done.sweep.interrupted:
+        raise KeyboardInterrupt
+    for failure in done.sweep.failures:
+        print(f"{setting.name}, {failure.point.label}: {failure.why}", flush=True)
+    for cell, places in done.cells.items():
+        for place in places:
+            figures = {name: place.figures[name] for name in FIGURES}
+            yield {
+                **setting._asdict(),
+                "cell": cell,
+                "overloaded": int(cell in done.overloaded),
+                "policy": place.policy,
+                **{name: "" if value is None else f"{value:.5g}" for name, value in figures.items()},
+            }
+
+
+def forget(policy: str) -> None:
+    """Remove what a policy did before."""
+    for report in (KEPT / "points").glob("*.json"):
+        if json.loads(report.read_bytes())["label"].startswith(f"router={policy},"):
+            report.unlink()
+
+
+Cell = tuple[str, str, str, str, str]
+
+
+def cells(rows: list[dict[str, Any]]) -> dict[Cell, dict[str, dict[str, Any]]]:
+    """By cell and policy."""
+    found: dict[Cell, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        key = (row["trace"], str(row["workers"]), row["timing"], str(row["host_blocks"]), row["cell"])
+        found.setdefault(key, {})[row["policy"]] = row
+    return found
+
+
+def best_rivals(rows: list[dict[str, Any]]) -> list[str]:
+    """The policies besides ``ALWAYS`` that have the least mean TTFT with 8 workers, against the first of each cell."""
+    behind: dict[str, list[float]] = {}
+    for key, by_policy in cells(rows).items():
+        if key[1] != "8" or any(int(row["overloaded"]) for row in by_policy.values()):
+            continue
+        first = min(float(row["ttft_mean_ms"]) for row in by_policy.values())
+        for policy, row in by_policy.items():
+            behind.setdefault(policy, []).append(float(row["ttft_mean_ms"]) / first)
+    ranked = sorted((geometric_mean(ratios), policy) for policy, ratios in behind.items())
+    for ratio, policy in ranked:
+        print(f"  {policy:<14}{ratio:>7.3f} of the first's mean TTFT", flush=True)
+    return [policy for _, policy in ranked if policy not in ALWAYS][:BEST]
+
+
+def judge(rows: list[dict[str, Any]]) -> None:
+    """Say for each cell whether ours is where it should be."""
+    passed, lost, apart = 0, 0, 0
+    for key, by_policy in sorted(cells(rows).items()):
+        ours, kv = by_policy.get("least-time"), by_policy.get("kv")
+        if ours is None or kv is None:
+            continue
+        if int(ours["overloaded"]):
+            apart += 1
+        mean, p99 = float(ours["ttft_mean_ms"]), float(ours["ttft_p99_ms"])
+        first = min(by_policy.values(), key=lambda row: float(row["ttft_mean_ms"]))
+        soonest = min(by_policy.values(), key=lambda row: float(row["ttft_p99_ms"]))
+        ratios = {
+            f"TTFT of the first ({first['policy']})": (mean / float(first["ttft_mean_ms"]), 1.02),
+            f"p99 of the least ({soonest['policy']})": (p99 / float(soonest["ttft_p99_ms"]), 1.05),
+            "TTFT of kv": (mean / float(kv["ttft_mean_ms"]), 1.0),
+            "ITL p99 of kv": (float(ours["itl_p99_ms"]) / float(kv["itl_p99_ms"]), 1.1),
+        }
+        missed = [f"{ratio:.3f} x {what}" for what, (ratio, limit) in ratios.items() if ratio > limit]
+        if not int(ours["overloaded"]):
+            passed, lost = passed + (not missed), lost + bool(missed)
+        name = "overloaded" if int(ours["overloaded"]) else "LOST" if missed else "ok"
+        host = "host" if int(key[3]) else "device"
+        print(
+            f"{name:<11}{key[0]:<13}{key[1]:>3} {key[2].partition(':')[0]:<11}{host:<7}{key[4]:<33}"
+            f"{mean:>8.1f} ms, kv {float(kv['ttft_mean_ms']):>8.1f}  {'; '.join(missed)}"
+        )
+    print(f"{passed} cells as they should be, {lost} lost; {apart} overloaded apart")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", default="", help="settings with this in their name alone, such as tenants-8")
+    parser.add_argument("--policies", default="", help="these alone, with commas between them")
+    parser.add_argument("--again", default="", help="a policy whose runs are made again")
+    parser.add_argument("--judge", action="store_true", help="say what the rows of an earlier run say")
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    table = KEPT / "league.csv"
+    if not args.plain and not args.judge:
+        environment = plain_environment()
+        raise SystemExit(
+            subprocess.run([sys.executable, *sys.argv, "--plain"], env=environment, check=False).returncode
+        )
+    rows: list[dict[str, Any]] = []
+    if args.judge:
+        with table.open() as lines:
+            rows = list(csv.DictReader(lines))
+        judge(rows)
+        return
+    if args.again:
+        forget(args.again)
+    named = args.policies.split(",") if args.policies else None
+    few: list[str] | None = None
+    for setting in SETTINGS:
+        if args.only not in setting.name:
+            continue
+        if not setting.for_all and few is None:
+            few = [*ALWAYS, *best_rivals(rows)]
+        made = list(play(setting, named or (None if setting.for_all else few)))
+        rows += made
+        print(f"{setting.name}: {len(made)} rows", flush=True)
+        with table.open("w") as out:
+            writer = csv.DictWriter(out, list(rows[0]) if rows else (), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    judge(rows)
+
+
+if __name__ == "__main__":
+    main()
