@@ -103,3 +103,23 @@ def test_help_has_choices_and_defaults() -> None:
         assert words in said
     assert "--delay" not in said and "internal" not in said
     assert "delay  How late. [default: 0]" in run("--list-settings")[1]
+
+
+TABLED = Settings(settings_of(Sample), own="mine", tables={"part": settings_of(Sample)}, passed_over=("others",))
+
+
+def test_a_file_that_several_commands_read(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('mode = "fast"\n[mine]\nsize = 3\n[part]\nlag = "5ms"\n[others]\nanything = 1\n')
+    assert TABLED.read(file) == {"mode": "fast", "size": 3, "delay": "5ms"}, "in a table of fields, by their names"
+    for text, words in (
+        ("size = 1\n[mine]\nsize = 2\n", "size is said twice, once in [mine]"),
+        ("[part]\ndelay = 1\n", "unknown setting 'delay' of [part]: there are size, mode, lag"),
+        ("[mine]\nsise = 1\n", "unknown setting 'sise': did you mean size?"),
+        ("others = 1\n", "unknown setting 'others'"),
+        ("[elsewhere]\na = 1\n", "unknown setting 'elsewhere'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(KvyardError) as error:
+            TABLED.read(file)
+        assert words in str(error.value) and str(file) in str(error.value)

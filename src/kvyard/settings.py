@@ -77,11 +77,33 @@ class Declared(NamedTuple):
 class Settings(dict[str, Declared]):
     """Settings that can be given together, by the names that people use."""
 
-    def __init__(self, *parts: Mapping[str, Declared], left_out: Mapping[str, str] | None = None) -> None:
-        """``left_out`` has names that are refused for a reason, and the reason."""
+    def __init__(
+        self,
+        *parts: Mapping[str, Declared],
+        left_out: Mapping[str, str] | None = None,
+        own: str = "",
+        tables: "Mapping[str, Settings] | None" = None,
+        passed_over: Iterable[str] = (),
+    ) -> None:
+        """``left_out`` has names that are refused for a reason, and the reason.
+
+        A file may have some of them in tables, so that it can be read by several commands: in the table ``own`` by these
+        names, and in each of ``tables`` by the names of fields. Tables of others are ``passed_over``.
+        """
         super().__init__({name: one for part in parts for name, one in part.items()})
         self.left_out = left_out or {}
+        self._own = own
+        self._tables = {
+            table: {one.field: name for name, one in part.items()} for table, part in (tables or {}).items()
+        }
+        self._passed_over = tuple(passed_over)
         self._also = {also: name for name, one in self.items() for also in one.mark.also if not also.startswith("-")}
+
+    def joined(self, more: "Settings", tables: "Mapping[str, Settings]") -> "Settings":
+        """These and ``more``, which a file may have in further ``tables``."""
+        made = Settings(self, more, left_out=self.left_out, own=self._own, tables=tables, passed_over=self._passed_over)
+        made._tables |= self._tables
+        return made
 
     def named(self, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         """``given`` with further names replaced by the first ones. Raises ``KvyardError`` for what is given under two."""
@@ -130,10 +152,34 @@ class Settings(dict[str, Declared]):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise KvyardError(f"{path} is not TOML: {error}") from None
         try:
+            found = self._flat(found)
             self.check_names(found)
         except KvyardError as error:
             raise KvyardError(f"{path}: {error}") from None
         return found
+
+    def _flat(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """What a file says, with its tables laid flat. Raises ``KvyardError`` for what is said twice."""
+        flat: dict[str, Any] = {}
+        parts: list[tuple[str, Mapping[str, Any]]] = [("", found)]
+        own: dict[str, str] = {}
+        for table, named in [(self._own, own), *self._tables.items()]:
+            given = found.get(table)
+            if table and isinstance(given, Mapping):
+                for field in given:
+                    if named and field not in named:
+                        raise KvyardError(f"unknown setting {field!r} of [{table}]: there are {', '.join(named)}")
+                flat_names = {str(name): value for name, value in given.items()}
+                parts.append((table, {named.get(name, name): value for name, value in flat_names.items()}))
+        taken = {table for table, _ in parts}
+        for table, given in parts:
+            for name, value in given.items():
+                if not table and isinstance(value, Mapping) and (name in taken or name in self._passed_over):
+                    continue
+                if name in flat:
+                    raise KvyardError(f"{name} is said twice, once in [{table}]: leave one of the two out")
+                flat[name] = value
+        return flat
 
 
 @cache

@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         ("replay", "replay", "Replay a trace through a fleet of workers, in virtual time or live."),
         ("sweep", "sweep", "Replay a trace over a grid of settings, and draw the curves."),
         ("trace", "app", "Look into traces, cut, convert and generate them."),
+        ("tune", "tune", "Search for the fleet that keeps an SLO at the least cost: how many, how much, which policy."),
         ("validate", "validate", "Put a real run beside its replay, and say how far it is off."),
     )
 }

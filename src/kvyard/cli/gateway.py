@@ -11,7 +11,7 @@ import typer
 from kvyard.cli.serving import Verbose, log_to_stderr, read_token, warn_if_open
 from kvyard.cli.settings import with_flags
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.config import ADMIN_VARIABLE, FLAGS, UPSTREAM_VARIABLE, GatewayConfig, convert
+from kvyard.server.gateway.config import ADMIN_VARIABLE, FLAGS, UPSTREAM_VARIABLE, GatewayConfig, convert, own_part
 from kvyard.settings import chosen
 
 KEEP_ALIVE = 75
@@ -66,7 +66,7 @@ def gateway(
     where = "the flags" if config is None else str(config)
     found: dict[str, Any] = {}
     if config is not None:
-        found = load(config)
+        found = own_part(load(config), where)
         convert(found, where)  # by itself first: what flags are laid over has to have the right shape
     given = FLAGS.parse(settings)
     found.update(chosen(GatewayConfig, given))

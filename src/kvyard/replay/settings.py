@@ -159,8 +159,12 @@ SETTINGS = Settings(
     {"dp_size": OF_A_WORKER["dp_size"]},
     OF_AN_ENGINE,
     left_out=LEFT_OUT,
+    own="replay",
+    tables={"router": settings_of(RouterConfig)},
+    passed_over=("gateway", "prices"),
 )
-"""Everything that can be set, by name."""
+"""Everything that can be set, by name. In a file that a gateway reads too, ``[router]`` is for both, ``[replay]`` for this
+alone."""
 
 DEFAULTS: dict[str, Any] = {"workers": 8}
 ONLY_WITH_MODEL = (

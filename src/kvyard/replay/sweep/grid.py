@@ -93,7 +93,7 @@ def make_grid(
     return Grid(axes, points)
 
 
-def point_key(config: ReplayConfig, about: Mapping[str, object]) -> str:
+def point_key(config: ReplayConfig | None, about: Mapping[str, object]) -> str:
     """A name for what ``config`` and ``about`` give: equal replays have equal ones, however they were written."""
     value = {"version": __version__, "config": config, "about": dict(about)}
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(value, order="deterministic"))

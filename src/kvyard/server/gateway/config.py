@@ -240,6 +240,26 @@ def check_url(url: str, where: str) -> str:
     return url.rstrip("/")
 
 
+OWN = "gateway"
+"""The table of a file with what is a gateway's alone; it may stand outside of tables as well."""
+PASSED_OVER = ("replay", "prices")
+"""Tables that are there for other commands which read the same file: about fleets that are simulated, and what they cost."""
+
+
+def own_part(found: Any, where: str) -> Any:
+    """What a file says to a gateway, of all that it says. Raises ``KvyardError`` for what is said twice."""
+    if not isinstance(found, dict):
+        return found
+    left = {name: value for name, value in found.items() if name not in (*PASSED_OVER, OWN)}
+    own = found.get(OWN, {})
+    if not isinstance(own, dict):
+        raise KvyardError(f"{where}: gateway must be a table of settings, as in [gateway]")
+    for name in own:
+        if name in left:
+            raise KvyardError(f"{where}: {name} is said twice, once in [gateway]: leave one of the two out")
+    return {**left, **own}
+
+
 def convert(found: Any, where: str) -> GatewayConfig:
     """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     return settings_as(found, GatewayConfig, where)

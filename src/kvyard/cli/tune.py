@@ -1,0 +1,99 @@
+"""``kvyard tune``: how many, how much, which policy."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.grid import Bars, Jobs, count_jobs
+from kvyard.cli.outputs import say_written
+from kvyard.cli.reading import CHAIN_IDS, Quiet, with_reading
+from kvyard.cli.settings import with_settings
+from kvyard.errors import KvyardError
+from kvyard.replay.tune.cost import TUNE_SETTINGS, parted
+
+UNMET = 1
+"""The exit code where no point keeps the limits."""
+
+
+@with_settings(TUNE_SETTINGS)
+@with_reading(CHAIN_IDS, block_size="--trace-block-size")
+def tune(
+    trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
+    settings: Mapping[str, object],
+    reading: Mapping[str, Any],
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=LOW..HIGH,NAME=A|B,router.*",
+            help="What to search: ranges, choices, and with router.* the policy and its options; may be repeated.",
+        ),
+    ] = None,
+    goal: Annotated[
+        str,
+        typer.Option(
+            metavar="'min FIGURE'", help="min cost, min ttft_p99, max reuse, ...; several with commas: a front."
+        ),
+    ] = "min cost",
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="FIGURE=LIMIT,...", help="What must hold, such as ttft_p99=1000,itl_p99=50ms or cost<20."),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Points to replay at most.")] = 60,
+    test: Annotated[
+        float, typer.Option(help="The share of the trace, its end, that is kept for the test; 0: none.")
+    ] = 0.3,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder of results; by default tune-TRACE in this one.")
+    ] = None,
+    jobs: Jobs = 1,
+    quiet: Quiet = False,
+) -> None:
+    """Search for the settings of a fleet that keep an SLO and are best by a goal: how many, how much, which policy.
+
+    Points are replayed on the first part of the trace, and the best of them on the rest, which it was not searched on.
+    Results are a table (tune.csv, tune.json), a page (tune.html) and settings (tune.toml) that kvyard replay and kvyard
+    gateway take with --config. The same command goes on where it was interrupted, and with more --trials from there. With
+    one goal Optuna's TPE searches, with several NSGA-II. The same --seed and --jobs give the same search. Exit code 1 if no
+    point meets the SLO, 130 if interrupted.
+    """
+    from kvyard.replay.jobs import LocalExecutor
+    from kvyard.replay.tune import parse_goals, parse_limits
+    from kvyard.replay.tune import tune as run
+
+    if not search:
+        raise KvyardError("say what to search, as in --search 'router.*,host_bytes=0..1TiB,workers=2..32'")
+    base, prices = parted(settings)
+    goals, limits = parse_goals(goal), parse_limits(slo)
+    with Bars(quiet) as bars, LocalExecutor(count_jobs(jobs)) as crew:
+        done = run(
+            trace,
+            search,
+            goals,
+            limits,
+            folder=out or Path(f"tune-{trace.name.partition('.')[0]}"),
+            trials=trials,
+            test=test,
+            prices=prices,
+            config=base,
+            executor=crew,
+            **reading,
+            counted=bars.counted,
+            progress=bars.told,
+        )
+    paths = done.save()
+    if not quiet:
+        if done.answer is not None:
+            done.show()
+        if done.found:
+            typer.echo(f"{done.found} points were there from an earlier run", err=True)
+        say_written(paths)
+    if done.interrupted:
+        typer.echo(
+            f"Interrupted after {done.replayed} of {trials} points; the same command goes on from there.", err=True
+        )
+        raise typer.Exit(INTERRUPTED)
+    if not done.met:
+        raise typer.Exit(UNMET)

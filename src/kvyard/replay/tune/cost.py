@@ -1,0 +1,82 @@
+"""What a fleet costs per hour: its cards, and the memory and storage behind them. A price list is a value; yours differs."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.settings import OF_A_WORKER, SETTINGS
+from kvyard.settings import Setting, settings_of
+
+GIB = 1 << 30
+SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "dp_size")
+"""A worker has as many cards as these multiply to."""
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Per hour, in one currency. Yours to set: the defaults are there so that a first search has an answer."""
+
+    heading: ClassVar[str] = "Prices per hour, yours to set"
+    card: Annotated[float, Setting("Of a card.", flag=True)] = 2.35
+    """An H100, rented: SemiAnalysis' rental index of March 2026, in US dollars. Clouds asked for 1.5 to 7 then."""
+    host: Annotated[float, Setting("Of a GiB of host memory.", flag=True)] = 0.004
+    """About what clouds ask for memory beyond a machine's own. A round number."""
+    storage: Annotated[float, Setting("Of a GiB of storage.", flag=True)] = 0.0001
+    """0.08 dollars a month."""
+    remote: Annotated[float, Setting("Of a GiB of remote storage.", flag=True)] = 0.00003
+    """0.023 dollars a month."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            price = getattr(self, name)
+            if not 0 <= price < float("inf"):
+                raise KvyardError(f"{PRICE}{name} is {price}: a price is a number of at least 0")
+
+
+PRICE = "price_"
+"""What names of prices begin with, as settings."""
+TUNE_SETTINGS = SETTINGS.joined(settings_of(Prices, PRICE), {"prices": settings_of(Prices, PRICE)})
+"""Everything that a search can be told in a file or by flags."""
+
+
+def parted(settings: Mapping[str, object]) -> tuple[dict[str, object], Prices]:
+    """Settings of a replay, and prices, from both in one. Raises ``KvyardError``."""
+    known = settings_of(Prices, PRICE)
+    given = known.parse({name: value for name, value in settings.items() if name in known})
+    prices = Prices(**{known[name].field: value for name, value in given.items()})
+    return {name: value for name, value in settings.items() if name not in known}, prices
+
+
+def cost(settings: Mapping[str, object], config: ReplayConfig, prices: Prices) -> float:
+    """What the fleet of ``config``, made from flat ``settings``, costs per hour."""
+    total = 0.0
+    shared: dict[str, float] = {}
+    for kind, cards in zip(config.workers, _cards(settings), strict=True):
+        total += kind.count * cards * prices.card
+        below = kind.engine.tiers
+        for tier, room in below.levels if below is not None else ():
+            held = room.bytes if room.bytes is not None else (room.num_blocks or 0) * (kind.engine.bytes_per_block or 0)
+            price = held / GIB * getattr(prices, tier.label)
+            if room.scope == "shared":
+                shared[tier.label] = max(shared.get(tier.label, 0.0), price)
+            else:
+                total += kind.count * kind.dp_size * price
+    return total + sum(shared.values())
+
+
+def _cards(settings: Mapping[str, object]) -> list[int]:
+    """Per kind of workers, the cards of each."""
+    given = SETTINGS.parse(settings)
+    kinds = given.get("workers")
+    own: list[Mapping[str, Any]] = (
+        [OF_A_WORKER.parse(kind) for kind in kinds] if isinstance(kinds, list | tuple) else [{}]
+    )
+    found = []
+    for kind in own:
+        cards = 1
+        for name in SPLITS:
+            cards *= int(kind.get(name, given.get(name, 1)))
+        found.append(cards)
+    return found
