@@ -240,6 +240,16 @@ def number(name: str, value: object) -> float:
     _refuse(name, value, "a number")
 
 
+def figures(name: str, value: object) -> dict[str, float]:
+    """Numbers by name: a table, or text such as ``"alpha=0.5,window_s=60"``."""
+    if isinstance(value, str):
+        pairs = [one.partition("=") for one in value.split(",") if one.strip()]
+        value = {key.strip(): number(name, worth.strip()) for key, _, worth in pairs}
+    if isinstance(value, Mapping):
+        return {str(key): number(f"{name}, {key}", worth) for key, worth in value.items()}
+    raise KvyardError(f"{name} is {value!r}: write NAME=VALUE,NAME=VALUE, or a table")
+
+
 def flag(name: str, value: object) -> bool:
     """True or false, also as ``"on"``, ``"no"`` and the like."""
     if isinstance(value, bool):

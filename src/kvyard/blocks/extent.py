@@ -8,6 +8,7 @@ split touches no table; one that holds the whole notices when it next looks (``T
 Nodes are the logical side, in the tree of what is cached; how they are found, split and joined is ``CacheMap``'s business.
 """
 
+from kvyard.blocks.use import Use
 from kvyard.hashing import Chain, Key, Run
 
 DEFAULT_PRIORITY = 35
@@ -18,6 +19,37 @@ KEPT_THEN_FIRST = 101
 """Above it: the session is about to come back. When its time has passed it falls to ``OVER`` ..."""
 KEPT = 102
 """... or back to the default."""
+
+
+class Standing:
+    """What an eviction order that learns keeps of an extent: the same for all its blocks, and for the parts of a split."""
+
+    __slots__ = ("label", "score", "serial", "size", "ticket", "use", "uses", "worth")
+
+    def __init__(self) -> None:
+        self.uses = 0
+        """Requests that have used it, as far as the order counts."""
+        self.use: Use | None = None
+        """The last use."""
+        self.size = 0
+        """Tokens of the piece that it was computed with."""
+        self.worth = 0.0
+        """A figure of the order's own."""
+        self.score = 0.0
+        """Less is evicted earlier,"""
+        self.serial = 0
+        """and among equals what has the smaller number here."""
+        self.ticket = 0
+        """Names its valid entry where an order keeps void ones too; 0 while it is no candidate."""
+        self.label = ""
+        """The class or queue that it belongs to, where an order has several."""
+
+    def copy(self) -> "Standing":
+        """For the other part of a split."""
+        made = Standing()
+        made.uses, made.use, made.size = self.uses, self.use, self.size
+        made.worth, made.score, made.serial, made.label = self.worth, self.score, self.serial, self.label
+        return made
 
 
 class Extent:
@@ -36,6 +68,7 @@ class Extent:
         "priority",
         "refs",
         "right",
+        "standing",
         "start",
     )
 
@@ -56,6 +89,8 @@ class Extent:
         """Shorter stretches that end inside this (single) block and can be found too; see ``CacheMap.mark``."""
         self.left: Extent | None = None
         self.right: Extent | None = None
+        self.standing: Standing | None = None
+        """What an eviction order that learns knows of it; ``None`` before its first use, and under other orders."""
         # Neighbours in the eviction order while the extent has no reference.
         self.before: Extent | None = None
         self.after: Extent | None = None
@@ -79,6 +114,8 @@ class Extent:
         front = Extent(ids[:count], self.start, self.refs, self.priority)
         front.expires = self.expires
         front.owner = self.owner
+        if self.standing is not None:
+            front.standing = self.standing.copy()
         del ids[:count]
         self.start += count
         left = front.left = self.left

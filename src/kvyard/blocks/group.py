@@ -15,6 +15,7 @@ from kvyard.blocks.request import Request
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table
+from kvyard.blocks.use import Use
 from kvyard.hashing import Chain
 
 
@@ -163,6 +164,15 @@ class Group:
             return ([(0, at)] if at else []), nodes
         return self.map.spans(keys, blocks)
 
+    def cached_extents(self, request: Request) -> list[Extent]:
+        """What a lookup of ``request`` would find here, the last token left out, split where it ends."""
+        keys = self.chain_of(request).keys
+        blocks = min((request.num_tokens - 1) // self.block_size, len(keys))
+        nodes, at = self.map.walk(keys, blocks, through_holes=not self.is_full)
+        if nodes and nodes[-1].stop > at:
+            nodes[-1] = self.map.split(nodes[-1], at)
+        return [node.copies[0] for node in nodes if node.copies]
+
     def required(self, demand: Demand) -> int:
         """How long the table must be to meet ``demand``."""
         return -(-demand.slots // self.block_size)
@@ -233,10 +243,10 @@ class Group:
         if first.start == starts[0] and count < len(first.ids):
             # A window moves on by a block: the first extent gives up its front, and the table is otherwise as it was.
             starts[0] = position
-            self.pool.release((self.pool.split(first, count),))
+            self.give_back(request, [self.pool.split(first, count)])
             return
         self.pool.cut(table, 0, position)
-        self.pool.release(table.drop_before(position))
+        self.give_back(request, table.drop_before(position))
 
     def register(self, request: Request, table: Table, tokens: int) -> None:
         """Offer the full blocks of the first ``tokens`` tokens to the map, as far as they can ever serve a hit."""
@@ -269,7 +279,19 @@ class Group:
 
     def release(self, request: Request, table: Table) -> None:
         """Give all blocks back, last position first."""
-        self.pool.release(self.let_chain_go(request, table))
+        self.give_back(request, self.let_chain_go(request, table))
+
+    def give_back(self, request: Request, extents: list[Extent]) -> None:
+        """``request`` lets go of ``extents``, in order of position, and an eviction order that learns is told of its use."""
+        self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
+
+    def tell_use(self, request: Request, extents: list[Extent]) -> list[Extent]:
+        """Tell the eviction order that ``request`` used ``extents``; returns them as they are then."""
+        learner = self.pool.learner
+        if learner is None:
+            return extents
+        use = Use(request.id, request.num_tokens, request.facts)
+        return learner.used(extents, use, self.block_size, self.spec.is_state)
 
     def let_chain_go(self, request: Request, table: Table) -> list[Extent]:
         """Keep no more of the request's chain than what is cached of it, now that the request ends. Returns its extents.

@@ -9,7 +9,7 @@ it released on the way. Its tokens, left to right::
     | computed before | local hit | external (to be loaded) | new | look-ahead |
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from kvyard.blocks.coordinator import Coordinator, Hit
@@ -47,6 +47,7 @@ class BlockManager:
         num_prefill_lookahead: int = 0,
         eviction: str = "lru",
         hints: bool = False,
+        eviction_options: Mapping[str, float] | None = None,
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
         now: Callable[[], int] | None = None,
@@ -69,7 +70,15 @@ class BlockManager:
         if use_eagle or any(spec.eagle for spec in groups):
             check_drafts(groups, self.geometry, caching, num_prefill_lookahead)
         order = eviction_with_hints(eviction) if hints else eviction
-        pool = Pool(num_blocks, len(groups), eviction=order, sink=sink, tier=tier, now=now or (lambda: 0))
+        pool = Pool(
+            num_blocks,
+            len(groups),
+            eviction=order,
+            eviction_options=eviction_options,
+            sink=sink,
+            tier=tier,
+            now=now or (lambda: 0),
+        )
         unit = self.geometry.hash_block_size
         made = [
             group_class(spec, caching, unit)(
@@ -100,6 +109,11 @@ class BlockManager:
         """Whether the eviction order of any tier makes something of a request's ``retention``; lower tiers set it too."""
         self.hints = hints
         """Whether the hints of requests change the order of eviction."""
+        learner = pool.learner
+        self.reads_time = pool.order.reads_priorities or (learner is not None and learner.reads_time)
+        """Whether the eviction order goes by the clock."""
+        self.reads_queue = learner is not None and learner.reads_queue
+        """Whether it wants to be told who waits (``tell_queue``)."""
         self._has_clock = now is not None
         self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made)
         self._no_hits = [NO_HIT] * len(made)
@@ -381,7 +395,7 @@ class BlockManager:
             self._claim(request, request.hints)
         tables = request.tables
         for group, table in zip(self.groups, tables):
-            group.let_chain_go(request, table)
+            group.tell_use(request, group.let_chain_go(request, table))
         self.pool.holds.update(tables)
         request.tables = []
         request.running = False
@@ -397,6 +411,20 @@ class BlockManager:
         """Give all blocks back and have the request start over; its next allocation may adopt hits again."""
         self._give_back(request, NO_HINTS)  # it isn't over
         request.num_computed_tokens = request.num_in_flight_tokens = 0
+
+    def tell_queue(self, waiting: Iterable[Request]) -> None:
+        """Tell an eviction order that wants to know what ``waiting`` requests, the next one first, would find cached."""
+        learner = self.pool.learner
+        if learner is None:
+            return
+        requests = [request if request.reads_cache and not request.tables else None for request in waiting]
+        found: list[list[Extent]] = []
+        for _ in range(2):  # what one of them splits, another may have found before
+            found = [
+                [] if request is None else [e for group in self.groups for e in group.cached_extents(request)]
+                for request in requests
+            ]
+        learner.protect(found)
 
     def evict(self, block_ids: Iterable[int]) -> None:
         """Forget what these physical blocks cache; who holds them keeps them.

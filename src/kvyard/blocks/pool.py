@@ -6,10 +6,11 @@ null block, a placeholder in tables, and never handed out. The pool does not kno
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.eviction import make_order
+from kvyard.blocks.eviction.learning import LearningOrder
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
@@ -26,17 +27,20 @@ class Pool:
         num_groups: int = 1,
         *,
         eviction: str = "lru",
+        eviction_options: Mapping[str, float] | None = None,
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
         now: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Raises ``ConfigError`` for a pool without blocks or an unknown eviction order."""
+        """Raises ``ConfigError`` for a pool without blocks, an unknown eviction order or an option it doesn't have."""
         if num_blocks < 1:
             raise ConfigError(f"a pool needs at least the null block, got num_blocks={num_blocks}")
         self.num_blocks = num_blocks
         self.sink = sink
         self.tier = tier
-        self.order = make_order(eviction, now)
+        self.order = make_order(eviction, now, eviction_options)
+        self.learner = self.order if isinstance(self.order, LearningOrder) else None
+        """The order once more, if it is one that wants to be told of uses."""
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
         """How many blocks can be taken: unnamed ones and cached ones without a reference."""
@@ -48,6 +52,8 @@ class Pool:
         """Cached blocks handed out so far for want of unnamed ones."""
         # Unnamed free blocks, next to be handed out last.
         self._loose = list(range(num_blocks - 1, 0, -1))
+        if self.learner is not None:
+            self.learner.attach(num_blocks - 1, self.split)
 
     @property
     def version(self) -> int:
@@ -81,13 +87,19 @@ class Pool:
         return taken
 
     def _evict(self, count: int, taken: list[int]) -> None:
-        order = self.order
+        order, learner = self.order, self.learner
         while count:
             extent = order.head()
             ids = extent.ids
             node = extent.node
             size = len(ids)
-            if size > count:
+            if learner is not None:
+                if size > count:
+                    self.split(extent, size - count)  # the part to go is an extent of its own
+                    ids = extent.ids
+                    size = count
+                learner.evicted(extent)
+            elif size > count:
                 keep = size - count
                 if node is None or self.maps[node.group].truncate(extent, count):
                     taken += ids[: keep - 1 : -1]

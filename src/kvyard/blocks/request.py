@@ -9,6 +9,7 @@ from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.hints import NO_HINTS, Hints, Retention
 from kvyard.blocks.rule import NEVER
 from kvyard.blocks.table import Table
+from kvyard.blocks.use import NO_FACTS, RequestFacts
 from kvyard.errors import KvyardError
 from kvyard.hashing import Chain, TokenChain, TraceChain
 
@@ -27,6 +28,7 @@ class Request:
         *,
         reads_cache: bool = True,
         hints: Hints = NO_HINTS,
+        facts: RequestFacts = NO_FACTS,
     ) -> None:
         """``chain`` holds the prompt. ``reads_cache`` is false for requests that need every prompt token computed."""
         self.id = request_id
@@ -41,6 +43,8 @@ class Request:
         self.reads_cache = reads_cache
         self.hints = hints
         self.retention = hints.retention
+        self.facts = facts
+        """What eviction orders that learn may make use of."""
         # Below: the manager's own.
         self.tables: list[Table] = []
         self.views: dict[int, Chain] = {}

@@ -35,15 +35,21 @@ def make_core(
     timeline: Timeline | None = None,
     ranks: int = 1,
     source: Callable[[BlockManager], LoadSource] | None = None,
+    foresight: bool = False,
 ) -> EngineCore:
     """An engine rank of ``config``.
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
     ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
-    time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers. Raises
-    ``ConfigError`` for a config that can't be honoured.
+    time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers. With
+    ``foresight`` jobs know what comes after them (``RequestFacts.next_uses``). Raises ``ConfigError`` for a config that can't
+    be honoured.
     """
     config.check()
+    if not foresight and (oracle := config.needs_future) is not None:
+        raise ConfigError(
+            f"eviction order {oracle} needs to know the future, which only the replay of a trace does: choose another"
+        )
     specs = config.specs
     ahead = config.decides_ahead
     if ahead and ranks > 1:
@@ -76,7 +82,7 @@ def make_core(
         timing,
         batcher=batcher,
         offload=offload,
-        clock=clock if manager.keeps_by_priority else None,
+        clock=clock if manager.keeps_by_priority or manager.reads_time else None,
         plans=plans,
         depth=2 if ahead else 1,
         name=name,
@@ -95,6 +101,7 @@ def make_manager(config: EngineConfig, now: Callable[[], int], sink: Sink | None
         retention_interval=config.retention_interval,
         use_eagle=config.speculative is not None and config.speculative.eagle,
         eviction=config.eviction,
+        eviction_options=config.eviction_options,
         hints=config.heed_hints,
         sink=sink,
         now=now,

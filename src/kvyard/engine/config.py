@@ -9,14 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from kvyard.blocks import GroupSpec
-from kvyard.blocks.eviction import ORDERS
+from kvyard.blocks.eviction import ORDERS, check_order
+from kvyard.blocks.eviction.learning import learning_order
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
 from kvyard.engine.role import Role
 from kvyard.engine.timing import PolynomialTiming, TimingConfig, read_timing
 from kvyard.registry import Registry
-from kvyard.settings import Setting, size
+from kvyard.settings import Setting, figures, size
 from kvyard.tiers.config import OffloadConfig
 
 REAL_TIMINGS = ("profile", "roofline", "tables")
@@ -75,7 +76,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Admit a request only when its whole known sequence fits, not just the first chunk of it."""
     watermark: Annotated[float, Setting("Share of blocks kept free.")] = 0.0
     retention_interval: int | None = None
-    eviction: Annotated[str, Setting("The order of eviction on the device: {choices}.", choices=ORDERS.names)] = "lru"
+    eviction: Annotated[
+        str, Setting("The order of eviction on the device: {choices}.", flag=True, choices=ORDERS.names)
+    ] = "lru"
+    eviction_options: Annotated[
+        dict[str, float],
+        Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures),
+    ] = msgspec.field(default_factory=dict)
+    """``docs/retention.md`` names each order's."""
     heed_hints: Annotated[
         bool, Setting("Whether what requests say about their sessions changes who is evicted.", flag=True)
     ] = False
@@ -118,8 +126,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return (self.sglang or SglangSettings()).chunked_prefill_size
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
 
+    @property
+    def eviction_orders(self) -> list[str]:
+        """Those of the device and of every lower tier."""
+        return [self.eviction, *(tier.eviction for tier in (self.tiers.tiers if self.tiers is not None else ()))]
+
+    @property
+    def needs_future(self) -> str | None:
+        """The eviction order of any tier that needs to know what comes next, if there is one."""
+        for name in self.eviction_orders:
+            order = learning_order(name)
+            if order is not None and order.needs_future:
+                return name
+        return None
+
+    @property
+    def reads_facts(self) -> bool:
+        """Whether the eviction order of any tier may make something of ``RequestFacts``."""
+        return any(learning_order(name) is not None for name in self.eviction_orders)
+
     def check(self) -> None:
         """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
+        check_order(self.eviction, self.eviction_options)
         if self.role != "both":
             raise ConfigError(f"role {self.role} is not supported yet: every worker computes prompts and answers")
         for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):

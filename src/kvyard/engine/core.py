@@ -119,8 +119,8 @@ class EngineCore:
         scheduler = self.scheduler
         was_waiting = len(scheduler.waiting) > 0
         scheduler.add(job, now)
-        if not (was_waiting and scheduler.waiting.strict):
-            # Behind a job that couldn't be let in it changes nothing.
+        if not (was_waiting and scheduler.waiting.strict) or scheduler.reads_queue:
+            # Otherwise, behind a job that couldn't be let in, it changes nothing.
             self.cut(now)
 
     def cancel(self, job: Job, now: int) -> None:
@@ -142,6 +142,7 @@ class EngineCore:
             job.state is JobState.LOADING
             or job is next(iter(self.scheduler.waiting))
             or not self.scheduler.waiting.strict
+            or self.scheduler.reads_queue
         ):
             self.cut(now)  # it may have been in the way of others
         self._tell_time(now)

@@ -38,6 +38,7 @@ class DecodeBlocks:
             and manager.caching
             and not groups[0].restless
             and not manager.keeps_by_priority  # a priority may expire between two passes
+            and not (manager.reads_time or manager.reads_queue)
         )
 
     @property

@@ -34,6 +34,7 @@ class Horizon:
         self._waiting = waiting
         self._running = running
         self._stepwise = any(group.restless for group in manager.groups)
+        self._reads_queue = manager.reads_queue
         self._unit = min(group.block_size for group in manager.groups)
         self._never_forgets = all(not group.rule.forgets for group in manager.groups)
 
@@ -43,7 +44,7 @@ class Horizon:
         For a pass that has just been formed, has neither chunks nor drafts and preempted no job; ``took_blocks`` says whether
         decoding jobs asked for blocks in it.
         """
-        if most == 1 or self._stepwise:
+        if most == 1 or self._stepwise or (self._reads_queue and self._waiting):
             return 1
         batch, loads, pool = self._batch, self._loads, self._manager.pool
         cleans = loads is not None and loads.cleans

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from kvyard.blocks import NO_HINTS, Hints, Request
+from kvyard.blocks.use import NO_FACTS, RequestFacts
 from kvyard.hashing import TokenChain, TraceChain
 
 
@@ -68,6 +69,7 @@ class Job(Request):
         priority: int = 0,
         reads_cache: bool = True,
         hints: Hints = NO_HINTS,
+        facts: RequestFacts = NO_FACTS,
         sample: Callable[[int, int], Sequence[int]] | None = None,
     ) -> None:
         """``sample`` gives the ids of the output tokens from one index to another; a chain of real tokens needs it.
@@ -78,7 +80,7 @@ class Job(Request):
             raise ValueError(f"request {request_id} asks for {max_tokens} tokens; it must ask for at least one")
         if chain.num_tokens < 1:
             raise ValueError(f"request {request_id} has an empty prompt")
-        super().__init__(request_id, chain, reads_cache=reads_cache, hints=hints)
+        super().__init__(request_id, chain, reads_cache=reads_cache, hints=hints, facts=facts)
         self.max_tokens = max_tokens
         self.arrival = arrival
         self.priority = priority

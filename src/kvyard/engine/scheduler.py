@@ -30,6 +30,8 @@ class Scheduler:
         self.batch = jobs.batch
         self.blocks = jobs.blocks
         self._limits = limits
+        self.reads_queue = jobs.manager.reads_queue
+        """Whether the eviction order goes by who waits."""
 
     def add(self, job: Job, now: int) -> None:
         """``job`` has arrived. Its output is cut to what there is room for; one that can never be served is turned away."""
@@ -48,6 +50,8 @@ class Scheduler:
         """
         jobs, policy = self.jobs, self.policy
         jobs.land(now)
+        if self.reads_queue:
+            jobs.manager.tell_queue(jobs.waiting)
         before = jobs.preemptions
         made = policy.form(now, longest)
         while made is None and not jobs.flights and (jobs.preemptions != before or jobs.untangle(now)):

@@ -21,6 +21,7 @@ from kvyard.index.runs import RunFeed, RunIndexer
 from kvyard.replay.agenda import ARRIVAL, LANDING, PASS_END, PASS_START, REROUTING, SAMPLE, WORKER_LIFE, Agenda
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
+from kvyard.replay.facts import TraceFacts
 from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.heeding import hints_of
 from kvyard.replay.record import Record
@@ -64,6 +65,7 @@ class Fleet:
         """How fast they are, where the router asks."""
         self._life: list[tuple[Worker, str]] = []
         """What is planned for workers, as the agenda numbers it."""
+        self._facts = TraceFacts() if any(kind.engine.reads_facts for kind in config.workers) else None
         self._shared = SharedTiers(config, self.indexer)
         for kind in config.workers:
             # One for all of a kind, since it remembers what it worked out.
@@ -88,6 +90,9 @@ class Fleet:
         A KeyboardInterrupt ends the run where it is: records are whole up to there and ``interrupted`` is set.
         """
         config = self.config
+        if self._facts is not None and any(kind.engine.needs_future is not None for kind in config.workers):
+            requests = list(requests)
+            self._facts.foresee(requests, self._block_size)
         self._arrivals = TraceArrivals(
             requests, speedup=config.speedup, concurrency=config.concurrency, jitter=config.jitter
         )
@@ -214,6 +219,8 @@ class Fleet:
             self._homeless.append(row)
             return
         job = self._job(row, record, self._block_size)
+        if self._facts is not None:
+            job.facts = self._facts.of(row)
         decision = self.router.route(
             RouteRequest(
                 id=row.id,
@@ -229,7 +236,9 @@ class Fleet:
         record.overlap = decision.overlap
         record.best_overlap = decision.best
         if worker.block_size != self._block_size:
+            facts = job.facts
             job = self._job(row, record, worker.block_size)
+            job.facts = facts
         worker.engine.advance(now)
         worker.submit(job, now, rank)
         self._touch(worker.number, now)
@@ -306,6 +315,7 @@ class Fleet:
                 bulk=self.config.event_lag == 0,
                 timeline=self._shared.timeline(kind.engine),
                 ranks=kind.dp_size,
+                foresight=True,
             )
             worker.add(core, recorder)
         self.workers.append(worker)

@@ -32,7 +32,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
 from kvyard.replay.config import LEFT_OUT, ReplayConfig, WorkerConfig
 from kvyard.router import RouterConfig
-from kvyard.settings import Setting, Settings, bandwidth, chosen, count, duration, settings_of, size
+from kvyard.settings import Setting, Settings, bandwidth, chosen, count, duration, figures, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
 
@@ -112,6 +112,9 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["private", "shared"], Setting("{choices}: whether all workers have one {tier}.", flag=True)
     ] = "private"
     eviction: Annotated[str, Setting("The order of eviction in {tier}: {choices}.", choices=ORDERS.names)] = "lru"
+    eviction_options: Annotated[
+        dict[str, float], Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures)
+    ] = msgspec.field(default_factory=dict)
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,7 +358,11 @@ def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
 def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, int]) -> TierConfig:
     scope = given.get(f"{tier.label}_scope", "private")
     return TierConfig(
-        **room, link=_link(given, tier, scope), scope=scope, eviction=given.get(f"{tier.label}_eviction", "lru")
+        **room,
+        link=_link(given, tier, scope),
+        scope=scope,
+        eviction=given.get(f"{tier.label}_eviction", "lru"),
+        eviction_options=given.get(f"{tier.label}_eviction_options", {}),
     )
 
 

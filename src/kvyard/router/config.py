@@ -1,12 +1,12 @@
 """What a router can be told. Checked once; each refusal is one sentence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.settings import Setting, number
+from kvyard.settings import Setting, figures
 
 LOADS = ("requests", "tokens", "blocks")
 _AT_LEAST_0 = (
@@ -14,15 +14,6 @@ _AT_LEAST_0 = (
     *("request_weight", "temperature", "predicted_ttl_s", "reserve_output", "guard"),
 )
 _OPTIONAL = ("guard", "approx_ttl_s")
-
-
-def _options(name: str, value: object) -> dict[str, float]:
-    if isinstance(value, str):
-        pairs = [one.partition("=") for one in value.split(",") if one.strip()]
-        value = {key.strip(): number(name, worth.strip()) for key, _, worth in pairs}
-    if isinstance(value, Mapping):
-        return {str(key): number(f"{name}, {key}", worth) for key, worth in value.items()}
-    raise KvyardError(f"{name} is {value!r}: write NAME=VALUE,NAME=VALUE, or a table")
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +38,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     options: Annotated[
         dict[str, float],
-        Setting("Figures that only the chosen policy has, as NAME=VALUE,... .", name="router_options", parse=_options),
+        Setting("Figures that only the chosen policy has, as NAME=VALUE,... .", name="router_options", parse=figures),
     ] = msgspec.field(default_factory=dict)
     """``docs/routing.md`` names each policy's."""
 

@@ -128,7 +128,7 @@ class Cleaner:
                 break
             depth += len(extent.ids)
             if extent.node is not None:
-                store.touch(extent.node.group, whole_chain(extent.node).keys, extent.stop)
+                store.touch(extent.node.group, whole_chain(extent.node), extent.stop)
 
     def _survey(self, count: int, cut: int = 0, hit: Hit | None = None) -> list[_Dirty]:
         """What is not clean among the first ``count`` blocks of the line, nothing reaching across the first ``cut``.

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from kvyard.blocks.eviction import ORDERS
+from kvyard.blocks.eviction import ORDERS, check_order
+from kvyard.blocks.eviction.learning import learning_order
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import LOWER_TIERS, Tier
 from kvyard.settings import Setting
@@ -28,6 +29,8 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scope: str = "private"
     """``private`` to one worker, or ``shared`` by all that join a ``Timeline``."""
     eviction: str = "lru"
+    eviction_options: dict[str, float] = {}
+    """Figures that only this order has."""
 
     def __post_init__(self) -> None:
         if (self.num_blocks is None) == (self.bytes is None):
@@ -38,6 +41,13 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         _one_of("scope", self.scope, ("private", "shared"))
         if self.eviction not in ORDERS:
             _one_of("eviction", self.eviction, tuple(ORDERS.names()))
+        check_order(self.eviction, self.eviction_options)
+        order = learning_order(self.eviction)
+        if order is not None and order.reads_queue:
+            raise ConfigError(
+                f"eviction {self.eviction} protects what the queue of one engine waits for, so it is for the device: "
+                "choose another order for a lower tier"
+            )
 
     def capacity(self, block_bytes: int) -> int:
         """How many blocks of ``block_bytes`` fit. Raises ``ConfigError`` if none does."""

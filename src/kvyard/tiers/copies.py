@@ -14,6 +14,7 @@ from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import Table
+from kvyard.blocks.use import Use
 from kvyard.events.types import Sink, Tier
 from kvyard.tiers.config import TierConfig
 from kvyard.tiers.layout import PageLayout
@@ -58,6 +59,8 @@ class Copy:
         """Whether its source came from the head of the device's free line, and goes back there."""
         self.request: Request | None = None
         """The request that waits for it."""
+        self.use: Use | None = None
+        """What it does for a request, for eviction orders that learn at its other end."""
         self.tokens = 0
         """What a load makes of the request: so many computed tokens."""
         self.first_block: list[int] = []
@@ -161,7 +164,7 @@ class LinkedTier(CopyQueue):
         for piece, held in zip(copy.pieces, copy.far):
             if self.shared:
                 self.origins.update((page, copy.worker) for extent in held for page in extent.ids)
-            self.store.land(piece, held)
+            self.store.land(piece, held, use=copy.use)
 
     def foreign(self, copy: Copy) -> int:
         """How many of the pages that ``copy`` reads were stored by another worker."""
@@ -185,7 +188,15 @@ def make_tier(config: TierConfig, tier: Tier, layout: PageLayout, sink: Sink | N
     if sink is not None and layout.chunk > 1 and events == "self-describing":
         sink = ChunkSink(sink, layout.block_sizes)
     pages = layout.pages(config.capacity(layout.block_bytes))
-    store = TierStore(tier, pages, layout.num_groups, eviction=config.eviction, sink=sink)
+    store = TierStore(
+        tier,
+        pages,
+        layout.num_groups,
+        eviction=config.eviction,
+        eviction_options=config.eviction_options,
+        states=[at for at, group in enumerate(layout.manager.groups) if group.spec.is_state],
+        sink=sink,
+    )
     return LinkedTier(store, make_link(config.link), config.scope == "shared")
 
 

@@ -193,10 +193,10 @@ class Loader:
 
     def _touch(self, request: Request, tokens: int) -> None:
         """The match makes what it matched the most recently used, in every tier that has it."""
-        layout = self.state.layout
+        layout, use = self.state.layout, self.state.use_of(request)
         for tier in self.state.tiers:
             for group, size in enumerate(layout.page_tokens):
-                tier.store.touch(group, layout.chain(request, group).keys, tokens // size)
+                tier.store.touch(group, layout.chain(request, group), tokens // size, use)
 
     # -- fetching: from a lower tier to the next closer one -----------------------------------------------------------
 
@@ -218,7 +218,8 @@ class Loader:
             return False
         # First keep what is there: making room for the rest must not cost it.
         kept = [target.hold(piece) for piece in lookup.held_by(level - 1, needs)]
-        near = target.reserve(pieces)
+        use = state.use_of(lookup.request)
+        near = target.reserve(pieces, use)
         if near is None:
             state.counters.tiers[level - 1].no_room += 1
             for held in reversed(kept):
@@ -231,7 +232,7 @@ class Loader:
         copy = Copy(level, Direction.IN, state.name, state.inbox, pieces, near, far)
         # A shared target has it for all workers from the instant it lands, a private one when its worker next ticks.
         copy.arrive = self.fetched if state.tiers[level - 1].shared else None
-        copy.request = lookup.request
+        copy.request, copy.use = lookup.request, use
         record.fetch = copy
         record.fetched[level] = tokens - lookup.longest(lookup.above(level))
         state.send(now, copy)
@@ -244,7 +245,7 @@ class Loader:
         record = self.state.requests.get(request) if request is not None else None
         wanted = record is not None and record.fetch is copy
         for piece, held in zip(copy.pieces, copy.near):
-            store.land(piece, held, keep=wanted)
+            store.land(piece, held, keep=wanted, use=copy.use)
         if record is not None and wanted:
             record.fetch = None
             record.keep += [(store, held) for held in copy.near]

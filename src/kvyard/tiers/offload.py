@@ -81,6 +81,12 @@ class Offload:
         self.counters = self.state.counters
         """What happened so far. Live: read, don't keep."""
         policy = POLICIES[config.policy](config.min_uses or 2, self.state.first.num_pages, layout.num_groups)
+        learner = manager.pool.learner
+        if policy.ahead and learner is not None and not learner.foreseeable:
+            raise ConfigError(
+                f"{config.policy} copies what the device evicts next, which its eviction order can't tell beforehand: "
+                "choose another order or another policy"
+            )
         self._storer = Storer(self.state, policy)
         members = timeline.members if timeline is not None and self.tiers[0].shared else [name]
         self._cleaner = Cleaner(self.state, self._storer, members) if policy.ahead else None
@@ -109,8 +115,7 @@ class Offload:
         They are cached, have ``num_computed_tokens`` set and hold their blocks; in order of completion, to be put at the
         front of the queue so that what was just loaded isn't evicted.
         """
-        for tier in self._private:
-            tier.store.clock.sleep_until(now)
+        self._tell_time(now)
         if self.timeline is not None:
             self.timeline.advance(now)
             self._deliver()
@@ -125,6 +130,11 @@ class Offload:
             self._cleaner.work(now)
         ready, self._ready = self._ready, []
         return ready
+
+    def _tell_time(self, now: int) -> None:
+        """Private tiers hear the time from their worker alone, shared ones also from others."""
+        for tier in self.tiers:
+            tier.store.clock.sleep_until(now)
 
     def earliest_deadline(self) -> int | None:
         """When the next copy lands that this worker may want to know of; ``None`` if none is under way.
@@ -185,6 +195,7 @@ class Offload:
         these terms; the request must then be left alone until ``tick`` returns it, or be forgotten. In all other cases it
         holds nothing on the device.
         """
+        self._tell_time(now)
         outcome = self._loader.onboard(request, hit, now, must_fit, has_running)
         if outcome.step is LoadStep.STARTED or outcome.step is LoadStep.WAITING:
             return outcome._replace(deadline=self.earliest_deadline())
@@ -192,6 +203,7 @@ class Offload:
 
     def offload(self, request: Request, now: int) -> None:
         """A pass ended in which ``request`` computed tokens: store what the policy wants of it."""
+        self._tell_time(now)
         self._storer.offer(request, now)
 
     def quiet_until(self, request: Request) -> int:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvyard.blocks import Request
 from kvyard.blocks.table import Table
+from kvyard.blocks.use import Use
 from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.copies import Copy, LinkedTier
 from kvyard.tiers.counters import CopyTotals, OffloadCounters, TierCounters
@@ -82,6 +83,11 @@ class OffloadState:
         self.inbox: deque[Copy] = deque()
         """Copies that have landed and wait for this worker to do its side of it."""
         self.requests: dict[Request, RequestState] = {}
+        self._learns = any(tier.store.pool.learner is not None for tier in tiers)
+
+    def use_of(self, request: Request) -> Use | None:
+        """What a tier whose eviction order learns is told of ``request``; ``None`` where none does."""
+        return Use(request.id, request.num_tokens, request.facts) if self._learns else None
 
     def of(self, request: Request) -> RequestState:
         """The record of ``request``, made if need be."""

@@ -9,7 +9,7 @@ All work is per run. A store knows no links, no requests, and only the time it i
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvyard.blocks.extent import KEPT_THEN_FIRST, OVER, Extent
@@ -20,6 +20,7 @@ from kvyard.blocks.pool import Pool
 from kvyard.blocks.spans import Spans, clip, overlaps, without
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
+from kvyard.blocks.use import Use
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
@@ -88,16 +89,35 @@ class TierStore:
     """``num_pages`` pages for ``num_groups`` groups."""
 
     def __init__(
-        self, tier: Tier, num_pages: int, num_groups: int, *, eviction: str = "lru", sink: Sink | None = None
+        self,
+        tier: Tier,
+        num_pages: int,
+        num_groups: int,
+        *,
+        eviction: str = "lru",
+        eviction_options: Mapping[str, float] | None = None,
+        states: Sequence[int] = (),
+        sink: Sink | None = None,
     ) -> None:
-        """``sink`` is told what becomes resident and what leaves. Raises ``ConfigError`` for a store without a page."""
+        """``sink`` is told what becomes resident and what leaves; ``states`` are the groups whose pages each stand for all that
+        comes before them. Raises ``ConfigError`` for a store without a page.
+        """
         if num_pages < 1:
             raise ConfigError(f"a {tier.name} store needs room for at least one page, got {num_pages}")
         self.tier = tier
         self.num_pages = num_pages
         self.clock = VirtualClock()
         """Told the time as it passes, for eviction orders that go by it."""
-        self.pool = Pool(num_pages + 1, num_groups, eviction=eviction, sink=sink, tier=tier, now=self.clock.now)
+        self.pool = Pool(
+            num_pages + 1,
+            num_groups,
+            eviction=eviction,
+            eviction_options=eviction_options,
+            sink=sink,
+            tier=tier,
+            now=self.clock.now,
+        )
+        self._states = states
         self._by_recency = eviction == "lru"
         self.pending = [PendingPages() for _ in range(num_groups)]
         """What is on its way in and can't be found yet."""
@@ -131,19 +151,32 @@ class TierStore:
 
     # -- using --------------------------------------------------------------------------------------------------------
 
-    def touch(self, group: int, keys: Keys, limit: int) -> int:
+    def touch(self, group: int, chain: Chain, limit: int, use: Use | None = None) -> int:
         """A request matched these pages: what is here of the first ``limit`` becomes the most recently used, its head last.
 
-        Returns how many of them are free to be evicted.
+        An eviction order that learns is told of its ``use``, if that is given. Returns how many of the pages are free to be
+        evicted.
         """
         order = self.pool.order
         free = 0
-        for extent in reversed(self._first_copies(group, keys, limit)):
+        found = self._first_copies(group, chain.keys, limit)
+        if use is not None and self.pool.learner is not None:
+            free = sum([len(extent.ids) for extent in found if not extent.refs])
+            held = self.pool.hold(found)  # while it is told it may split them
+            self._tell_use(group, chain, held, use)
+            self.pool.let_go(held)
+            return free
+        for extent in reversed(found):
             if not extent.refs:
                 order.remove(extent)
                 order.push(extent)
                 free += len(extent.ids)
         return free
+
+    def _tell_use(self, group: int, chain: Chain, held: Table, use: Use) -> None:
+        learner = self.pool.learner
+        if learner is not None:
+            learner.used(held.settle(), use, chain.block_size, group in self._states)
 
     def _first_copies(self, group: int, keys: Keys, limit: int) -> list[Extent]:
         """What is here of a chain's first ``limit`` pages, a copy of each, in order of position."""
@@ -169,9 +202,9 @@ class TierStore:
                 raise LookupError(f"{self.tier.name} has a hole at page {node.start} of this chain")
         return self.pool.hold([node.copies[0] for node in nodes])
 
-    def reserve(self, pieces: Sequence[PageRange]) -> list[Table] | None:
+    def reserve(self, pieces: Sequence[PageRange], use: Use | None = None) -> list[Table] | None:
         """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they
-        can't be had now.
+        can't be had now. ``use``: for which request.
 
         Neither what transfers hold nor what is here of the same chains is evicted for it.
         """
@@ -183,7 +216,7 @@ class TierStore:
             if chains and piece.chain is chains[-1].chain and piece.group == chains[-1].group:
                 continue  # part of what the later piece has touched
             chains.append(piece)
-            spare -= self.touch(piece.group, piece.chain.keys, piece.stop)
+            spare -= self.touch(piece.group, piece.chain, piece.stop, use)
         if count > spare:
             return None
         # At the end of a line by recency what was touched is safe, since enough else is left to evict. Other orders differ.
@@ -226,11 +259,16 @@ class TierStore:
         """
         claim(self.pool.order, self._first_copies(group, keys, limit), session, hints)
 
-    def land(self, piece: PageRange, held: Table, keep: bool = False) -> None:
-        """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``."""
+    def land(self, piece: PageRange, held: Table, keep: bool = False, use: Use | None = None) -> None:
+        """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``. ``use``: for
+        which request, where that is known.
+        """
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
         enter_pages(self.pool, piece, held)
+        if self.pool.learner is not None:
+            size = piece.chain.block_size
+            self._tell_use(piece.group, piece.chain, held, use or Use("", piece.stop * size))
         self.arrivals += 1
         if not keep:
             self.pool.let_go(held)

@@ -10,6 +10,7 @@ from kvyard.blocks.extent import Extent
 from kvyard.blocks.rule import ENDLESS
 from kvyard.blocks.spans import intersect
 from kvyard.blocks.table import Table
+from kvyard.blocks.use import Use
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.links import Direction
 from kvyard.tiers.policy import WriteThrough
@@ -81,27 +82,27 @@ class Storer:
                 missing = intersect(missing, layout.pages_of(extents))
             pieces += [PageRange(group, chain, low, high) for low, high in missing]
         record.due = due
-        if pieces and not self._store(sources, pieces, now):
+        if pieces and not self._store(sources, pieces, self.state.use_of(request), now):
             # It is offered again, all of it, when something has landed.
             self.waiting[request] = None
             return
         record.stored = done
 
-    def _store(self, sources: dict[int, list[Extent]], pieces: list[PageRange], now: int) -> bool:
+    def _store(self, sources: dict[int, list[Extent]], pieces: list[PageRange], use: Use | None, now: int) -> bool:
         """Send a cohort; returns whether it needs no second try."""
         state = self.state
         if total_pages(pieces) > state.first.num_pages:
             state.counters.refused += 1
             return True
         batches = self.batches(pieces)
-        far = state.first.reserve([piece for batch in batches for piece in batch])
+        far = state.first.reserve([piece for batch in batches for piece in batch], use)
         if far is None:
             state.counters.tiers[0].no_room += 1
             self._tried = state.landings
             return False
         hold = state.layout.hold_blocks
         near = [[hold(sources[piece.group], piece) for piece in batch] for batch in batches]
-        self.send(0, batches, near, far, now)
+        self.send(0, batches, near, far, now, use=use)
         return True
 
     def batches(self, pieces: list[PageRange]) -> list[list[PageRange]]:
@@ -130,6 +131,7 @@ class Storer:
         far: list[Table],
         now: int,
         returns: bool = False,
+        use: Use | None = None,
     ) -> None:
         """Make the copies of a cohort into tier ``level`` and submit the first; the others follow one by one."""
         state = self.state
@@ -142,6 +144,7 @@ class Storer:
         for batch, sources in zip(batches, near):
             copy = Copy(level, Direction.OUT, state.name, state.inbox, batch, sources, far[at : at + len(batch)])
             copy.returns = returns
+            copy.use = use
             copy.arrive = self.arrived
             at += len(batch)
             copies.append(copy)
@@ -190,13 +193,13 @@ class Storer:
         if total_pages(pieces) > store.num_pages:
             state.counters.refused += 1
             return
-        far = store.reserve(pieces)
+        far = store.reserve(pieces, copy.use)
         if far is None:
             state.counters.tiers[level].no_room += 1
             return
         pool = state.tiers[copy.level].store.pool
         near = [pool.hold(pool.cut(list(held), piece.start, piece.stop)) for piece, held in zip(pieces, sources)]
-        self.send(level, [pieces], [near], far, copy.ended)
+        self.send(level, [pieces], [near], far, copy.ended, use=copy.use)
 
     def forget(self, request: Request) -> None:
         """The request has gone; what was submitted still lands."""

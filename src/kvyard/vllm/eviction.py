@@ -16,9 +16,8 @@ check_version()  # before the first import from vLLM: another version may not ha
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
-from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.request import wish_at
-from kvyard.vllm.ranking import ChunkRanking, RetentionError, read_wishes
+from kvyard.vllm.ranking import ChunkRanking, RetentionError, read_wishes, usable
 
 logger = init_logger("vllm.kvyard")
 PREFIX = "kvyard-"
@@ -104,7 +103,7 @@ class OrderPolicy(CachePolicy):
 def __getattr__(name: str) -> type[OrderPolicy]:
     """The policy called ``name``. Raises ``AttributeError``, saying what there is, for an order that isn't there."""
     order = name.removeprefix(PREFIX)
-    if name.startswith(PREFIX) and order in ORDERS.names():
+    if name.startswith(PREFIX) and order in usable():
         return type(f"OrderPolicy[{order}]", (OrderPolicy,), {"order": order})
-    known = ", ".join(PREFIX + known for known in sorted(ORDERS.names()))
+    known = ", ".join(PREFIX + known for known in usable())
     raise AttributeError(f"{__name__} has no eviction policy {name!r}; there are {known}")

@@ -10,12 +10,19 @@ from typing import Generic, TypeVar
 import msgspec
 
 from kvyard.blocks import Retention
-from kvyard.blocks.eviction import make_order
+from kvyard.blocks.eviction import ORDERS, make_order
+from kvyard.blocks.eviction.learning import LearningOrder, learning_order
 from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
+from kvyard.blocks.spec import ConfigError
 from kvyard.clock import WallClock
 from kvyard.errors import KvyardError
 
 ChunkT = TypeVar("ChunkT")
+
+
+def usable() -> list[str]:
+    """The eviction orders that need to be told no more than a chunk and its age."""
+    return sorted(name for name in ORDERS.names() if learning_order(name) is None)
 
 
 class RetentionError(KvyardError, ValueError):
@@ -38,7 +45,7 @@ class ChunkRanking(Generic[ChunkT]):
 
     def __init__(self, order: str, now: Callable[[], int] | None = None) -> None:
         """``order``: a name of ``kvyard.blocks.eviction.ORDERS``; ``now`` is this process's time unless given. Raises
-        ``ConfigError`` for an unknown order.
+        ``ConfigError`` for an unknown order, and for one that learns from uses.
         """
         now = now or WallClock().now
         self._name = order
@@ -47,6 +54,10 @@ class ChunkRanking(Generic[ChunkT]):
         self._keys: dict[int, bytes] = {}
         """By the number that an extent has instead of block ids."""
         self._order = make_order(order, now)
+        if isinstance(self._order, LearningOrder):
+            raise ConfigError(
+                f"eviction order {order} goes by who used a block, which is not told here: choose one of {', '.join(usable())}"
+            )
         self._number = 0
 
     @property

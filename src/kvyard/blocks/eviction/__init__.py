@@ -1,12 +1,14 @@
 """Eviction orders: in which order cached extents without a reference are evicted. Each is one file and one entry of ``ORDERS``.
 
 An order is a sequence of extents, next victim first. Inside an extent the last position goes first, since a chain is
-worth less without its head than without its tail. An order only sees extents, not what they contain.
+worth less without its head than without its tail. An order only sees extents, not what they contain. One that also goes by who
+used them derives from ``LearningOrder``.
 
 An installed package adds its own by an entry point of the group ``kvyard.eviction``, a program by ``ORDERS.register``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from typing import Protocol
 
 from kvyard.blocks.extent import Extent
@@ -39,22 +41,49 @@ class EvictionOrder(Protocol):
         """All candidates, next victim first."""
 
 
-ORDERS: Registry[Callable[[Callable[[], int]], EvictionOrder]] = Registry(
+_HERE = "kvyard.blocks.eviction"
+ORDERS: Registry[Callable[..., EvictionOrder]] = Registry(
     "eviction order",
     "kvyard.eviction",
     {
-        "lru": "kvyard.blocks.eviction.lru:LruOrder",
-        "priority": "kvyard.blocks.eviction.priority:PriorityOrder",
+        "lru": f"{_HERE}.lru:LruOrder",
+        "priority": f"{_HERE}.priority:PriorityOrder",
+        "slru": f"{_HERE}.slru:SlruOrder",
+        "lfu": f"{_HERE}.lfu:LfuOrder",
+        "s3-fifo": f"{_HERE}.s3_fifo:S3FifoOrder",
+        "t-lru": f"{_HERE}.t_lru:TailLruOrder",
+        "workload-aware": f"{_HERE}.workload_aware:WorkloadAwareOrder",
+        "hits-per-token": f"{_HERE}.hits_per_token:HitsPerTokenOrder",
+        "queue-informed": f"{_HERE}.queue_informed:QueueInformedOrder",
+        "marconi": f"{_HERE}.marconi:MarconiOrder",
+        "belady": f"{_HERE}.belady:BeladyOrder",
     },
 )
-"""An entry takes a function that tells the time (nanoseconds) and makes an empty order."""
+"""An entry takes a function that tells the time (nanoseconds) and makes an empty order. One with ``OPTIONS``, a mapping from
+name to default, takes a mapping of all their values too."""
 
 
-def make_order(name: str, now: Callable[[], int]) -> EvictionOrder:
-    """The order called ``name``. Raises ``ConfigError`` for an unknown one."""
+def make_order(name: str, now: Callable[[], int], options: Mapping[str, float] | None = None) -> EvictionOrder:
+    """The order called ``name``. Raises ``ConfigError`` for an unknown one, and for an option that it doesn't have."""
+    check_order(name, options or {})
+    made = ORDERS.get(name)
+    defaults: Mapping[str, float] = getattr(made, "OPTIONS", {})
+    return made(now, {**defaults, **(options or {})}) if defaults else made(now)
+
+
+def check_order(name: str, options: Mapping[str, float]) -> None:
+    """Raise ``ConfigError`` unless there is an order ``name`` that has these ``options``."""
     if name not in ORDERS:
         raise ConfigError(f"unknown eviction order {name!r}; choose one of {', '.join(sorted(ORDERS.names()))}")
-    return ORDERS.get(name)(now)
+    if not options:
+        return
+    has: Mapping[str, float] = getattr(ORDERS.get(name), "OPTIONS", {})
+    for option, value in options.items():
+        if option not in has:
+            rest = f"it has {', '.join(has)}" if has else "it has none"
+            raise ConfigError(f"unknown option {option!r} of the eviction order {name}: {rest}")
+        if not 0 <= value < inf:
+            raise ConfigError(f"{option} of the eviction order {name} must be at least 0, got {value:g}")
 
 
 def eviction_with_hints(name: str) -> str:

@@ -16,6 +16,7 @@ from kvyard.engine.build import make_manager
 from kvyard.engine.job import Job
 from kvyard.engine.policies.chunks import ChunkSizes
 from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
+from kvyard.replay.facts import TraceFacts
 from kvyard.replay.heeding import heeded, hints_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class PlainCache:
         self._now = 0
         self._own = 0
         self._step = engine.tokens_per_pass
+        self._facts = TraceFacts() if engine.reads_facts else None
         self._size = min(spec.block_size for spec in engine.specs)
         alone = replace(engine, num_gpu_blocks=blocks, watermark=0.0, tiers=None)
         self._manager = make_manager(alone, lambda: self._now)
@@ -45,6 +47,8 @@ class PlainCache:
         manager = self._manager
         hints = heeded(hints_of(row), manager)
         request = Job(row.id, _chain(row, self._size, self._own), 1, hints=hints)
+        if self._facts is not None:
+            request.facts = self._facts.of(row)
         manager.begin_step()
         hit: Hit | None = manager.lookup(request)
         at = hit.tokens if hit is not None else 0
@@ -96,7 +100,10 @@ def absent_levels(config: ReplayConfig) -> dict[str, str]:
             "without full attention a prefix needs only the last of its blocks, so room in tokens bounds nothing"
         )
     if not plainly_lru(config):
-        if any(engine.tiers is not None for engine in engines):
+        if any(engine.needs_future is not None for engine in engines):
+            why = "the fleet's eviction is ideal itself, as far as one worker can know"
+            absent["pooled"] = absent["routed"] = why
+        elif any(engine.tiers is not None for engine in engines):
             why = "lower tiers with this eviction or this model's groups can't be put together into one cache"
             absent["pooled"] = absent["routed"] = why
         elif len({(engine.specs, engine.eviction, engine.block_size) for engine in engines}) > 1:

@@ -1,0 +1,15 @@
+"""Hits per token (HPT), as proposed for SGLang in sgl-project/sglang #30300: a large piece must be used more often to stay.
+
+There a node of the radix tree is the unit, and its size changes as the tree branches. Here it is the piece that one request
+computed: its blocks keep that size when others share part of it, so what is evicted doesn't depend on how extents are split.
+"""
+
+from kvyard.blocks.eviction.ranked import RankedOrder
+from kvyard.blocks.extent import Extent, Standing
+
+
+class HitsPerTokenOrder(RankedOrder):
+    """Fewest uses per token of its piece first, least recently used first among equals."""
+
+    def score(self, extent: Extent, standing: Standing) -> float:
+        return standing.uses / standing.size if standing.size else 0.0

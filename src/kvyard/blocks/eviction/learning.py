@@ -1,0 +1,132 @@
+"""Orders that learn: they are told who used what, what was evicted and, if they ask, who waits.
+
+A use is told when a request lets go of its blocks, held by others or not: once for each request and block. So the order knows
+of it before the blocks become candidates. A lower tier tells a use when a request matches pages there or stores them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from kvyard.blocks.eviction import ORDERS
+from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.use import Use
+
+Split = Callable[[Extent, int], Extent]
+"""Splits off the first so many blocks of an extent, wherever it is; returns the earlier part."""
+
+
+class LearningOrder:
+    """The interface beyond ``EvictionOrder``, and what most of these orders do when they are told."""
+
+    OPTIONS: ClassVar[Mapping[str, float]] = {}
+    """Its own figures with their defaults."""
+    reads_priorities = False
+    reads_time = False
+    """Whether it goes by the clock."""
+    reads_queue = False
+    """Whether it wants to know who waits (``protect``). Such an order is for the device of one engine."""
+    needs_future = False
+    """Whether it needs ``RequestFacts.next_uses``, which only the replay of a trace has."""
+    foreseeable = True
+    """Whether iteration says who goes next, however much is evicted in one go."""
+
+    def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
+        self.now = now
+        self.options = dict(self.OPTIONS if options is None else options)
+        self.capacity = 0
+        """Blocks of the pool."""
+        self._split: Split | None = None
+
+    def attach(self, capacity: int, split: Split) -> None:
+        """The pool that this is the order of has ``capacity`` blocks, and splits extents for it."""
+        self.capacity = capacity
+        self._split = split
+
+    # -- told --------------------------------------------------------------------------------------------------------
+
+    def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
+        """A request used ``extents`` of one group, given in order of position and held by it or by no request.
+
+        ``states``: each block is a state that stands for all before it. Returns them as they are now: where parts are to be
+        treated differently they are split, and none may be a candidate then.
+        """
+        use.time = self.now()
+        fresh = sum([len(extent.ids) for extent in extents if extent.standing is None and extent.cached])
+        found: list[Extent] = []
+        for extent in extents:
+            if not extent.cached:
+                found.append(extent)  # it will be no candidate
+                continue
+            for part in self.cut(extent, self.bounds(extent, use, block_size, states)):
+                standing = part.standing
+                if standing is None:
+                    standing = part.standing = Standing()
+                    standing.size = fresh * block_size
+                previous = standing.use
+                again = previous is not None and previous.request == use.request
+                if not again:
+                    standing.uses += 1
+                standing.use = self.note(part, standing, use, block_size, again)
+                found.append(part)
+        return found
+
+    def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
+        """Positions, in order, at which ``extent`` must be split since its parts differ from now on."""
+        return ()
+
+    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
+        """``extent`` was used; ``standing.use`` is still the use before. ``again``: that was of the same request.
+
+        Returns what is to be remembered as its last use.
+        """
+        return use
+
+    def evicted(self, extent: Extent) -> None:
+        """``extent``, the head, is about to be evicted; ``remove`` follows."""
+
+    def protect(self, waiting: Sequence[Sequence[Extent]]) -> None:
+        """These extents are what waiting requests would find cached, the next request's first."""
+
+    def cut(self, extent: Extent, bounds: Sequence[int]) -> list[Extent]:
+        """The parts of ``extent`` between ``bounds``, in order of position."""
+        parts: list[Extent] = []
+        for at in bounds:
+            if extent.start < at < extent.start + len(extent.ids):
+                assert self._split is not None
+                parts.append(self._split(extent, at - extent.start))
+        parts.append(extent)
+        return parts
+
+    # -- asked: as EvictionOrder says -----------------------------------------------------------------------------------
+
+    def push(self, extent: Extent) -> None:
+        raise NotImplementedError
+
+    def push_front(self, extent: Extent) -> None:
+        raise NotImplementedError
+
+    def remove(self, extent: Extent) -> None:
+        raise NotImplementedError
+
+    def insert_after(self, extent: Extent, front: Extent) -> None:
+        raise NotImplementedError
+
+    def head(self) -> Extent:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Extent]:
+        raise NotImplementedError
+
+
+def learning_order(name: str) -> type[LearningOrder] | None:
+    """The order called ``name``, if it is one of these. Raises ``KvyardError`` for an unknown one."""
+    found = ORDERS.get(name)
+    return found if isinstance(found, type) and issubclass(found, LearningOrder) else None
+
+
+def standing_of(extent: Extent) -> Standing:
+    """What is known of ``extent``; of one that was never told of, nothing."""
+    standing = extent.standing
+    if standing is None:
+        standing = extent.standing = Standing()
+    return standing

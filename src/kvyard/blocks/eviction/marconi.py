@@ -1,0 +1,62 @@
+"""Marconi's cost for hybrid models (Pan et al., MLSys 25, arXiv 2411.19379): recency + alpha x FLOPs saved / bytes.
+
+A state takes as much room after ten thousand tokens as after a hundred, but saves a hundred times the work. Blocks of one pool
+have one size, so a state's worth is the work it saves over the state before it on its chain; a block of attention saves its
+own tokens, like any other. Without states this is LRU.
+
+The paper scales both terms to what is cached at the moment and tunes alpha by replaying the recent past. Here they have fixed
+scales, so that the order of two blocks stays what it is: recency in units of ``window_s``, work up to ``full_credit`` tokens. A
+state that saves that much stays ``alpha`` windows longer than one that saves nothing. Admission, the other half of the
+paper, is what ``retention_interval`` does: states at resume points only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from kvyard.blocks.eviction.ranked import RankedOrder
+from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.use import Use
+from kvyard.clock import SECOND
+
+
+class MarconiOrder(RankedOrder):
+    """Least recent first, with an allowance for work saved."""
+
+    OPTIONS: ClassVar[Mapping[str, float]] = {
+        "alpha": 1.0,
+        "window_s": 300.0,
+        "full_credit": 8192,
+        "attention_tokens": 200_000,
+    }
+    """``attention_tokens``: after so many tokens a token's attention takes as much work as all else of it. This is that of the
+    paper's 7B model, which has 4 layers of attention."""
+    reads_time = True
+
+    def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
+        # The first of several states follows a gap, the others follow each other.
+        return (extent.start + 1,) if states else ()
+
+    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
+        standing.worth = 0.0
+        return use
+
+    def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
+        found = super().used(extents, use, block_size, states)
+        if states:
+            for extent in found:
+                if extent.standing is not None:
+                    extent.standing.worth = self.options["alpha"] * self._saved(extent, block_size)
+        return found
+
+    def score(self, extent: Extent, standing: Standing) -> float:
+        return self.now() / SECOND / self.options["window_s"] + standing.worth
+
+    def _saved(self, extent: Extent, block_size: int) -> float:
+        """The work that a state saves over the one before it, as a share of ``full_credit``."""
+        before = extent.node.parent if extent.node is not None else None
+        while before is not None and not before.copies:
+            before = before.parent
+        start = (before.stop if before is not None else 0) * block_size
+        stop = (extent.start + 1) * block_size
+        work = (stop - start) * (1 + (start + stop) / 2 / self.options["attention_tokens"])
+        return min(1.0, work / self.options["full_credit"])

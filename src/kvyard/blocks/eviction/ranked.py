@@ -1,0 +1,105 @@
+"""Orders by a score that stays what it is while an extent is a candidate: a heap, with first in first out among equals."""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+
+from kvyard.blocks.eviction.learning import LearningOrder, standing_of
+from kvyard.blocks.extent import Extent, Standing
+
+_TICKETS = count(1)
+"""Never given twice: an extent may go from one heap to another and leave a void entry behind."""
+
+
+class RankHeap:
+    """Extents by (score, serial), later positions first among the parts of one extent.
+
+    What leaves stays in the heap as a void entry until it comes up or too many are void.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, int, int, Extent]] = []
+        self._count = 0
+
+    def add(self, extent: Extent, standing: Standing) -> None:
+        """``extent`` becomes a candidate by the score and serial of ``standing``."""
+        self._count += 1
+        self._enter(extent, standing)
+
+    def drop(self, standing: Standing) -> None:
+        """It is none any more."""
+        self._count -= 1
+        standing.ticket = 0
+
+    def divide(self, extent: Extent, front: Extent) -> None:
+        """``front`` was split off ``extent``, a candidate: the two stand one after the other."""
+        self._enter(extent, standing_of(extent))  # it begins later now
+        self.add(front, standing_of(front))
+
+    def _enter(self, extent: Extent, standing: Standing) -> None:
+        entries = self._entries
+        if len(entries) > 64 + 2 * self._count:
+            self._entries = entries = [entry for entry in entries if _valid(entry)]
+            heapq.heapify(entries)
+        standing.ticket = next(_TICKETS)
+        heapq.heappush(entries, (standing.score, standing.serial, -extent.start, standing.ticket, extent))
+
+    def first(self) -> Extent | None:
+        """The one that goes first, if there is any."""
+        entries = self._entries
+        while entries:
+            if _valid(entries[0]):
+                return entries[0][4]
+            heapq.heappop(entries)
+        return None
+
+    def __iter__(self) -> Iterator[Extent]:
+        return (entry[4] for entry in sorted(filter(_valid, self._entries)))
+
+
+def _valid(entry: tuple[float, int, int, int, Extent]) -> bool:
+    standing = entry[4].standing
+    return standing is not None and standing.ticket == entry[3]
+
+
+class RankedOrder(LearningOrder):
+    """Least score first; what became a candidate first goes first among equals. A derived order says what the score is."""
+
+    def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
+        super().__init__(now, options)
+        self._heap = RankHeap()
+        self._back = 0
+        self._front = 0
+
+    def score(self, extent: Extent, standing: Standing) -> float:
+        """Of ``extent``, which becomes a candidate; without more, the one that was noted with its last use."""
+        return standing.score
+
+    def push(self, extent: Extent) -> None:
+        self._back += 1
+        self._place(extent, self._back)
+
+    def push_front(self, extent: Extent) -> None:
+        self._front -= 1
+        self._place(extent, self._front)
+
+    def _place(self, extent: Extent, serial: int) -> None:
+        standing = standing_of(extent)
+        standing.score = self.score(extent, standing)
+        standing.serial = serial
+        self._heap.add(extent, standing)
+
+    def remove(self, extent: Extent) -> None:
+        self._heap.drop(standing_of(extent))
+
+    def insert_after(self, extent: Extent, front: Extent) -> None:
+        self._heap.divide(extent, front)
+
+    def head(self) -> Extent:
+        extent = self._heap.first()
+        if extent is None:
+            raise IndexError("no extent is left to evict")
+        return extent
+
+    def __iter__(self) -> Iterator[Extent]:
+        return iter(self._heap)

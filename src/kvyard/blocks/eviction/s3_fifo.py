@@ -1,0 +1,142 @@
+"""S3-FIFO (Yang et al., SOSP 23): a small queue for what is new, a main one for what was used again, a ghost that remembers.
+
+New blocks enter the small queue, a tenth of the cache. Once it is full, its oldest block goes to the main queue if it was used
+at least twice more, else it is evicted and its name enters the ghost, which remembers as many names as the main queue has
+blocks. What is computed again while the ghost remembers it enters the main queue. There the oldest block is evicted if it
+wasn't used since it came up last, else it goes to the end with one use less.
+
+A use moves nothing: a block that was hit goes back to its place when it is let go.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from kvyard.blocks.eviction.learning import LearningOrder, standing_of
+from kvyard.blocks.eviction.ranked import RankHeap
+from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.use import Use
+from kvyard.hashing import Key
+
+MAIN = "main"
+MOST_USES = 3
+"""Uses that are counted, two bits of them."""
+
+
+class S3FifoOrder(LearningOrder):
+    """Oldest of the small queue first while that is full, else oldest of the main queue."""
+
+    OPTIONS: ClassVar[Mapping[str, float]] = {"small": 0.1, "promote": 2}
+    """The small queue's share, and how many uses after the first take a block from it to the main queue."""
+    foreseeable = False
+
+    def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
+        super().__init__(now, options)
+        self._small = RankHeap()
+        self._main = RankHeap()
+        self._in_small = 0
+        """Candidates there, in blocks."""
+        self._serial = 0
+        self._ghost: dict[tuple[int, Key], None] = {}
+
+    # -- told --------------------------------------------------------------------------------------------------------
+
+    def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
+        node = extent.node
+        if extent.standing is not None or node is None or not self._ghost:
+            return ()
+        known = [(node.group, node.keys[at]) in self._ghost for at in range(extent.start, extent.stop)]
+        return [extent.start + at for at in range(1, len(known)) if known[at] != known[at - 1]]
+
+    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
+        node = extent.node
+        if standing.use is None:
+            standing.uses = 0  # coming in is no use
+            if node is not None and (node.group, node.keys[extent.start]) in self._ghost:
+                standing.label = MAIN
+                for at in range(extent.start, extent.stop):
+                    self._ghost.pop((node.group, node.keys[at]), None)
+        standing.uses = min(standing.uses, MOST_USES)
+        return use
+
+    def evicted(self, extent: Extent) -> None:
+        node = extent.node
+        if node is not None and standing_of(extent).label != MAIN:
+            ghost = self._ghost
+            for at in range(extent.stop - 1, extent.start - 1, -1):
+                name = (node.group, node.keys[at])
+                ghost.pop(name, None)
+                ghost[name] = None
+            most = self.capacity - self._small_blocks
+            while len(ghost) > most:
+                del ghost[next(iter(ghost))]
+
+    @property
+    def _small_blocks(self) -> int:
+        return max(1, int(self.options["small"] * self.capacity))
+
+    # -- asked -------------------------------------------------------------------------------------------------------
+
+    def push(self, extent: Extent) -> None:
+        standing = standing_of(extent)
+        if not standing.serial:
+            self._to_end(standing)
+        self._enter(extent, standing)
+
+    def push_front(self, extent: Extent) -> None:
+        self._enter(extent, standing_of(extent))  # it has its place
+
+    def _enter(self, extent: Extent, standing: Standing) -> None:
+        if standing.label == MAIN:
+            self._main.add(extent, standing)
+        else:
+            self._small.add(extent, standing)
+            self._in_small += len(extent.ids)
+
+    def _to_end(self, standing: Standing) -> None:
+        self._serial += 1
+        standing.serial = self._serial
+
+    def remove(self, extent: Extent) -> None:
+        standing = standing_of(extent)
+        if standing.label == MAIN:
+            self._main.drop(standing)
+        else:
+            self._small.drop(standing)
+            self._in_small -= len(extent.ids)
+
+    def insert_after(self, extent: Extent, front: Extent) -> None:
+        (self._main if standing_of(extent).label == MAIN else self._small).divide(extent, front)
+
+    def head(self) -> Extent:
+        full = self._small_blocks
+        while True:
+            main = self._main.first()
+            small = self._small.first()
+            if small is not None and (main is None or self._in_small >= full):
+                standing = standing_of(small)
+                stays = standing.uses >= self.options["promote"]
+                # No more of it than leaves the small queue one block short of full.
+                over = len(small.ids) if main is None and not stays else max(1, self._in_small - full + 1)
+                if over < len(small.ids):
+                    self.cut(small, (small.stop - over,))  # the later part keeps the object
+                if not stays:
+                    return small
+                self.remove(small)
+                standing.label, standing.uses = MAIN, 0
+                self._to_end(standing)
+                self._enter(small, standing)
+            elif main is not None:
+                standing = standing_of(main)
+                if not standing.uses:
+                    return main
+                self.remove(main)
+                standing.uses -= 1
+                self._to_end(standing)
+                self._enter(main, standing)
+            else:
+                raise IndexError("no extent is left to evict")
+
+    def __iter__(self) -> Iterator[Extent]:
+        """By queue and age. Who goes next depends on how full the small queue is by then (``foreseeable``)."""
+        yield from self._small
+        yield from self._main

@@ -1,0 +1,71 @@
+"""Segmented LRU (Karedla, Love and Wherry, 1994), as in SGLang's ``slru``: what was used again is protected from what was not.
+
+SGLang protects whatever has been used twice, without limit (``protected=1``). In the original, and here by default, the
+protected segment has 80 % of the cache; what is too much of it goes back among the others when something must be evicted.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+from kvyard.blocks.eviction.learning import LearningOrder, standing_of
+from kvyard.blocks.eviction.lru import LruOrder
+from kvyard.blocks.extent import Extent
+
+
+class SlruOrder(LearningOrder):
+    """Least recently used first, of those on probation before the protected."""
+
+    OPTIONS: ClassVar[Mapping[str, float]] = {"uses": 2, "protected": 0.8}
+    """From how many uses on a block is protected, and which share of all blocks may be."""
+
+    def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
+        super().__init__(now, options)
+        self._probation = LruOrder()
+        self._protected = LruOrder()
+        self._blocks = 0
+        """Candidates that are protected."""
+
+    def push(self, extent: Extent) -> None:
+        self._line_for(extent).push(extent)
+
+    def push_front(self, extent: Extent) -> None:
+        self._line_for(extent).push_front(extent)
+
+    def _line_for(self, extent: Extent) -> LruOrder:
+        standing = standing_of(extent)
+        standing.score = 1.0 if standing.uses >= self.options["uses"] else 0.0
+        if not standing.score:
+            return self._probation
+        self._blocks += len(extent.ids)
+        return self._protected
+
+    def remove(self, extent: Extent) -> None:
+        if standing_of(extent).score:
+            self._blocks -= len(extent.ids)
+            self._protected.remove(extent)
+        else:
+            self._probation.remove(extent)
+
+    def insert_after(self, extent: Extent, front: Extent) -> None:
+        (self._protected if standing_of(extent).score else self._probation).insert_after(extent, front)
+
+    def head(self) -> Extent:
+        self._demote()
+        return (self._protected if self._probation.empty() else self._probation).head()
+
+    def _demote(self) -> None:
+        """What the protected segment has too much of goes behind those on probation, the least recently used first."""
+        most = int(self.options["protected"] * self.capacity)
+        while self._blocks > most:
+            extent = self._protected.head()
+            keep = len(extent.ids) - (self._blocks - most)
+            if keep > 0:
+                self.cut(extent, (extent.start + keep,))  # the later part keeps the object, and goes
+            self.remove(extent)
+            standing_of(extent).score = 0.0
+            self._probation.push(extent)
+
+    def __iter__(self) -> Iterator[Extent]:
+        # What is demoted comes from the head of the protected, so it makes no difference here.
+        yield from self._probation
+        yield from self._protected

@@ -1,0 +1,30 @@
+"""Tail-optimized LRU (T-LRU, NeurIPS 25, arXiv 2510.15152; sgl-project/sglang #34012, vllm-project/vllm #37825).
+
+Of a conversation of L tokens whose next prompt adds about Q, a prefill of no more than xi tokens keeps its promise. So what
+lies beyond max(0, L + Q - xi) tokens can go without harm, and goes first. The rest is evicted by age.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from kvyard.blocks.eviction.ranked import RankedOrder
+from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.use import Use
+
+
+class TailLruOrder(RankedOrder):
+    """What can be computed again in time first, by age; then the rest, by age. L is that of the last request that used it."""
+
+    OPTIONS: ClassVar[Mapping[str, float]] = {"threshold": 2048, "next_prompt": 512}
+    """xi and Q, in tokens. The paper takes xi from the time that a first token may take; these are ours."""
+
+    def _needed(self, use: Use, block_size: int) -> int:
+        """How many blocks must stay."""
+        return -(-max(0, use.tokens + int(self.options["next_prompt"]) - int(self.options["threshold"])) // block_size)
+
+    def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
+        return (self._needed(use, block_size),)
+
+    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
+        standing.score = 0.0 if extent.start >= self._needed(use, block_size) else 1.0
+        return use
