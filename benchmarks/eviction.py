@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from _peers import conversation_trace
+from _peers import ROOT, conversation_trace
 
 from kvyard.blocks import BlockManager, GroupSpec, Request
 from kvyard.blocks.eviction import ORDERS
@@ -73,7 +73,9 @@ def bounds(rows: Sequence[TraceRequest], capacities: Sequence[int]) -> dict[str,
 
 def weka_tenth(seed: int) -> list[TraceRequest]:
     """A tenth of the sessions, by the times that were recorded."""
-    path = conversation_trace().parent.parent / "weka" / "claude_code_710.jsonl.xz"
+    path = ROOT.parent / "shared" / "traces" / "weka" / "claude_code_710.jsonl.xz"
+    if not path.exists():
+        raise SystemExit(f"{path}: no such file; --trace conversation does without")
     rows = list(open_trace(path))
     sessions = sorted({row.root or row.session or "" for row in rows})
     kept = set(random.Random(seed).sample(sessions, len(sessions) // 10))

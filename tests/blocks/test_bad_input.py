@@ -154,7 +154,11 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("no blocks", {"num_blocks": 0}, "a pool needs at least the null block, got num_blocks=0"),
     ("negative blocks", {"num_blocks": -7}, "a pool needs at least the null block, got num_blocks=-7"),
-    ("eviction", {"eviction": "random"}, "unknown eviction order 'random'; choose one of lru, priority"),
+    (
+        "eviction",
+        {"eviction": "random"},
+        "unknown eviction order 'random'; choose one of belady, hits-per-token, lfu, lru",
+    ),
 ]
 
 

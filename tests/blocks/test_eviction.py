@@ -88,7 +88,9 @@ def test_what_is_split_off_goes_right_after(order: EvictionOrder) -> None:
 
 
 def test_unknown_orders_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown eviction order 'arc'; choose one of belady, hits-per-token, lfu, lru"):
+    with pytest.raises(
+        ConfigError, match=r"unknown eviction order 'arc'; choose one of belady, hits-per-token, lfu, lru"
+    ):
         make_order("arc", lambda: 0)
 
 
@@ -398,3 +400,66 @@ def test_memory_of_deadlines_follows_the_candidates():
         assert manager.allocate(request, 33 - hit.tokens, hit) is not None
         manager.free(request)
     assert len(manager.pool.order._deadlines) < 200
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+def keep_state(manager: BlockManager, name: str, tokens: range) -> None:
+    """Compute a prompt up to its last full block, so that there is a state to keep, and then the rest."""
+    request = make(manager, name, tokens)
+    hit = manager.lookup(request)
+    whole = (len(tokens) - 1) // 4 * 4
+    manager.begin_step()
+    assert manager.allocate(request, whole - hit.tokens, hit) is not None
+    request.num_computed_tokens, request.running = whole, True
+    assert run(manager, request)
+    manager.free(request)
+
+
+def states_left(eviction: str, seconds: int, **options: float) -> tuple[int, int]:
+    """A long prompt, ``seconds`` later a short one, then a flood: which of the two is found afterwards, in tokens."""
+    now = Now()
+    manager = BlockManager(
+        41,
+        [GroupSpec(kind="mamba", block_size=4)],
+        eviction=eviction,
+        eviction_options=options,
+        now=now,
+        retention_interval=0,
+    )
+    keep_state(manager, "long", range(101))
+    now.time += seconds * SECOND
+    keep_state(manager, "short", range(1000, 1009))
+    now.time += 10 * SECOND
+    for serial in range(38):  # a state each, and one block more while a prompt is computed
+        keep_state(manager, f"f{serial}", range(2000 + 100 * serial, 2000 + 100 * serial + 5))
+    manager.check_integrity()
+    return (
+        manager.lookup(make(manager, "x", range(102))).tokens,
+        manager.lookup(make(manager, "y", range(1000, 1010))).tokens,
+    )
+
+
+def test_a_state_that_saves_more_stays_longer() -> None:
+    assert states_left("lru", 10) == (0, 8)
+    assert states_left("marconi", 10, full_credit=100, window_s=60) == (100, 0)
+    assert states_left("marconi", 120, full_credit=100, window_s=60) == (0, 8), "but not for ever"
+    assert states_left("marconi", 10, full_credit=100, window_s=60, alpha=0) == (0, 8), "LRU"
+
+
+def test_what_a_state_saves_is_counted_from_the_state_before_it() -> None:
+    now = Now()
+    manager = BlockManager(
+        40,
+        [GroupSpec(kind="mamba", block_size=4)],
+        eviction="marconi",
+        eviction_options={"full_credit": 400, "attention_tokens": 50},
+        now=now,
+        retention_interval=0,
+    )
+    keep_state(manager, "a", range(41))
+    keep_state(manager, "b", range(61))
+    worths = {extent.start: extent.standing.worth for extent in manager.pool.order if extent.standing is not None}
+    assert worths[9] == pytest.approx(40 * (1 + 20 / 50) / 400)
+    assert worths[14] == pytest.approx(20 * (1 + 50 / 50) / 400)
