@@ -135,9 +135,9 @@ def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_that_is_given_up_before_the_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Storer.send
 
-    def hasty(self: Storer, level: int, batches: Any, near: list[list[Table]], *arguments: Any) -> None:
+    def hasty(self: Storer, level: int, batches: Any, near: list[list[Table]], *arguments: Any, **options: Any) -> None:
         pool = self.state.tiers[level - 1].store.pool if level else self.state.layout.pool
-        send(self, level, batches, [[loose(pool, held) for held in tables] for tables in near], *arguments)
+        send(self, level, batches, [[loose(pool, held) for held in tables] for tables in near], *arguments, **options)
 
     monkeypatch.setattr(Storer, "send", hasty)
     with pytest.raises(Corrupted, match=r"page .* holds"):
@@ -157,13 +157,13 @@ def test_a_destination_that_is_used_before_the_copy_ends(monkeypatch: pytest.Mon
 def test_a_store_that_is_found_before_it_has_landed(monkeypatch: pytest.MonkeyPatch) -> None:
     reserve, land = TierStore.reserve, TierStore.land
 
-    def hasty(self: TierStore, pieces: Any) -> Any:
-        tables = reserve(self, pieces)
+    def hasty(self: TierStore, pieces: Any, use: Any = None) -> Any:
+        tables = reserve(self, pieces, use)
         for piece, held in zip(pieces, tables or (), strict=False):
             land(self, piece, held, keep=True)
         return tables
 
-    def landed(self: TierStore, piece: Any, held: Table, keep: bool = False) -> None:
+    def landed(self: TierStore, piece: Any, held: Table, keep: bool = False, use: Any = None) -> None:
         if not keep:
             self.pool.let_go(held)
 

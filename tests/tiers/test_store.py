@@ -81,7 +81,7 @@ def test_asking_changes_no_recency_but_a_match_does() -> None:
             store.resident(0, one.keys, 10)
             store.missing(0, one.keys, 0, 10)
         if match:
-            store.touch(0, one.keys, 3)
+            store.touch(0, one, 3)
         assert put(store, chain(3), 0, 5)
         # Matched: only the first three blocks were used, and the rest of the text is older than the other's.
         assert here(store, one) == ([(0, 3)] if match else [])
