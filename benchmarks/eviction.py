@@ -1,7 +1,7 @@
-"""What each eviction order finds again in one cache, without time: prompts are looked up, computed and let go one after another.
+"""What each eviction order finds again in one cache, without time: prompts are looked up, computed and let go, one by one.
 
-The conversation trace in blocks of 512 tokens, as its ids are; and a seeded tenth of the Weka sessions in blocks of 64, by recorded
-time, all sessions starting together. The share is of prompt tokens. Orders that go by time are told the recorded one.
+The conversation trace in blocks of 512 tokens, as its ids are; and a seeded tenth of the Weka sessions in blocks of 64, by
+recorded time, all sessions starting together. The share is of prompt tokens. Orders that go by time are told the recorded one.
 
     python benchmarks/eviction.py [--orders lru,lfu] [--trace conversation|weka] [--seed 0]
 """
