@@ -29,6 +29,8 @@ COUNTS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 TIMES = {"ns": 1, "us": US, "µs": US, "ms": MS, "s": SECOND, "m": 60 * SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 NO_LIMIT = "unlimited"
+FEW = 12
+"""As many names are listed where one is unknown."""
 _NUMBER = r"\s*(\d[\d_]*(?:\.\d+)?)\s*"
 
 
@@ -121,9 +123,10 @@ class Settings(dict[str, Declared]):
             if name in self.left_out:
                 raise KvyardError(f"{name}: {self.left_out[name]}")
             if name not in self and name not in self._also:
-                near = get_close_matches(name.replace("-", "_"), self, 1, 0.6)
-                hint = f"did you mean {near[0]}? " if near else ""
-                raise KvyardError(f"unknown setting {name!r}{where}: {hint}There are {', '.join(self)}")
+                near = get_close_matches(name.replace("-", "_"), [*self, *self._also], 3, 0.6)
+                few = ", ".join(self) if len(self) <= FEW else "names that --list-settings lists"
+                hint = f"did you mean {' or '.join(near)}?" if near else f"there are {few}"
+                raise KvyardError(f"unknown setting {name!r}{where}: {hint}")
 
     def parse(self, given: Mapping[str, object], where: str = "") -> dict[str, Any]:
         """``given`` with text made into values, and without what is ``None``. Raises ``KvyardError``, saying ``where``."""

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,83 @@ def test_a_mistyped_flag_is_answered_with_flags_that_the_help_shows(
 def test_an_unknown_model_is_answered_with_presets(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("model", "nope") == 2
     assert "llama-3.1-8b" in capsys.readouterr().err
+
+
+def test_sweep_and_league_for_programs(trace: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    for command in (("sweep", trace, "--vary", "workers=1,2"), ("league", trace, "--policies", "kv,random")):
+        assert run(*command, "--jobs", 1, "-o", tmp_path / command[0], "--json") == 0
+        written = (tmp_path / command[0] / f"{command[0]}.json").read_bytes()
+        assert json.loads(written) and capsysbinary.readouterr().out == written
+
+
+def test_a_large_output_is_announced_before_it_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvyard.cli.trace.LARGE", 1 << 20)
+    path, out = tmp_path / "long.jsonl", tmp_path / "out.jsonl"
+    path.write_text(json.dumps({"timestamp": 0, "input_length": 300_000, "output_length": 1}) + "\n")
+    os.mkfifo(out)
+    code, said = [], []
+
+    def convert() -> None:
+        code.append(run("trace", "convert", path, out, "--to", "vllm-custom"))
+
+    thread = threading.Thread(target=convert)
+    thread.start()
+    with out.open("rb") as pipe:  # opens once the command does, which is when it begins to write
+        said.append(capsys.readouterr().err)
+        size = sum(len(part) for part in iter(lambda: pipe.read(1 << 20), b""))
+    thread.join(60)
+    assert code == [0]
+    assert "about 1.26 MiB" in said[0]
+    assert abs(size / (1.2617 * (1 << 20)) - 1) < 0.03
+
+
+def test_help_in_groups_and_by_its_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", "-h") == 0
+    out = capsys.readouterr().out
+    headings = [line.rstrip(":") for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings[:5] == ["Arguments", "Fleet", "Load", "Router", "Engine"]
+    assert headings[-2:] == ["Output", "Options"]
+    assert "Memory below the device" in headings
+    assert run("trace", "info", "-h") == 0
+    assert run("-h") == 0
+
+
+def test_a_shell_completes_commands_and_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--completion", "bash") == 0
+    assert "complete -o default -F" in capsys.readouterr().out
+    assert run("--completion", "nope") == 2
+    monkeypatch.setenv("_KVYARD_COMPLETE", "complete_bash")
+    for words, found in (
+        ("kvyard re", "replay"),
+        ("kvyard replay --wor", "--workers"),
+        ("kvyard trace conv", "convert"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        capsys.readouterr()
+        assert run() == 0
+        assert found in capsys.readouterr().out.split(), words
+
+
+def test_an_unknown_setting_is_answered_with_three_names_at_most(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("replay", trace, "--set", "num_gpu_blockz=3") == 2
+    err = capsys.readouterr().err
+    assert "did you mean num_gpu_blocks" in err and len(err) < 160
+    assert run("replay", trace, "--set", "zzz=3") == 2
+    assert len(capsys.readouterr().err) < 160
+
+
+def test_a_trace_in_sixty_columns(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert run("trace", "info", trace) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if "input tokens" in line)
+    assert len(row) <= 60

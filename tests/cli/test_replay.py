@@ -116,16 +116,16 @@ def test_help_has_flags_under_headings(capsys: pytest.CaptureFixture[str]) -> No
     assert run("--help") == 0
     text = capsys.readouterr().out
     heads = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    parts = ["Live runs", "How the trace is read", "Fleet and load", "Engine", "Model, card and time", "Lower tiers"]
-    assert heads == ["Arguments", "Options", *parts]
+    parts = ["Fleet", "Load", "Router", "Engine", "Live runs", "How the trace is read", "Model, card and time"]
+    assert heads == ["Arguments", *parts, "Memory below the device", "Output", "Options"]
     under = {head: text.partition(f"\n{head}:\n")[2].partition("\n\n")[0] for head in heads}
     for flag, head in (
-        ("--gpu", 4),
-        ("-tp", 4),
-        ("--host-us", 4),
+        ("--gpu", 6),
+        ("-tp", 6),
+        ("--host-us", 6),
         ("--max-num-seqs", 3),
-        ("--prove", 0),
-        ("--sort", 1),
+        ("--prove", 4),
+        ("--sort", 5),
     ):
         assert [one for one in heads if f" {flag}" in under[one].replace(",", " ")] == [parts[head]], flag
 

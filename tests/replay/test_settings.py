@@ -236,7 +236,7 @@ def test_what_is_left_out_is_refused_by_name(name: str) -> None:
     [
         ({"host_block": 3}, "did you mean host_blocks"),
         ({"num-gpu-blocks": 3}, "did you mean num_gpu_blocks"),
-        ({"xyzzy": 3}, "unknown setting 'xyzzy': There are workers"),
+        ({"xyzzy": 3}, "unknown setting 'xyzzy': there are names that --list-settings lists"),
         ({"workers": 0}, "at least one worker"),
         ({"workers": -2}, "at least one worker"),
         ({"workers": "many"}, "whole number"),

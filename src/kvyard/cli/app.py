@@ -29,6 +29,9 @@ from kvyard.errors import KvyardError
 REFUSED = 2
 INTERRUPTED = 130
 NOT_READ = 141
+COMPLETE_VARIABLE = "_KVYARD_COMPLETE"
+"""Set by shells that ask for completions."""
+SHELLS = ("bash", "zsh", "fish")
 
 
 class CommandEntry(NamedTuple):
@@ -61,6 +64,12 @@ COMMANDS: Mapping[str, CommandEntry] = {
 }
 
 
+HEADINGS = ("Arguments", "Fleet", "Load", "Router", "Engine", "", "Output", "Options")
+"""The order of a command's help; what isn't named has the place of the empty one."""
+OUTPUT = "Output"
+"""The heading of results, and of what is printed."""
+
+
 class PlainCommand(TyperCommand):
     """Has options in its help under the headings that they name (``rich_help_panel``), without boxes."""
 
@@ -79,9 +88,13 @@ class PlainCommand(TyperCommand):
                 argument = one.param_type_name == "argument"
                 heading = "Arguments" if argument else getattr(one, "rich_help_panel", None) or "Options"
                 sections.setdefault(heading, []).append(line)
-        for heading, lines in sections.items():
+        for heading in sorted(sections, key=_place):
             with formatter.section(heading):
-                formatter.write_dl(lines)
+                formatter.write_dl(sections[heading])
+
+
+def _place(heading: str) -> int:
+    return HEADINGS.index(heading if heading in HEADINGS else "")
 
 
 def _suggest(command: Any, ctx: Any, error: Any) -> None:
@@ -101,6 +114,13 @@ class RootGroup(TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         with _written():
             return super().make_context(info_name, args, parent=parent, **extra)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _suggest(self, ctx, error)
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         with _written():
@@ -173,10 +193,32 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_completion(shell: str | None) -> None:
+    if shell is None:
+        return
+    from typer._completion_classes import completion_init
+    from typer._completion_shared import get_completion_script
+
+    completion_init()
+    if shell not in SHELLS:
+        raise typer.BadParameter(f"choose one of {', '.join(SHELLS)}")
+    typer.echo(get_completion_script(prog_name="kvyard", complete_var=COMPLETE_VARIABLE, shell=shell))
+    raise typer.Exit
+
+
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    completion: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHELL",
+            callback=_show_completion,
+            is_eager=True,
+            help=f"Print what makes a shell complete commands and flags: {', '.join(SHELLS)}.",
+        ),
+    ] = None,
 ) -> None:
     """The KV-cache plane of an LLM serving fleet: what an engine caches, announces and evicts, without a GPU."""
 
@@ -184,7 +226,8 @@ def _root(
 def build(commands: Mapping[str, CommandEntry] = COMMANDS) -> TyperGroup:
     """The root command with those of ``commands`` whose module is installed. Imports none of them."""
     # Plain help rather than boxes: it starts in half the time and can be searched and compared.
-    app = typer.Typer(cls=RootGroup, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+    help_names = {"help_option_names": ["--help", "-h"]}
+    app = typer.Typer(cls=RootGroup, no_args_is_help=True, rich_markup_mode=None, context_settings=help_names)
     app.callback()(_root)
     group = get_group(app)
     for name, entry in commands.items():
@@ -199,6 +242,10 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, CommandEntry]
     Bugs keep their traceback: only ``KvyardError`` is turned into a sentence.
     """
     _make_streams_forgiving()
+    if COMPLETE_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
         build(commands).main(args=argv, prog_name="kvyard")
     except KvyardError as error:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kvyard.cli.app import OUTPUT
 from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.serving import Json
 from kvyard.files import STDOUT, check_outputs
@@ -12,7 +13,7 @@ from kvyard.files import STDOUT, check_outputs
 
 def compare(
     files: Annotated[list[Path], typer.Argument(help="Reports, as written by --report; the first is the yardstick.")],
-    html: Annotated[Path | None, typer.Option(help="Also draw them, in one page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also draw them, in one page.", rich_help_panel=OUTPUT)] = None,
     as_json: Json = False,
 ) -> None:
     """Put the reports of several runs side by side: who is best at what, and by how much."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvyard.cli.serving import Verbose, log_to_stderr, read_token, warn_if_open
+from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_to_stderr, read_token, warn_if_open
 from kvyard.cli.settings import with_flags
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.config import ADMIN_VARIABLE, FLAGS, UPSTREAM_VARIABLE, GatewayConfig, convert, own_part
@@ -48,6 +48,8 @@ def gateway(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the file; may be repeated."),
     ] = None,
+    ready_file: ReadyFile = None,
+    port_file: PortFile = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve an OpenAI-compatible gateway in front of engines, until interrupted.
@@ -87,6 +89,7 @@ def gateway(
         found["names"] = [*found.get("names", ()), *(_name(text) for text in dns)]
     made: GatewayConfig = convert(found, where)
 
+    announced = Announced(ready_file, port_file)
     token = read_token(made.token_file)
     app, served = build(
         made,
@@ -109,8 +112,9 @@ def gateway(
         typer.echo(f"gateway serving at {url}, {engines}, policy {made.router.policy}", err=True)
         if not count and not made.names:
             typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
+        announced.ready([url])
 
-    with bound:
+    with bound, announced:
         Running(
             app,
             bound,

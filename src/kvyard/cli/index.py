@@ -12,8 +12,11 @@ import typer
 from kvyard.cli.outputs import print_json
 from kvyard.cli.serving import (
     TOKEN_VARIABLE,
+    Announced,
     Json,
     Lora,
+    PortFile,
+    ReadyFile,
     Salt,
     Verbose,
     log_to_stderr,
@@ -53,6 +56,8 @@ def serve(
     tokenizer: Annotated[
         list[str] | None, typer.Option(help="MODEL=PATH of a tokenizer.json, for text; may be repeated.")
     ] = None,
+    ready_file: ReadyFile = None,
+    port_file: PortFile = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve the index over HTTP until interrupted.
@@ -73,14 +78,18 @@ def serve(
         backend_options=None if redis_url is None else {"url": redis_url},
         **settings_of(Config).parse(settings),
     )
+    announced = Announced(ready_file, port_file)
     token = token_of(made.token_file)
     bound = listen(made.host, made.port)
     warn_if_open(made.host, token)
-    try:
+
+    def ready(url: str) -> None:
+        typer.echo(f"serving at {url}", err=True)
+        announced.ready([url])
+
+    with bound, announced:
         served, service = build(made, token)
-        Running(served, bound, around=service, ready=lambda url: typer.echo(f"serving at {url}", err=True)).run()
-    finally:
-        bound.close()
+        Running(served, bound, around=service, ready=ready).run()
     typer.echo("stopped", err=True)
 
 

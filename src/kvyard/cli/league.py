@@ -6,11 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from kvyard.cli.app import OUTPUT
 from kvyard.cli.grid import Bars, Jobs, count_jobs, finish
 from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
+from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
+from kvyard.files import STDOUT
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import duration, number
 
@@ -27,11 +30,15 @@ def league(
     loads: Annotated[str, typer.Option(metavar="1,2,...", help="Speed-ups of arrivals, a table each.")] = "1",
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="Each policy plays with each; means are shown.")] = "0",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder of results; by default league-TRACE in this one.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The folder of results; by default league-TRACE in this one.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     jobs: Jobs = None,
     slo: Slo = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Replay a trace under every routing policy, and say who does what best.
 
@@ -41,6 +48,7 @@ def league(
     run failed, 130 if interrupted.
     """
     from kvyard.replay.league import league as run
+    from kvyard.replay.league.table import write_json
 
     at_a_time = count_jobs(jobs)
     given = dict(settings)
@@ -61,7 +69,9 @@ def league(
             progress=bars.told,
         )
     paths = done.save()
-    if not quiet:
+    if as_json:
+        write_json(done, Path(STDOUT))
+    elif not quiet:
         if done.cells:
             done.show()
         say_written(paths)

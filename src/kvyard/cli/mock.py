@@ -7,10 +7,20 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvyard.cli.serving import TOKEN_VARIABLE, Verbose, log_to_stderr, read_token, warn_if_open
+from kvyard.cli.serving import (
+    TOKEN_VARIABLE,
+    Announced,
+    PortFile,
+    ReadyFile,
+    Verbose,
+    log_to_stderr,
+    read_token,
+    warn_if_open,
+)
 from kvyard.cli.settings import assignment, with_settings
 from kvyard.errors import KvyardError
 from kvyard.server.mock.config import SETTINGS
+from kvyard.server.mock.schemas import WorkerState
 
 ANY_PORT = "tcp://127.0.0.1:0"
 
@@ -34,6 +44,8 @@ def mock(
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")
     ] = None,
+    ready_file: ReadyFile = None,
+    port_file: PortFile = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve a fleet of vLLM endpoints without a GPU, until interrupted.
@@ -63,6 +75,7 @@ def mock(
         faults=changed(MockFaults(), dict(map(_fault, fault or ()))),
     )
     token = read_token(token_file)
+    announced = Announced(ready_file, port_file)
     fleet = MockFleet(config, host, port, token=token)
     warn_if_open(host, token)
 
@@ -75,9 +88,18 @@ def mock(
             )
             typer.echo(f"{state.name} serving {config.served_model_name} at {state.url}{where}", err=True)
         typer.echo(f"times: {config.engine.timing.describe()}", err=True)
+        announced.ready(urls, workers=[_described(state) for state in fleet.states()])
 
-    fleet.run(ready)
+    with announced:
+        fleet.run(ready)
     typer.echo("stopped", err=True)
+
+
+def _described(state: WorkerState) -> dict[str, object]:
+    streams = [
+        {"rank": one.rank, "endpoint": one.endpoint, "replay_endpoint": one.replay_endpoint} for one in state.streams
+    ]
+    return {"name": state.name, "url": state.url, "streams": streams}
 
 
 class VllmEvents(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvyard.cli.app import OUTPUT
 from kvyard.cli.settings import Command, parameter, with_group
 from kvyard.replay.traces import FORMATS, Trace, open_trace
 
@@ -24,8 +25,15 @@ CHAIN_IDS = _switch("chain_ids", "For ids that name blocks and not prefixes.")
 LIMIT = parameter(
     "limit", int | None, typer.Option(min=1, help="Read so many requests at most.", rich_help_panel=HEADING)
 )
-Slo = Annotated[str | None, typer.Option(help="What a good request is, in ms, such as ttft=500,itl=20.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.")]
+Slo = Annotated[
+    str | None,
+    typer.Option(
+        help="What is good: of each request, such as ttft=500ms,itl=20ms, or of the run, such as ttft_p99<1s."
+    ),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.", rich_help_panel=OUTPUT)
+]
 
 
 def with_reading(*more: inspect.Parameter, block_size: str = "--block-size") -> Callable[[Command], Command]:

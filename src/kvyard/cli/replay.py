@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.app import INTERRUPTED, OUTPUT
 from kvyard.cli.outputs import say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, read_trace, with_reading
 from kvyard.cli.serving import read_token
@@ -38,11 +38,17 @@ def replay(
     reading: Mapping[str, Any],
     slo: Slo = None,
     bounds: Annotated[bool, typer.Option("--bounds", help="Also say what caches could have reached at best.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
-    per_request: Annotated[Path | None, typer.Option(help="Write a row per request: .jsonl or .parquet.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as a page, one file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON to stdout, and no table.")] = False,
-    label: Annotated[str, typer.Option(help="What to call the run.")] = "",
+    report: Annotated[Path | None, typer.Option(help="Write the report as JSON.", rich_help_panel=OUTPUT)] = None,
+    per_request: Annotated[
+        Path | None, typer.Option(help="Write a row per request: .jsonl or .parquet.", rich_help_panel=OUTPUT)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report as a page, one file.", rich_help_panel=OUTPUT)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write the report as JSON to stdout, and no table.", rich_help_panel=OUTPUT)
+    ] = False,
+    label: Annotated[str, typer.Option(help="What to call the run.", rich_help_panel=OUTPUT)] = "",
     live: Annotated[
         str | None,
         typer.Option(
@@ -100,7 +106,7 @@ def replay(
     trace says they share. With --live self a mock fleet and a gateway are started for it.
     """
     from kvyard.replay.progress import Bar
-    from kvyard.replay.run import read_slo
+    from kvyard.replay.report.slo import read_slo
     from kvyard.replay.settings import make_config
 
     own = {"speed": speed, "timeout": timeout, "served_model_name": served_model_name, "token_file": token_file}

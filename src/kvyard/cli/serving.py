@@ -3,20 +3,67 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
+from urllib.parse import urlsplit
 
+import msgspec
 import typer
 
+from kvyard.cli.app import OUTPUT
 from kvyard.cli.settings import Command, parameter, with_group
 from kvyard.errors import KvyardError
+from kvyard.files import check_outputs, is_regular, write_whole
 
 TOKEN_VARIABLE = "KVYARD_TOKEN"
 
-Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.", rich_help_panel=OUTPUT)]
 Lora = Annotated[str | None, typer.Option(help="The adapter's name.")]
 Salt = Annotated[str | None, typer.Option(help="The cache salt.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say more on stderr; never what a request says.")]
+
+ReadyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file that is there while requests are answered: JSON with pid and urls.", rich_help_panel=OUTPUT
+    ),
+]
+PortFile = Annotated[
+    Path | None,
+    typer.Option(help="The same with nothing but ports, one per line.", rich_help_panel=OUTPUT),
+]
+
+
+class Announced:
+    """Files that say that a server is ready, and where. In a ``with`` block: they are there from ``ready`` to its end."""
+
+    def __init__(self, ready_file: Path | None, port_file: Path | None) -> None:
+        """Raises ``KvyardError`` where they can't be written."""
+        check_outputs(ready_file, port_file)
+        self._files = [path for path in (ready_file, port_file) if path is not None]
+        self._ready_file, self._port_file = ready_file, port_file
+
+    def ready(self, urls: list[str], **more: object) -> None:
+        """Write them. ``more`` goes into the JSON beside ``pid`` and ``urls``."""
+        if self._port_file is not None:
+            write_whole(self._port_file, "".join(f"{urlsplit(url).port}\n" for url in urls))
+        if self._ready_file is not None:
+            value = {"pid": os.getpid(), "urls": urls, **more}
+            write_whole(self._ready_file, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+    def __enter__(self) -> Self:
+        self._remove()  # one that was left by a server that was killed would be believed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        for path in self._files:
+            if is_regular(path):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.realpath(path))
 
 
 def with_prompt(tokenizer: str = "The model's tokenizer.json.") -> Callable[[Command], Command]:

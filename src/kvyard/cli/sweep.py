@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvyard.cli.app import OUTPUT
 from kvyard.cli.grid import Bars, Jobs, count_jobs, finish
 from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
+from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
+from kvyard.files import STDOUT
 from kvyard.replay.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -31,11 +34,15 @@ def sweep(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder of results; by default sweep-TRACE in this one.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The folder of results; by default sweep-TRACE in this one.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     jobs: Jobs = None,
     slo: Slo = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Replay a trace at every combination of settings, and draw what they buy.
 
@@ -45,6 +52,7 @@ def sweep(
     """
     from kvyard.replay.sweep import parse_vary
     from kvyard.replay.sweep import sweep as run
+    from kvyard.replay.sweep.table import write_json
 
     at_a_time = count_jobs(jobs)
     folder = out or Path(f"sweep-{trace.name.partition('.')[0]}")
@@ -61,7 +69,9 @@ def sweep(
             progress=bars.told,
         )
     paths = done.save()
-    if not quiet:
+    if as_json:
+        write_json(done, Path(STDOUT))
+    elif not quiet:
         _show(done, paths)
     finish(done, quiet, "points")
 

@@ -1,5 +1,6 @@
 """``kvyard trace``: look into traces, cut and convert them, and make them up."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,16 +13,22 @@ from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_flags
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
-from kvyard.files import STDOUT, check_outputs, name_of
+from kvyard.files import STDOUT, check_outputs, is_regular, name_of
 from kvyard.replay.traces import FORMATS, Trace
 from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
 from kvyard.replay.traces.generate import Workload
 from kvyard.replay.traces.generate import generate as generated
 from kvyard.replay.traces.hinting import with_hints
 from kvyard.replay.traces.identity import TOKEN_BLOCK
-from kvyard.replay.traces.info import Info, LengthSpread, Reuse, describe
+from kvyard.replay.traces.info import Info, Reuse, describe
 from kvyard.replay.traces.writing import TARGETS, Written, write_trace
 from kvyard.settings import count, settings_of
+from kvyard.units import show_bytes
+
+BYTES_PER_WORD = 4.41
+"""Of prompts written in words, with the space."""
+LARGE = 100 << 20
+WIDE = 112
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look into traces, cut, convert and generate them.")
 
@@ -158,6 +165,8 @@ def formats_() -> None:
 
 
 def _write(trace: Trace, out: Path, to: str, lossy: bool, block_size: int | None) -> None:
+    if to == "vllm-custom":
+        _announce(trace, out)
     written: Written = write_trace(trace, out, to, token_block=block_size or TOKEN_BLOCK, lossy=lossy)
     typer.echo(f"{name_of(out)}: {written.rows} requests", err=True)
     for note in written.notes:
@@ -166,6 +175,20 @@ def _write(trace: Trace, out: Path, to: str, lossy: bool, block_size: int | None
         typer.echo(f"  {note}", err=True)
 
 
+def _announce(trace: Trace, out: Path) -> None:
+    """Say how much will be written where that is a lot. Raises ``KvyardError`` where there is no room for it."""
+    size = round(sum(one.input_length for one in trace) * BYTES_PER_WORD)
+    if size < LARGE:
+        return
+    typer.echo(f"{name_of(out)}: about {show_bytes(size)}, because prompts are written in words", err=True)
+    if is_regular(out):
+        free = shutil.disk_usage(out.absolute().resolve().parent).free
+        if free < size:
+            raise KvyardError(f"{out} needs about {show_bytes(size)}, and {show_bytes(free)} are free: pass --limit N")
+
+
+NARROW = ("mean", "p50", "p90", "p99", "max")
+"""What fits into 60 columns."""
 COLUMNS = ("mean", "min", "p50", "p90", "p95", "p99", "max", "std")
 
 
@@ -189,11 +212,13 @@ def info_lines(info: Info) -> Iterator[str]:
     else:
         yield "  arrivals   all at once" + (": sessions have no place on a common clock" if info.sessions > 1 else "")
     yield ""
-    yield f"  {'':<14}" + "".join(f"{name:>12}" for name in COLUMNS)
-    yield _row("input tokens", info.input)
-    yield _row("output tokens", info.output)
-    if info.think is not None:
-        yield _row("think ms", info.think)
+    columns = COLUMNS if shutil.get_terminal_size((WIDE, 24)).columns >= WIDE else NARROW
+    each = 12 if columns is COLUMNS else 8
+    yield f"  {'':<14}" + "".join(f"{name:>{each}}" for name in columns)
+    spreads = {"input tokens": info.input, "output tokens": info.output, "think ms": info.think}
+    for name, spread in spreads.items():
+        if spread is not None:
+            yield f"  {name:<14}" + "".join(f"{getattr(spread, column):>{each},.0f}" for column in columns)
     yield ""
     if info.reuse is None:
         yield "  reuse      not known: the trace doesn't say what prompts share"
@@ -204,10 +229,6 @@ def info_lines(info: Info) -> Iterator[str]:
     if info.skipped:
         yield f"  {info.skipped:,} bad rows skipped, the first of them:"
         yield from (f"    {example}" for example in info.skipped_examples)
-
-
-def _row(name: str, spread: LengthSpread) -> str:
-    return f"  {name:<14}" + "".join(f"{getattr(spread, column):>12,.0f}" for column in COLUMNS)
 
 
 def _reuse_lines(reuse: Reuse, one_by_one: bool) -> Iterator[str]:

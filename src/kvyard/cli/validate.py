@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.app import INTERRUPTED, OUTPUT
 from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.reading import read_trace, with_reading
 from kvyard.cli.replay import patient
@@ -36,12 +36,17 @@ def validate(
     within: Annotated[
         float | None, typer.Option(help="Exit with 1 where a mean or percentile is further off than so many percent.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also draw it, in one page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also draw it, in one page.", rich_help_panel=OUTPUT)] = None,
     per_request: Annotated[
-        Path | None, typer.Option(help="Write what each request took, measured and replayed, as JSON lines.")
+        Path | None,
+        typer.Option(
+            help="Write what each request took, measured and replayed, as JSON lines.", rich_help_panel=OUTPUT
+        ),
     ] = None,
-    label: Annotated[str, typer.Option(help="What to call the run.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of the table.")] = False,
+    label: Annotated[str, typer.Option(help="What to call the run.", rich_help_panel=OUTPUT)] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write JSON instead of the table.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
     """Replay a real run and say how far the simulated times are from the measured ones.
 

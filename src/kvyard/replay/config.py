@@ -25,7 +25,7 @@ LEFT_OUT = {
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Workers of one kind."""
 
-    heading: ClassVar[str] = "Fleet and load"
+    heading: ClassVar[str] = "Fleet"
     engine: EngineConfig = EngineConfig()
     count: Annotated[int, Setting("How many of them.")] = 1
     dp_size: Annotated[
@@ -55,7 +55,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trace is driven, simulated or live."""
 
-    heading: ClassVar[str] = "Fleet and load"
+    heading: ClassVar[str] = "Load"
     speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
     """Compute stays as it is."""
     jitter: Annotated[

@@ -11,6 +11,7 @@ from kvyard.replay.fleet import Fleet
 from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.record import Record
 from kvyard.replay.report import Report, Slo, make_report
+from kvyard.replay.report.slo import read_slo
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.replay.traces.hinting import with_hints
@@ -163,30 +164,6 @@ def limited(
     if first is None:
         raise KvyardError("the trace has no requests in it")
     return chain([first], rows)
-
-
-def read_slo(slo: Slo | Mapping[str, float] | str | None) -> Slo | None:
-    """What a good request is, from text such as ``ttft=500,itl=20``. Raises ``KvyardError``."""
-    if slo is None or isinstance(slo, Slo):
-        return slo
-    if isinstance(slo, str):
-        parts = [part.partition("=") for part in slo.split(",")]
-        slo = {name.strip(): value for name, _, value in parts}  # type: ignore[misc]
-    limits: dict[str, float] = {}
-    for name, value in slo.items():
-        try:
-            limit = float(value)
-        except (TypeError, ValueError):
-            limit = -1.0
-        if name not in Slo.__struct_fields__ or not 0 < limit < float("inf"):
-            raise KvyardError(
-                f"an SLO has milliseconds above 0 for {', '.join(Slo.__struct_fields__)}, as in ttft=500,itl=20; "
-                f"not {name}={value}"
-            )
-        limits[name] = limit
-    if not limits:
-        raise KvyardError("an SLO needs a limit, as in ttft=500,itl=20")
-    return Slo(**limits)
 
 
 def describe(source: Trace | Iterable[TraceRequest]) -> dict[str, object]:

@@ -100,7 +100,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One lower tier, in flat names that begin with its own."""
 
-    heading: ClassVar[str] = "Lower tiers"
+    heading: ClassVar[str] = "Memory below the device"
     blocks: Annotated[int | None, Setting("Blocks of {tier} per worker, such as 20k; 0 for none.", flag=True)] = None
     bytes: Annotated[int | None, Setting("The same in bytes, such as 200GiB.", flag=True, parse=size)] = None
     bandwidth: Annotated[
@@ -120,7 +120,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of links, apart from a tier's own speed."""
 
-    heading: ClassVar[str] = "Lower tiers"
+    heading: ClassVar[str] = "Memory below the device"
     link: Annotated[str | None, Setting("A measured link to host memory: h200 or h200-queued.", flag=True)] = None
     link_discipline: Annotated[Literal["fair", "fifo"], Setting("How transfers share a link: {choices}.")] = "fair"
     shared_bandwidth: Annotated[

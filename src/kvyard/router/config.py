@@ -19,7 +19,7 @@ _OPTIONAL = ("guard", "approx_ttl_s")
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy and its figures; ``docs/routing.md`` explains each. Raises ``KvyardError`` for what can't be."""
 
-    heading: ClassVar[str] = "Fleet and load"
+    heading: ClassVar[str] = "Router"
     policy: "Annotated[str, Setting('The routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (
         "kv"
     )

@@ -62,7 +62,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tiers below the device and how they are used. Raises ``ConfigError`` for what contradicts itself."""
 
-    heading: ClassVar[str] = "Lower tiers"
+    heading: ClassVar[str] = "Memory below the device"
     tiers: tuple[TierConfig, ...]
     """From G2 on, closest to the device first. Each is filled from the one before it and read through it."""
     policy: Annotated[

@@ -12,6 +12,7 @@ import msgspec
 
 from kvyard.files import write_whole
 from kvyard.replay.league.league import FIGURES, League, LeaguePlace
+from kvyard.replay.report.fitting import fitted
 from kvyard.replay.sweep.table import Figure, best_of, shown_value, times
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def print_league(league: League, console: Console | None = None) -> None:
                     f"[bold]{text}[/bold]" if one.figures[figure.name] == best[figure.name] is not None else text
                 )
             table.add_row(*cells)
-        console.print(table)
+        console.print(fitted(table, console, [figure.head for figure in reversed(columns)]))
         console.print()
     console.print(
         "* no policy has both a sooner first token (mean) and a lower ITL p99. Times in ms, means over seeds."

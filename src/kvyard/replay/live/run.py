@@ -18,7 +18,8 @@ from kvyard.replay.record import Record
 from kvyard.replay.report.common import Observations
 from kvyard.replay.report.numbers import spread
 from kvyard.replay.report.report import LiveReport, Report, Share, Slo, WorkerReport, share
-from kvyard.replay.run import ReplayOutcome, Told, describe, limited, read_slo
+from kvyard.replay.report.slo import read_slo
+from kvyard.replay.run import ReplayOutcome, Told, describe, limited
 from kvyard.replay.traces import Trace, TraceRequest
 
 

@@ -17,8 +17,8 @@ import xxhash
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
 from kvyard.replay.record import MISSES, Record
-from kvyard.replay.report.numbers import histogram, spread, weighted
-from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, Slo, WorkerReport, share
+from kvyard.replay.report.numbers import Spread, histogram, spread, weighted
+from kvyard.replay.report.report import TIERS, Goodput, PercentileLimit, Samples, Series, Slo, WorkerReport, share
 
 if TYPE_CHECKING:
     from kvyard.replay.fleet import Fleet
@@ -141,6 +141,7 @@ class Observations:
         amounts = {"requests": len(self.done), "input_tokens": inputs, "output_tokens": outputs}
         statuses = Counter(record.status or "unfinished" for record in self.records)
         lots = self._latencies()
+        latency = {"itl": weighted(*gaps, MS)} | {name: spread(values, MS) for name, values in lots.items()}
         return {
             "made_by": __version__,
             "label": label,
@@ -152,14 +153,14 @@ class Observations:
             "input_tokens": inputs,
             "output_tokens": outputs,
             "throughput": {f"{name}_per_s": amount / seconds if seconds else 0.0 for name, amount in amounts.items()},
-            "latency": {"itl": weighted(*gaps, MS)} | {name: spread(values, MS) for name, values in lots.items()},
+            "latency": latency,
             "histograms": {"itl": histogram(*gaps, MS)}
             | {name: histogram(values, None, MS) for name, values in lots.items()},
             "lengths": {
                 "input": spread([record.input for record in self.done]),
                 "output": spread([record.output for record in self.done]),
             },
-            "goodput": None if slo is None else self._goodput(slo, seconds),
+            "goodput": None if slo is None else self._goodput(slo, seconds, latency),
             "balance": _balance(workers) if workers else {},
             "workers": workers,
             "series": make_series(self.records, [worker.name for worker in workers], self.start, self.end),
@@ -181,14 +182,22 @@ class Observations:
         rows = sorted([(record.id, record.input, record.wanted) for record in self.records])
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(rows))
 
-    def _goodput(self, slo: Slo, seconds: float) -> Goodput:
+    def _goodput(self, slo: Slo, seconds: float, latency: Mapping[str, Spread]) -> Goodput:
+        ttft, itl, e2e = (slo.limit(name) for name in ("ttft", "itl", "e2e"))
+
         def good(record: Record) -> bool:
-            if slo.ttft is not None and record.first_token - record.arrival > slo.ttft * MS:
+            if ttft is not None and record.first_token - record.arrival > ttft * MS:
                 return False
-            if slo.e2e is not None and record.ended - record.arrival > slo.e2e * MS:
+            if e2e is not None and record.ended - record.arrival > e2e * MS:
                 return False
             gaps = record.output - 1
-            return slo.itl is None or gaps < 1 or (record.ended - record.first_token) / gaps <= slo.itl * MS
+            return itl is None or gaps < 1 or (record.ended - record.first_token) / gaps <= itl * MS
+
+        percentiles: dict[str, PercentileLimit] = {}
+        for name, limit in (slo.percentiles or {}).items():
+            kind, _, percentile = name.partition("_")
+            value = float(getattr(latency[kind], percentile))
+            percentiles[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=bool(self.done) and value <= limit)
 
         kept = [record for record in self.done if good(record)]
         return Goodput(
@@ -198,6 +207,7 @@ class Observations:
             requests=share(len(kept), len(self.done), "finished requests within the SLO / finished requests"),
             requests_per_s=len(kept) / seconds if seconds else 0.0,
             output_tokens_per_s=sum(record.output for record in kept) / seconds if seconds else 0.0,
+            percentiles=percentiles or msgspec.UNSET,
         )
 
 

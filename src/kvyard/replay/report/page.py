@@ -80,6 +80,8 @@ def _tiles(report: Report) -> Iterator[str]:
     if report.goodput is not None:
         good = report.goodput
         yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", say.limits(good.slo_ms))
+        for name, value, met in say.verdicts(good):
+            yield tile(name, value.removesuffix(" ms"), "ms", met)
 
 
 def _ms(value: float) -> tuple[str, str]:

@@ -54,6 +54,24 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     itl: float | None = None
     """The mean gap between a request's tokens."""
     e2e: float | None = None
+    percentiles: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """Of the whole run, by names such as ``ttft_p99``."""
+
+    def limit(self, name: str) -> float | None:
+        """What one request may take: its own limit, or the largest that a percentile of it has."""
+        own: float | None = getattr(self, name)
+        if own is not None or self.percentiles is msgspec.UNSET:
+            return own
+        kinds = ("itl", "tpot") if name == "itl" else (name,)
+        return max((ms for key, ms in self.percentiles.items() if key.partition("_")[0] in kinds), default=None)
+
+
+class PercentileLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A percentile of a run beside its limit."""
+
+    limit_ms: float
+    value_ms: float
+    met: bool
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +81,8 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     requests: Share
     requests_per_s: float
     output_tokens_per_s: float
+    percentiles: dict[str, PercentileLimit] | msgspec.UnsetType = msgspec.UNSET
+    """Where the SLO has some, by the same names."""
 
 
 class TimingReport(msgspec.Struct, frozen=True, kw_only=True):

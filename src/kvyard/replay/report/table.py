@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from kvyard.replay.report import words as say
 from kvyard.replay.report.bounds import BOUNDS
+from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
-from kvyard.replay.report.report import LATENCIES, LENGTHS, LiveReport, Report
+from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, LiveReport, Report
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 ROOMY = 104
 """Columns from which metrics have their full names."""
+SPREADS_LEFT_OUT = ("std", "min", "p95", "p90", "max")
+"""What a narrow terminal does without, first to last."""
 PLAIN_WIDTH = 110
 """Where the width isn't known: in a file or a pipe."""
 
@@ -30,19 +33,21 @@ def print_report(report: Report, console: Console | None = None) -> None:
     for note in say.notes(report):
         console.print(f"[yellow]{_safe(note)}[/yellow]")
     console.print()
-    console.print(_measurements(report, console.width >= ROOMY))
+    console.print(fitted(_measurements(report, console.width >= ROOMY), console, SPREADS_LEFT_OUT))
     ranges = say.range_rows(report)
     if ranges:
         console.print(_ranges(report, ranges, console.width >= ROOMY))
     console.print(_rates(report))
+    if report.goodput is not None and report.goodput.percentiles:
+        console.print(_verdicts(report.goodput))
     if report.live is not None:
-        console.print(_sending(report.live))
+        console.print(fitted(_sending(report.live), console, SPREADS_LEFT_OUT))
     if report.reuse:
         console.print(_prompts(report))
     if report.waterfall.steps:
-        console.print(_waterfall(report))
+        console.print(fitted(_waterfall(report), console, ("by", "of prompts", "prefill time")))
     if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
-        console.print(_tiers(report))
+        console.print(fitted(_tiers(report), console, ("of bandwidth", "link busy", "read", "written")))
     if report.transfers:
         console.print(_transfers(report))
     if report.router is not None or report.balance:
@@ -119,6 +124,13 @@ def _rates(report: Report) -> Table:
         of = f"{say.percent(good.requests.value)}, {good.requests.part:,} / {good.requests.whole:,} finished requests"
         table.add_row(f"Goodput, requests with {say.limits(good.slo_ms)} ({of})", say.measured(good.requests_per_s))
         table.add_row("Goodput, output tokens of these", say.measured(good.output_tokens_per_s))
+    return table
+
+
+def _verdicts(good: Goodput) -> Table:
+    table = _table("SLO", "measured", "")
+    for row in say.verdicts(good):
+        table.add_row(*row)
     return table
 
 

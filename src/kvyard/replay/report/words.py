@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import floor, log10
 
-from kvyard.replay.report.report import MOVES, Report, Slo, TimingReport
+from kvyard.replay.report.report import MOVES, Goodput, Report, Slo, TimingReport
 
 SOURCES = {
     "device": "Found on the device",
@@ -78,8 +78,18 @@ def span(seconds: float) -> str:
 
 def limits(slo: Slo) -> str:
     """What a good request is."""
-    given = ((name, getattr(slo, name)) for name in ("ttft", "itl", "e2e"))
+    given = ((name, slo.limit(name)) for name in ("ttft", "itl", "e2e"))
     return ", ".join(f"{name.upper()} ≤ {value:g} ms" for name, value in given if value is not None) or "no limit"
+
+
+def verdicts(goodput: Goodput) -> list[tuple[str, str, str]]:
+    """Of each percentile of an SLO: its name and limit, what it was, and whether that is met."""
+    found = []
+    for name, one in (goodput.percentiles or {}).items():
+        kind, _, percentile = name.partition("_")
+        words = f"{kind.upper()} {percentile} ≤ {one.limit_ms:g} ms"
+        found.append((words, f"{measured(one.value_ms)} ms", "met" if one.met else "NOT met"))
+    return found
 
 
 def name_of(report: Report) -> str:

@@ -11,7 +11,7 @@ from kvyard.files import write_whole
 from kvyard.replay.jobs import Executor, LocalExecutor, Task, Told
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.files import read_report
-from kvyard.replay.run import read_slo
+from kvyard.replay.report.slo import read_slo
 from kvyard.replay.settings import SETTINGS
 from kvyard.replay.sweep.grid import Grid, GridPoint, fingerprint, make_grid
 from kvyard.replay.traces import open_trace

@@ -13,6 +13,7 @@ import msgspec
 from kvyard.events.types import LOWER_TIERS
 from kvyard.files import write_whole
 from kvyard.replay.report import Report
+from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.words import measured, percent, timing_text
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def print_sweep(sweep: Sweep, console: Console | None = None) -> None:
             text = shown_value(figure, row[figure.name])
             cells.append(f"[bold]{text}[/bold]" if best[figure.name] == row[figure.name] else text)
         table.add_row(*cells)
-    console.print(table)
+    console.print(fitted(table, console, [figure.head for figure in reversed(shown)]))
     said = times(sweep)
     if said:
         console.print(said, style="dim", markup=False, highlight=False)

@@ -1,0 +1,52 @@
+"""Tables for narrow terminals: whole columns are left out before any figure is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+WIDE = 10_000
+LEAST_NAME = 20
+"""Characters that the first column keeps, if it has as many."""
+
+
+def fitted(table: Table, console: Console, leave_out: Iterable[str]) -> Table:
+    """``table`` without the columns that don't fit, in the order of ``leave_out``, and with their names below it."""
+    from rich.measure import Measurement
+
+    columns = list(table.columns)
+    widths = {id(one): _width(one) for one in columns}
+    wide = Measurement.get(console, console.options.update(max_width=WIDE), table).maximum
+    around = (wide - sum(widths.values())) / len(columns)
+    first = columns[0]
+    widths[id(first)] = first.min_width = min(LEAST_NAME, widths[id(first)])
+    widths |= {id(one): min(LEAST_NAME, widths[id(one)]) for one in columns[1:] if one.justify != "right"}
+    left: list[str] = []
+    for name in leave_out:
+        if sum(widths[id(one)] + around for one in table.columns) <= console.width:
+            break
+        found = next((one for one in table.columns if _plain(one.header) == name), None)
+        if found is not None:
+            table.columns.remove(found)
+            left.append(name)
+    if left:
+        said = f"Not shown, for want of room: {', '.join(left)}."
+        table.caption, table.caption_justify = f"{table.caption} {said}" if table.caption else said, "left"
+    return table
+
+
+def _width(column: Column) -> int:
+    """Of its longest cell."""
+    from rich.cells import cell_len
+
+    return max(cell_len(_plain(one)) for one in (column.header, *column.cells))
+
+
+def _plain(cell: object) -> str:
+    from rich.text import Text
+
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain

@@ -1,0 +1,67 @@
+"""How SLOs are written, and what is made of percentiles."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.replay.traces.support import CONVERSATION
+
+from kvyard.errors import KvyardError
+from kvyard.replay.report import Report, Slo
+from kvyard.replay.report.files import from_json, to_json
+from kvyard.replay.report.slo import read_slo
+from kvyard.replay.report.table import report_text
+from kvyard.replay.run import replay
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ttft=500,itl=20", {"ttft": 500.0, "itl": 20.0}),
+        ("ttft<0.5s, itl <= 20ms", {"ttft": 500.0, "itl": 20.0}),
+        ("e2e=1min", {"e2e": 60_000.0}),
+        ("ttft_p99<1s", {"percentiles": {"ttft_p99": 1000.0}}),
+        ("ttft_p99=1000", {"percentiles": {"ttft_p99": 1000.0}}),
+        ("tpot_p50=250us,ttft=1e3", {"ttft": 1000.0, "percentiles": {"tpot_p50": 0.25}}),
+    ],
+)
+def test_what_can_be_written(text: str, wanted: dict[str, object]) -> None:
+    assert read_slo(text) == msgspec.convert(wanted, Slo)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "ttft", "ttft=", "ttft=0", "ttft=-1", "ttft=1 parsec", "ttft>500", "ttft=nan", "ttft=1,ttft=2"),
+        *("p99=1", "ttft_p98=1", "ttft_=1", "queue_p99=5", "tpot=5", "ttft_p99", "ttft_p99<1s;itl=3", "percentiles=1"),
+    ],
+)
+def test_what_cannot_be(text: str) -> None:
+    with pytest.raises(KvyardError, match="SLO"):
+        read_slo(text)
+
+
+def made(slo: str) -> Report:
+    return replay(CONVERSATION, limit=120, workers=2, slo=slo).report
+
+
+def test_a_percentile_is_judged_by_the_run() -> None:
+    loose, tight = made("ttft_p99<60s,itl_p50<1h"), made("ttft_p99=1")
+    good = loose.goodput
+    assert good is not None and good.percentiles
+    one = good.percentiles["ttft_p99"]
+    assert one.met and one.value_ms == loose.latency["ttft"].p99
+    assert good.requests.value == 1.0
+    judged = tight.goodput
+    assert judged is not None and judged.percentiles and not judged.percentiles["ttft_p99"].met
+    assert judged.requests.value == 0.0, "without a limit of its own, a request has that of the percentile"
+    text = report_text(tight)
+    assert "TTFT p99 ≤ 1 ms" in text and "NOT met" in text
+    assert from_json(to_json(tight), "x") == tight
+
+
+def test_a_limit_of_requests_goes_before_that_of_a_percentile() -> None:
+    both, alone = made("ttft=200,ttft_p99<60s"), made("ttft=200")
+    assert both.goodput is not None and alone.goodput is not None
+    assert both.goodput.requests == alone.goodput.requests
+    assert b"percentiles" not in to_json(alone), "reports without percentiles are what they were"
