@@ -55,6 +55,12 @@ class TextSpan(msgspec.Struct, eq=False):
     def end(self) -> int:
         return self.begin + self.size * len(self.hashes)
 
+    def last_before(self, block: int) -> int | None:
+        """The key of our last full block before number ``block``, which begins in here or right behind."""
+        if block > self.first:
+            return self.keys[block - 1 - self.first]
+        return None if self.parent is None else self.parent.last
+
     def start(self, count: int, block_size: int) -> TextSpan:
         """The first ``count`` blocks, without the tail; ``block_size`` is ours."""
         start = TextSpan(self.begin, self.size, self.hashes[:count], self.parent)
@@ -117,30 +123,86 @@ class Bridge:
     def announce(self, event: Stored, hashes: list[Key]) -> TextSpan | None:
         """Learn what a dense store (tokens for every hash) says of ``hashes`` not known so far; the new span, if any.
 
-        The caller has made sure that the parent is known or ``None``. Raises ``IdentityError``, changing nothing, where the
-        text can't be named.
+        The caller has made sure that the parent is known or ``None``, or else the first hash. Raises ``IdentityError``,
+        changing nothing, where the text can't be named, or a hash names another text already: chained hashes have one text
+        each, so one of the two is wrong, and a copy that is stored under both could only be taken back once.
         """
         known, size = self._known, event.block_size
-        if len(set(hashes)) < len(hashes):
+        names = set(hashes)
+        if len(names) < len(hashes):
             raise IdentityError("a store lists a hash twice, so that it names two texts")
-        skip = next((at for at, key in enumerate(hashes) if key not in known), None)
-        if skip is None:
-            return None
-        before = hashes[skip - 1] if skip else event.parent
-        parent: TextSpan | None = None
-        begin = 0
-        if before is not None:
-            loc = known[before]
-            whole, at = self._spans[loc >> _BITS], loc & _OFFSET
-            parent = whole if at + 1 == len(whole.hashes) else self._start_of(whole, at + 1)
-            begin = parent.end
-        span = TextSpan(begin, size, hashes[skip:] if skip else hashes, parent)
+        if event.parent in names:
+            raise IdentityError("a store follows on one of its own blocks")
+        skip = next((at for at, key in enumerate(hashes) if key not in known), len(hashes))
         assert event.tokens is not None
+        if skip:
+            self._check_known(event, hashes[:skip] if skip < len(hashes) else hashes, event.tokens[: skip * size])
+            if skip == len(hashes):
+                return None
+        before = hashes[skip - 1] if skip else event.parent
+        parent = None if before is None else self._upto(known[before])
+        begin = 0 if parent is None else parent.end
+        span = TextSpan(begin, size, hashes[skip:] if skip else hashes, parent)
         tokens = event.tokens[skip * size :] if skip else event.tokens
         marks = marks_of_event(event, begin - skip * size)
-        self._name(span, tokens, [mark for mark in marks if mark[0] >= begin])
-        self._enter(span)
+        text = self._name(span, tokens, [mark for mark in marks if mark[0] >= begin])
+        fresh = not skip and known.keys().isdisjoint(names)
+        if not fresh:
+            for at, key in enumerate(span.hashes):
+                if key in known:
+                    self._check_same(span, text[0], at, known[key])
+        if span.tail or span.size % self.identity.block_size or begin % self.identity.block_size:
+            self._keep_text(self._next, text)
+        self._enter(span, fresh=fresh)
         return span
+
+    def _check_known(self, event: Stored, hashes: list[Key], tokens: Sequence[int]) -> None:
+        """Raise ``IdentityError`` unless ``hashes``, all known, name the text that ``event`` gives them."""
+        known, size = self._known, event.block_size
+        before: TextSpan | None = None
+        if event.parent is None or event.parent in known:
+            before = None if event.parent is None else self._upto(known[event.parent])
+        else:
+            # The parent was forgotten: what the first hash follows on is known by that itself.
+            loc = known[hashes[0]]
+            whole, at = self._spans[loc >> _BITS], loc & _OFFSET
+            if whole.size != size:
+                return
+            before = self._start_of(whole, at) if at else whole.parent
+        begin = 0 if before is None else before.end
+        span = TextSpan(begin, size, hashes, before)
+        text = self._name(span, tokens, [mark for mark in marks_of_event(event, begin) if mark[0] >= begin])[0]
+        locs = [known[key] for key in hashes]
+        in_a_row = locs == list(range(locs[0], locs[0] + len(locs)))
+        if in_a_row and self._spans[locs[0] >> _BITS].size == size:
+            # Where hashes follow each other in a span, the last one's text has the others' in it.
+            self._check_same(span, text, len(locs) - 1, locs[-1])
+            return
+        for at, loc in enumerate(locs):
+            self._check_same(span, text, at, loc)
+
+    def _check_same(self, span: TextSpan, text: Sequence[int], at: int, loc: int) -> None:
+        """Raise ``IdentityError`` unless the text up to hash ``at`` of ``span`` is that which ``loc`` has. ``text`` is that of
+        ``span``, from where our first block of it begins.
+        """
+        other, place, size = self._spans[loc >> _BITS], loc & _OFFSET, self.identity.block_size
+        end = span.begin + (at + 1) * span.size
+        if other.begin + (place + 1) * other.size == end and span.last_before(end // size) == other.last_before(
+            end // size
+        ):
+            rest = end % size
+            if not rest:
+                return
+            theirs = self._texts[other.number][0]
+            mine = text[end - rest - span.first * size : end - span.first * size]
+            if list(mine) == list(theirs[end - rest - other.first * size : end - other.first * size]):
+                return
+        raise IdentityError("a hash names another text already")
+
+    def _upto(self, loc: int) -> TextSpan:
+        """The text up to a hash, as a parent of what follows it."""
+        whole, at = self._spans[loc >> _BITS], loc & _OFFSET
+        return whole if at + 1 == len(whole.hashes) else self._start_of(whole, at + 1)
 
     def _start_of(self, whole: TextSpan, count: int) -> TextSpan:
         """The first ``count`` blocks of ``whole`` as a parent."""
@@ -155,8 +217,8 @@ class Bridge:
             front.tail_marks = [mark for mark in marks if front.end - rest <= mark[0] < front.end]
         return front
 
-    def _name(self, span: TextSpan, tokens: Sequence[int], marks: list[Mark]) -> None:
-        """Work out the request keys that end in ``span``."""
+    def _name(self, span: TextSpan, tokens: Sequence[int], marks: list[Mark]) -> tuple[Sequence[int], list[Mark]]:
+        """Work out the request keys that end in ``span``; its text from where our first block of it begins, with marks."""
         parent, size = span.parent, self.identity.block_size
         last = parent.last if parent is not None else None
         if parent is not None and parent.tail:
@@ -171,15 +233,23 @@ class Bridge:
         if rest:
             span.tail = tokens[len(tokens) - rest :]
             span.tail_marks = [mark for mark in marks if mark[0] >= span.end - rest]
-        if rest or span.size % size or span.begin % size:
-            small = not tokens or (min(tokens) >= 0 and max(tokens) < 1 << 32)
-            self._texts[self._next] = (array("I", tokens) if small else list(tokens), marks)
+        return tokens, marks
 
-    def _enter(self, span: TextSpan, gone: Collection[int] = ()) -> None:
-        """Let the hashes of ``span``, but for the positions ``gone``, lead there."""
+    def _keep_text(self, number: int, text: tuple[Sequence[int], list[Mark]]) -> None:
+        tokens, marks = text
+        small = not tokens or (min(tokens) >= 0 and max(tokens) < 1 << 32)
+        self._texts[number] = (array("I", tokens) if small else list(tokens), marks)
+
+    def _enter(self, span: TextSpan, gone: Collection[int] = (), fresh: bool = False) -> None:
+        """Let the hashes of ``span``, but for the positions ``gone``, lead there. ``fresh``: none of them is known."""
         span.number, self._next = self._next, self._next + 1
         base = span.number << _BITS
         known, idle = self._known, self.idle
+        if fresh:
+            known.update(zip(span.hashes, range(base, base + len(span.hashes))))
+            span.alive = len(span.hashes)
+            self._spans[span.number] = span
+            return
         for at, key in enumerate(span.hashes):
             if at in gone:
                 continue
