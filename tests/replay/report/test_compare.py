@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 
 import pytest
@@ -10,17 +11,10 @@ from rich.console import Console
 from tests.replay.report.support import reported
 
 from kvyard.errors import KvyardError
-from kvyard.replay.report.compare import (
-    ComparedLine,
-    change_text,
-    compare,
-    differences,
-    print_comparison,
-    unique,
-    value_text,
-)
+from kvyard.replay.report.compare import compare, differences, print_comparison, unique
+from kvyard.replay.report.comparison import ComparedLine, change_text, value_text
 from kvyard.replay.report.figures import waterfalls
-from kvyard.replay.report.report import Waterfall
+from kvyard.replay.report.report import Report, Waterfall
 
 
 def line(key: str, *runs: object) -> ComparedLine:
@@ -130,3 +124,42 @@ def test_bars_of_waterfalls_are_as_long_as_an_endless_cache() -> None:
     for row, run in zip(figure["rows"], runs):
         tokens = [int(part["text"].split(", ")[1].split()[0].replace(",", "")) for part in row["parts"]]
         assert sum(tokens) == run.bounds["infinite"].part and tokens[0] == run.reuse["all"].part
+
+
+def with_means(**means: float) -> Report:
+    """A run with these mean latencies; all else is equal."""
+    run = reported()
+    return replace(
+        run, latency=run.latency | {key: replace(run.latency[key], mean=mean) for key, mean in means.items()}
+    )
+
+
+def test_which_is_better_for_what_in_words() -> None:
+    base, quick, mixed = (
+        with_means(ttft=100.0, itl=10.0),
+        with_means(ttft=50.0, itl=10.0),
+        with_means(ttft=80.0, itl=11.0),
+    )
+    assert compare([base, quick], ["old", "new"]).verdict == [
+        "new is better than old in time to first token (mean): 50.00 ms (-50.0%), and worse in nothing."
+    ]
+    assert compare([quick, base], ["new", "old"]).verdict == [
+        "old is worse than new in time to first token (mean): 100.0 ms (+100.0%), and better in nothing."
+    ]
+    assert compare([base, base], ["a", "b"]).verdict == [
+        "b and a are within 0.5% of each other in all that people choose by."
+    ]
+    assert compare([base, quick, mixed], ["old", "new", "third"]).verdict[1:] == [
+        "third is better than old in time to first token (mean): 80.00 ms (-20.0%), "
+        "and worse in time between tokens (mean): 11.00 ms (+10.0%).",
+        "new is the best of all in time to first token (mean).",
+    ]
+
+
+def test_a_verdict_says_nothing_that_the_lines_do_not() -> None:
+    found = compare([reported(policy="round-robin", blocks=2200), reported(policy="kv"), reported(host=3000)])
+    lines = {one.key: one for one in found.lines}
+    for sentence in found.verdict[:2]:
+        for figure in re.findall(r": ([0-9.,]+)(?: ms|%)? [(]", sentence):
+            assert any(figure in value_text(line, number) for line in lines.values() for number in (1, 2))
+    assert found.runs == ["round-robin", "kv", "kv #2"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvyard import __version__
+from kvyard.replay.league.advice import advice
 from kvyard.replay.league.league import FIGURES, League, LeaguePlace
 from kvyard.replay.league.table import behind
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, esc, head, listing, row, table
+from kvyard.replay.report.html import Page, answer, esc, head, listing, row, table
 from kvyard.replay.sweep.table import Figure, shown_value, times
 
 DRAWN = ("ttft_mean_ms", "itl_p99_ms", "reuse")
@@ -23,7 +24,9 @@ def page(league: League) -> str:
     notes += [f"{failure.point.label}: {failure.why}" for failure in league.sweep.failures]
     if league.sweep.missing:
         notes.append(f"{league.sweep.missing} of {len(league.sweep.grid.points)} points have not run yet.")
-    made.add(head(title, f"{count} policies on {league.sweep.trace}", notes, times(league.sweep)))
+    made.add(
+        head(title, f"{count} policies on {league.sweep.trace}", notes, times(league.sweep)), answer(advice(league))
+    )
     for cell, standings in league.cells.items():
         first = standings[0]
         text = f"{first.policy} has the soonest first token. Starred: none has both a sooner first token and a lower ITL p99."

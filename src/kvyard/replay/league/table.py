@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvyard.files import write_whole
+from kvyard.replay.league.advice import advice
 from kvyard.replay.league.league import FIGURES, League, LeaguePlace
 from kvyard.replay.report.fitting import fitted
 from kvyard.replay.sweep.table import Figure, best_of, shown_value, times
@@ -71,6 +72,8 @@ def print_league(league: League, console: Console | None = None) -> None:
         console.print(said, style="dim", markup=False, highlight=False)
     for failure in league.sweep.failures:
         console.print(f"{failure.point.label}: {failure.why}", style="yellow", markup=False)
+    for sentence in advice(league):
+        console.print(sentence, markup=False, highlight=False)
 
 
 def rows(league: League) -> list[dict[str, Any]]:
@@ -99,6 +102,7 @@ def write_json(league: League, path: Path) -> None:
         "trace": league.sweep.trace,
         "overloaded": sorted(league.overloaded),
         "standings": rows(league),
+        "advice": advice(league),
     }
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 

@@ -1,29 +1,19 @@
-"""Runs side by side: the same measure of each, who is best, and how far the others are from the first.
-
-As values, and as text for a terminal; ``compare_page`` draws them.
-"""
+"""Runs side by side: makes a ``Comparison`` of their reports, and prints it; ``compare_page`` draws it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvyard.errors import KvyardError
+from kvyard.replay.report.comparison import NOISE, Better, ComparedLine, Comparison, Unit, change_text, value_text
 from kvyard.replay.report.report import TIERS, Report
+from kvyard.replay.report.verdict import verdict
 from kvyard.replay.report.waterfall import LEVELS, LOSSES
-from kvyard.replay.report.words import REASONS, SOURCES, amount, common_times, measured, name_of, percent, whole
+from kvyard.replay.report.words import REASONS, SOURCES, common_times, name_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-Unit = Literal["ms", "per_s", "share", "count", "ratio", "bytes"]
-Better = Literal["low", "high", ""]
-
-NOISE = 0.005
-"""Values that differ by no more are equally good."""
 
 
 class Measure(NamedTuple):
@@ -35,36 +25,6 @@ class Measure(NamedTuple):
     unit: Unit
     better: Better
     get: Callable[[Report], float | None]
-
-
-class ComparedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A measure over all runs."""
-
-    key: str
-    title: str
-    part: str
-    """The heading it belongs under."""
-    unit: Unit
-    better: Better
-    values: list[float | None]
-    """By run; null where a run has none."""
-    changes: list[float | None]
-    """Against the first run, relative to it; shares are differences instead."""
-    best: list[int]
-    """Numbers of the runs with the best value, where there is a best and not all are."""
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs side by side."""
-
-    runs: list[str]
-    notes: list[str]
-    """What makes the comparison less than fair."""
-    timing: str
-    """Where the times of the runs come from, and what their errors mean for the changes; empty for live runs."""
-    settings: dict[str, list[object]]
-    """What was set differently, by the path in the configuration."""
-    lines: list[ComparedLine]
 
 
 def measures() -> list[Measure]:
@@ -159,7 +119,14 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Co
             lines.append(_line(measure, values))
     settings = differences([report.config for report in reports])
     timing = common_times(runs, reports)
-    return Comparison(runs=runs, notes=_notes(reports, runs), timing=timing, settings=settings, lines=lines)
+    return Comparison(
+        runs=runs,
+        notes=_notes(reports, runs),
+        timing=timing,
+        settings=settings,
+        lines=lines,
+        verdict=verdict(runs, lines),
+    )
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -261,29 +228,6 @@ LONGEST = 60
 """Of a setting in the terminal."""
 
 
-def value_text(line: ComparedLine, number: int) -> str:
-    """A run's value."""
-    value = line.values[number]
-    if value is None:
-        return "–"
-    if line.unit == "share":
-        return percent(value)
-    if line.unit == "bytes":
-        return amount(value)
-    return whole(value) if line.unit == "count" else f"{value:.3f}" if line.unit == "ratio" else measured(value)
-
-
-def change_text(line: ComparedLine, number: int) -> str:
-    """How far a run is from the first; empty for the first itself."""
-    change = line.changes[number]
-    if change is None or not number:
-        return ""
-    text = f"{change * 100:+.1f}"
-    if float(text) == 0:
-        text = "±0"
-    return f"{text} pt" if line.unit == "share" else f"{text}%"
-
-
 def print_comparison(found: Comparison, console: Console | None = None) -> None:
     """Print ``found``. Where runs don't fit side by side they come in several tables, each with the first run."""
     from rich import box
@@ -321,6 +265,9 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     if found.timing:
         console.print(f"[dim]{escape(found.timing)}[/dim]")
     _print_settings(found, console)
+    console.print()
+    for sentence in found.verdict:
+        console.print(escape(sentence))
 
 
 def _print_settings(found: Comparison, console: Console) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.compare import Comparison, change_text, setting_text, value_text
-from kvyard.replay.report.html import Page, card, head, row, table
+from kvyard.replay.report.compare import setting_text
+from kvyard.replay.report.comparison import Comparison, change_text, value_text
+from kvyard.replay.report.html import Page, answer, card, head, row, table
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
 from kvyard.replay.report.words import SHORT
 
@@ -30,6 +31,7 @@ def comparison_page(found: Comparison, reports: Sequence[Report]) -> str:
     made = Page("Comparison · kvyard")
     title = " vs ".join(found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs"
     made.add(head(title, _line_of(reports), found.notes, found.timing))
+    made.add(answer(found.verdict))
     made.section(
         "In numbers",
         f"Changes are against {found.runs[0]}; of shares, in points of a percent. ★ is best, or within 0.5% of it.",

@@ -71,6 +71,13 @@ def head(title: str, text: str, notes: Iterable[str] = (), times: str = "") -> s
     )
 
 
+def answer(sentences: Sequence[str]) -> str:
+    """What the page says in plain words; nothing where there is nothing to say."""
+    if not sentences:
+        return ""
+    return f'<section class="answer">{"".join(f"<p>{esc(one)}</p>" for one in sentences)}</section>'
+
+
 def tile(name: str, value: str, unit: str, more: str) -> str:
     """A headline figure."""
     return (

@@ -7,8 +7,9 @@ from kvyard import __version__
 from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report import words as say
+from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
-from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, answer, card, esc, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share, WorkerReport
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
@@ -22,6 +23,7 @@ def page(report: Report) -> str:
     """The page's text."""
     made = Page(f"{say.name_of(report)} · kvyard")
     made.add(head(say.name_of(report), say.summary(report), say.notes(report), say.times(report)))
+    made.add(answer(answers(report)))
     made.add('<div class="tiles">', *_tiles(report), "</div>")
     if report.reuse:
         text = "of all prompt tokens of admitted requests, at first admission"

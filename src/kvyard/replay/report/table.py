@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvyard.replay.report import words as say
+from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
@@ -52,6 +53,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_transfers(report))
     if report.router is not None or report.balance:
         console.print(_fleet(report))
+    for sentence in answers(report):
+        console.print(_safe(sentence))
 
 
 def report_text(report: Report, width: int = PLAIN_WIDTH) -> str:

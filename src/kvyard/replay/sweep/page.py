@@ -6,33 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvyard import __version__
-from kvyard.errors import KvyardError
-from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, answer, esc, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
-from kvyard.replay.settings import SETTINGS
+from kvyard.replay.sweep.advice import advice
+from kvyard.replay.sweep.axes import UNITS, axis, number_of, words
 from kvyard.replay.sweep.table import DULL, FIGURES, Figure, rows, shown_value, times
 
 if TYPE_CHECKING:
     from kvyard.replay.sweep.run import Sweep
 
-ROOMS = {f"{tier.label}_{unit}": tier for tier in LOWER_TIERS for unit in ("blocks", "bytes")}
-ALONG = (*ROOMS, "num_gpu_blocks", "gpu_memory", "workers")
-"""What people ask about: these run along the axis rather than others."""
-UNITS = {
-    **{
-        name: f"{'GB' if name.endswith('bytes') else 'blocks'} of {tier.place} per worker"
-        for name, tier in ROOMS.items()
-    },
-    "num_gpu_blocks": "blocks on each device",
-    "gpu_memory": "GB of each card",
-    "event_lag": "event lag, ms",
-    "workers": "workers",
-    "concurrency": "sessions under way",
-    "speedup": "speed-up of arrivals",
-}
-SCALES = {**{name: 1e9 for name in ROOMS if name.endswith("bytes")}, "gpu_memory": 1e9, "event_lag": 1e6}
 DRAWN = (
     "ttft_mean_ms",
     "ttft_p99_ms",
@@ -63,7 +46,7 @@ def page(sweep: Sweep) -> str:
     text = f"{len(found)} replays of {sweep.trace}, over " + " and ".join(
         f"{len(values)} values of {name}" for name, values in sweep.grid.axes.items()
     )
-    made.add(head(title, text, notes, times(sweep)))
+    made.add(head(title, text, notes, times(sweep)), answer(advice(sweep)))
     wanted = [
         figure for figure in FIGURES if figure.name in DRAWN and any(one[figure.name] is not None for one in found)
     ]
@@ -88,41 +71,12 @@ def page(sweep: Sweep) -> str:
     return made.text()
 
 
-def axis(axes: dict[str, list[str]]) -> str | None:
-    """The setting that runs along the axis: one with numbers for values, by what people ask about, then by most values."""
-    numeric = [
-        name for name, values in axes.items() if len(values) > 1 and all(_number(name, v) is not None for v in values)
-    ]
-    for name in ALONG:
-        if name in numeric:
-            return name
-    return max(numeric, key=lambda name: len(axes[name]), default=None)
-
-
-def words(name: str | None) -> str:
-    """A setting as the head of a page."""
-    text = ROOMS[name].place if name in ROOMS else (name or "").replace("_", " ")
-    return text.capitalize()
-
-
-def _number(name: str, value: str) -> float | None:
-    try:
-        found = SETTINGS[name].parse(name, value)
-    except KvyardError:
-        return None
-    if name == "workers":
-        found = int(value) if value.isdecimal() else None
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return None
-    return found / SCALES.get(name, 1)
-
-
 def _lines(along: str, others: Sequence[str], found: Sequence[dict[str, Any]]) -> list[Curve]:
     """By the values of the other settings: points along the axis, in its order."""
     lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for one in found:
         name = ", ".join(str(one[other]) if len(others) == 1 else f"{other} {one[other]}" for other in others) or "all"
-        at = _number(along, one[along])
+        at = number_of(along, one[along])
         if at is not None:
             lines.setdefault(name, []).append((at, one))
     return [(name, sorted(points, key=lambda point: point[0])) for name, points in lines.items()]

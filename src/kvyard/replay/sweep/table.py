@@ -15,6 +15,7 @@ from kvyard.files import write_whole
 from kvyard.replay.report import Report
 from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.words import measured, percent, timing_text
+from kvyard.replay.sweep.advice import advice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,6 +121,7 @@ def write_csv(sweep: Sweep, path: Path) -> None:
 def write_json(sweep: Sweep, path: Path) -> None:
     """Write the axes and all rows. Raises ``KvyardError`` where that can't be done."""
     value = {"kind": "kvyard sweep", "trace": sweep.trace, "axes": sweep.grid.axes, "points": rows(sweep)}
+    value["advice"] = advice(sweep)
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
@@ -155,6 +157,8 @@ def print_sweep(sweep: Sweep, console: Console | None = None) -> None:
         console.print(said, style="dim", markup=False, highlight=False)
     for failure in sweep.failures:
         console.print(f"{failure.point.label}: {failure.why}", style="yellow", markup=False)
+    for sentence in advice(sweep):
+        console.print(sentence, markup=False, highlight=False)
 
 
 def times(sweep: Sweep) -> str:

@@ -1,0 +1,258 @@
+"""What a report says in plain words: where the time of a request goes, what limits the fleet, and what to try next.
+
+Nothing that the figures don't say. Each resource is asked the same question: how much sooner would answers (or first tokens)
+come if it were relieved: prefill or decode twice as fast, links twice as wide, a cache that loses nothing, a router that finds
+what any worker has. Waiting goes to what was short while requests waited, by the samples of the run. Work that is saved
+shortens waits by more than its share, so a share f of work counts 1 - (1 - f)² of the wait for it. These are estimates to rank
+by, and only their order is told.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from kvyard.replay.report.report import Report
+from kvyard.replay.report.words import measured
+
+Resource = Literal["prefill", "decode", "cache", "link", "router"]
+
+HALF = 0.5
+"""What doubling a speed saves of the time spent at it."""
+SPARE = 0.1
+"""The share of free device blocks below which a request that waits is taken to wait for blocks, or what a long prompt (p90)
+needs if that is more: long ones wait longest, and others behind them."""
+BLOCK = 64
+"""Tokens of a block where a configuration leaves it open."""
+LITTLE = 0.02
+"""A saving below this share of the time isn't worth a sentence."""
+WORTH = 0.05
+"""A lever that needs no cards is named from this share of the first token's time on."""
+SEEN = 0.0005
+"""Parts of the time below this share aren't listed."""
+QUEUED = 0.2
+"""From this share of the first token's time on, waiting is what more workers would shorten."""
+NAMES: dict[Resource, str] = {
+    "prefill": "Prefill limits",
+    "decode": "Decode limits",
+    "cache": "The cache limits",
+    "link": "Links limit",
+    "router": "Routing limits",
+}
+LEVERS: tuple[Resource, ...] = ("router", "cache", "link")
+"""What can be had without more cards, in the order of what it costs."""
+IDLE = 0.5
+"""A fleet whose busiest worker is busy for less of the time has room."""
+
+
+class TimeParts(NamedTuple):
+    """Where the mean request's milliseconds go; they add up to its end-to-end latency."""
+
+    waiting: float
+    loading: float
+    prefill: float
+    decode: float
+
+    @property
+    def first(self) -> float:
+        """Until the first token."""
+        return self.waiting + self.loading + self.prefill
+
+    @property
+    def whole(self) -> float:
+        return self.first + self.decode
+
+
+class Limits(NamedTuple):
+    """What relieving each resource would save of a mean request, in milliseconds, at a guess."""
+
+    first: dict[Resource, float]
+    """Until the first token."""
+    whole: dict[Resource, float]
+    """Until the last."""
+
+    @property
+    def of_first(self) -> Resource:
+        return max(self.first, key=lambda one: self.first[one])
+
+    @property
+    def of_whole(self) -> Resource:
+        return max(self.whole, key=lambda one: self.whole[one])
+
+
+def time_parts(report: Report) -> TimeParts | None:
+    """Where time goes; ``None`` where nothing finished, or a client can't see it."""
+    e2e, ttft, queue = (report.latency.get(key) for key in ("e2e", "ttft", "queue"))
+    if e2e is None or ttft is None or queue is None or not e2e.count:
+        return None
+    loading = min(queue.mean, report.loading.mean * report.loading.count / e2e.count)
+    waiting = min(queue.mean, ttft.mean) - loading
+    prefill = max(0.0, ttft.mean - queue.mean)
+    return TimeParts(waiting, loading, prefill, e2e.mean - waiting - loading - prefill)
+
+
+def limits(report: Report, parts: TimeParts) -> Limits:
+    """What relieving each resource would save."""
+    waits = _waits(report)
+    all_ = report.reuse["all"].whole
+    computed = all_ - report.reuse["all"].part
+    evicted, elsewhere = (
+        report.missed_tokens[key].part / computed if computed and key in report.missed_tokens else 0.0
+        for key in ("evicted", "other_worker")
+    )
+    wait = {kind: parts.waiting * share for kind, share in waits.items()}
+
+    def less(share: float) -> float:
+        """Of a share of prefill work that needn't be done."""
+        return share * parts.prefill + (1 - (1 - share) ** 2) * wait["prefill"]
+
+    first: dict[Resource, float] = {
+        "prefill": less(HALF),
+        # Who decodes holds blocks and a seat: quicker answers free both.
+        "decode": (1 - HALF**2) * (wait["decode"] + wait["cache"]),
+        "cache": less(evicted) + wait["cache"],
+        "link": HALF * parts.loading,
+        "router": less(elsewhere) + wait["router"],
+    }
+    return Limits(first, first | {"decode": first["decode"] + HALF * parts.decode})
+
+
+def _waits(report: Report) -> dict[str, float]:
+    """What requests waited for, as shares: by samples of workers with a queue, each by its length."""
+    found = {"prefill": 0.0, "decode": 0.0, "cache": 0.0, "router": 0.0}
+    values = report.timeline.values
+    waiting, running, held = (values.get(key, []) for key in ("waiting", "running", "device"))
+    engine = _engine(report)
+    seats, blocks = engine.get("max_num_seqs"), engine.get("num_gpu_blocks", 0)
+    size = engine.get("block_size") or BLOCK
+    need = report.lengths["input"].p90 / (size * blocks) if blocks and "input" in report.lengths else 0.0
+    full = 1 - max(SPARE, need)
+    for at in range(len(report.timeline.times_s)):
+        queues = [row[at] for row in waiting]
+        idle = any(not queue and not row[at] for queue, row in zip(queues, running))
+        for worker, queue in enumerate(queues):
+            if not queue:
+                continue
+            if idle:
+                found["router"] += queue
+            elif held and held[worker][at] >= full:
+                found["cache"] += queue
+            elif seats is not None and running[worker][at] >= seats:
+                found["decode"] += queue
+            else:
+                found["prefill"] += queue
+    total = sum(found.values())
+    if not total:
+        return found | {"prefill": 1.0}  # waits too short to be seen are for the pass under way
+    return {kind: amount / total for kind, amount in found.items()}
+
+
+def answers(report: Report) -> list[str]:
+    """The report in a few sentences; none where there is nothing to tell."""
+    parts = time_parts(report)
+    if parts is None:
+        return _live(report)
+    if not report.reuse["all"].whole:
+        return []
+    found = limits(report, parts)
+    whole, first = found.of_whole, found.of_first
+    said = [
+        f"{NAMES[whole]} this fleet: {_where(parts)}{_why(whole, report, parts)}. Try {_next(whole, report, parts)}."
+    ]
+    if first != whole and found.first[first] >= LITTLE * parts.first:
+        start = f"{NAMES[first]} its first token, which comes after {measured(parts.first)} ms"
+        said.append(_sentence(start, first, report, parts))
+    lever = max(LEVERS, key=lambda one: found.first[one])
+    if lever not in (whole, first) and found.first[lever] >= WORTH * parts.first:
+        said.append(f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts)}.")
+    busy = report.balance.get("busy_max")
+    if busy is not None and busy < IDLE and parts.waiting < LITTLE * parts.whole:
+        said.append(f"The fleet has room: its busiest worker is busy for {busy:.0%} of the time.")
+    return said
+
+
+def _sentence(start: str, resource: Resource, report: Report, parts: TimeParts) -> str:
+    why = _why(resource, report, parts)
+    return f"{start}{'; ' if why else ''}{why}. Try {_next(resource, report, parts)}."
+
+
+def _where(parts: TimeParts) -> str:
+    pieces = {
+        "waiting": parts.waiting,
+        "loading": parts.loading,
+        "computing its prompt": parts.prefill,
+        "decoding": parts.decode,
+    }
+    told = [
+        f"{measured(ms)} ms {words} ({ms / parts.whole:.0%})" for words, ms in pieces.items() if ms > SEEN * parts.whole
+    ]
+    listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    return f"a request takes {measured(parts.whole)} ms on average, {listed}"
+
+
+def _live(report: Report) -> list[str]:
+    """What can be told of a run that was watched from outside."""
+    e2e, ttft = report.latency.get("e2e"), report.latency.get("ttft")
+    if report.live is None or e2e is None or ttft is None or not e2e.count:
+        return []
+    share = ttft.mean / e2e.mean if e2e.mean else 0.0
+    return [
+        f"A request takes {measured(e2e.mean)} ms on average, {measured(ttft.mean)} ms of it ({share:.0%}) until its first "
+        "token. What it waits for can't be seen from outside: replay the same trace without --live for that."
+    ]
+
+
+def _why(resource: Resource, report: Report, parts: TimeParts) -> str:
+    """The figures that say so, where the parts of the time don't say it already."""
+    waits = _waits(report)
+    if resource == "cache":
+        evicted = _missed(report, "evicted")
+        if _lacks_room(report, parts):
+            return "requests wait while running ones hold the blocks"
+        return f"{evicted:.1%} of prompt tokens were computed again because they had been evicted"
+    if resource == "router":
+        elsewhere = _missed(report, "other_worker")
+        if waits["router"] * parts.waiting > elsewhere * parts.prefill:
+            return "requests wait at some workers while others are idle"
+        return f"{elsewhere:.1%} of prompt tokens were computed though another worker had them"
+    if resource == "link":
+        return f"{report.loading.count:,} requests waited for loads from lower tiers"
+    return ""
+
+
+def _lacks_room(report: Report, parts: TimeParts) -> bool:
+    """Whether blocks are short for running requests, more than for what might be reused."""
+    return _waits(report)["cache"] * parts.waiting > _missed(report, "evicted") * parts.first
+
+
+def _missed(report: Report, key: str) -> float:
+    found = report.missed_tokens.get(key)
+    return 0.0 if found is None else found.value
+
+
+def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
+    """What to try."""
+    engine = _engine(report)
+    workers, blocks = len(report.workers), engine.get("num_gpu_blocks", 0)
+    if resource == "prefill":
+        if parts.waiting >= QUEUED * parts.first:
+            return f"more workers (--workers {workers * 2}), or a card that computes faster"
+        return "a card that computes faster, or more of them for each worker; little is waiting, so more workers change little"
+    if resource == "decode":
+        return f"a card with more memory bandwidth, or more workers for smaller batches (--workers {workers * 2})"
+    if resource == "cache":
+        if "host" not in report.tiers and not _lacks_room(report, parts):
+            return f"a host tier (--host-blocks {blocks * 2}) or more blocks (--num-gpu-blocks {blocks * 2})"
+        return f"more blocks (--num-gpu-blocks {blocks * 2})"
+    if resource == "link":
+        return "a faster link (--host-bandwidth); if loads take longer than computing would, no lower tier"
+    if report.router is not None and report.router.policy == "least-time":
+        return "a tier that all workers share (--host-blocks, --host-scope shared)"
+    return f"--router {'least-time' if report.router is not None and report.router.regret.whole else 'kv'}"
+
+
+def _engine(report: Report) -> Mapping[str, Any]:
+    """The settings of the first kind of workers."""
+    kinds = report.config.get("workers")
+    if not isinstance(kinds, list) or not kinds:
+        return {}
+    found = kinds[0].get("engine", {})
+    return found if isinstance(found, dict) else {}

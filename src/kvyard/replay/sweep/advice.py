@@ -1,0 +1,116 @@
+"""What a sweep recommends, in plain words, and what that costs: workers, and memory of each kind. No prices: yours differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvyard.events.types import LOWER_TIERS
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.report import Report
+from kvyard.replay.report.words import limits, measured
+from kvyard.replay.sweep.axes import number_of
+
+if TYPE_CHECKING:
+    from kvyard.replay.sweep.grid import GridPoint
+    from kvyard.replay.sweep.run import Sweep
+
+WITHIN = 0.99
+"""The share of requests within the SLO from which a point keeps it."""
+NEAR = 0.05
+"""A point whose mean TTFT is above the best by no more is as good, and may be cheaper."""
+GIB = 1 << 30
+
+
+class FleetCost(NamedTuple):
+    """What a fleet is made of, the dearest first: fleets are ordered by this."""
+
+    workers: int
+    device: int
+    """Blocks on all devices together."""
+    lower: tuple[int, ...]
+    """Bytes of each lower tier, all workers together, closest to the device first."""
+
+
+def fleet_cost(config: ReplayConfig) -> FleetCost:
+    """What the fleet of a replay is made of; a tier that workers share counts once."""
+    lower = [0] * len(LOWER_TIERS)
+    shared = [0] * len(LOWER_TIERS)
+    workers = device = 0
+    for kind in config.workers:
+        ranks = kind.count * kind.dp_size
+        workers += kind.count
+        device += ranks * kind.engine.num_gpu_blocks
+        below, size = kind.engine.tiers, kind.engine.bytes_per_block or 0
+        for at, tier in enumerate(below.tiers if below is not None else ()):
+            held = tier.bytes if tier.bytes is not None else (tier.num_blocks or 0) * size
+            if tier.scope == "shared":
+                shared[at] = max(shared[at], held)
+            else:
+                lower[at] += ranks * held
+    return FleetCost(workers, device, tuple(map(sum, zip(lower, shared))))
+
+
+def advice(sweep: Sweep) -> list[str]:
+    """What to take, and what it costs; nothing where no point has run."""
+    done = [(point, report) for point, report in sweep.done if report.latency["ttft"].count]
+    if not done:
+        return []
+    said = [_within(sweep, done) if sweep.slo is not None else _soonest(done)]
+    if edges := _edges(sweep, _best(done)[0]):
+        said.append(edges)
+    return said
+
+
+def _within(sweep: Sweep, done: list[tuple[GridPoint, Report]]) -> str:
+    """The cheapest point that keeps the SLO, or the one that comes closest."""
+    assert sweep.slo is not None
+    kept = [(point, report) for point, report in done if _share(report) >= WITHIN]
+    wanted = f"{WITHIN:.0%} of requests within {limits(sweep.slo)}"
+    if not kept:
+        point, report = max(done, key=lambda one: (_share(one[1]), -one[1].latency["ttft"].mean))
+        return f"No point keeps {wanted}. {point.label} comes closest with {_share(report):.1%}: {_cost(point)}."
+    point, report = min(kept, key=lambda one: (fleet_cost(one[0].config), one[1].latency["ttft"].mean))
+    of = f"of {len(done)} points {len(kept)} keep {wanted}"
+    return f"Take {point.label}: {of}, and this is the cheapest ({_share(report):.1%}): {_cost(point)}."
+
+
+def _soonest(done: list[tuple[GridPoint, Report]]) -> str:
+    """The point with the soonest first token, and the cheapest that is nearly as good."""
+    best, report = _best(done)
+    least = report.latency["ttft"].mean
+    near = [one for one in done if one[1].latency["ttft"].mean <= least * (1 + NEAR)]
+    point, cheap = min(near, key=lambda one: (fleet_cost(one[0].config), one[1].latency["ttft"].mean))
+    soonest = f"the soonest first token ({measured(least)} ms on average)"
+    if point is best or fleet_cost(point.config) == fleet_cost(best.config):
+        return f"Take {best.label}: {soonest}, and none within {NEAR:.0%} of it is cheaper: {_cost(best)}."
+    mean = measured(cheap.latency["ttft"].mean)
+    cheapest = f"Within {NEAR:.0%} of it, {point.label} is the cheapest: {mean} ms, {_cost(point)}."
+    return f"{best.label} has {soonest}: {_cost(best)}. {cheapest}"
+
+
+def _best(done: list[tuple[GridPoint, Report]]) -> tuple[GridPoint, Report]:
+    return min(done, key=lambda one: (one[1].latency["ttft"].mean, fleet_cost(one[0].config)))
+
+
+def _share(report: Report) -> float:
+    """Of all requests, those that finished within the SLO."""
+    return report.goodput.requests.part / report.requests["all"] if report.goodput is not None else 0.0
+
+
+def _cost(point: GridPoint) -> str:
+    cost = fleet_cost(point.config)
+    pieces = [f"{cost.workers:,} worker{'s' if cost.workers != 1 else ''}", f"{cost.device:,} device blocks"]
+    pieces += [f"{held / GIB:,.1f} GiB of {tier.place}" for tier, held in zip(LOWER_TIERS, cost.lower) if held]
+    return f"{', '.join(pieces[:-1])} and {pieces[-1]} in all"
+
+
+def _edges(sweep: Sweep, best: GridPoint) -> str:
+    """Axes with three values or more at whose last one the best point is: beyond it may be better."""
+    found = []
+    for name, values in sweep.grid.axes.items():
+        numbers = [number for value in values if (number := number_of(name, value)) is not None]
+        if len(numbers) == len(values) > 2 and number_of(name, best.varied[name]) == max(numbers):
+            found.append(f"{name}={best.varied[name]}")
+    if not found:
+        return ""
+    return f"The soonest first token is at the edge of the grid ({', '.join(found)}): more may be sooner still."

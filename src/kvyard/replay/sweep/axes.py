@@ -1,0 +1,52 @@
+"""Axes of a sweep: which setting runs along, in which unit, and where its values lie."""
+
+from kvyard.errors import KvyardError
+from kvyard.events.types import LOWER_TIERS
+from kvyard.replay.settings import SETTINGS
+
+ROOMS = {f"{tier.label}_{unit}": tier for tier in LOWER_TIERS for unit in ("blocks", "bytes")}
+ALONG = (*ROOMS, "num_gpu_blocks", "gpu_memory", "workers")
+"""What people ask about: these run along the axis rather than others."""
+UNITS = {
+    **{
+        name: f"{'GB' if name.endswith('bytes') else 'blocks'} of {tier.place} per worker"
+        for name, tier in ROOMS.items()
+    },
+    "num_gpu_blocks": "blocks on each device",
+    "gpu_memory": "GB of each card",
+    "event_lag": "event lag, ms",
+    "workers": "workers",
+    "concurrency": "sessions under way",
+    "speedup": "speed-up of arrivals",
+}
+SCALES = {**{name: 1e9 for name in ROOMS if name.endswith("bytes")}, "gpu_memory": 1e9, "event_lag": 1e6}
+
+
+def axis(axes: dict[str, list[str]]) -> str | None:
+    """The setting that runs along the axis: one with numbers for values, by what people ask about, then by most values."""
+    numeric = [
+        name for name, values in axes.items() if len(values) > 1 and all(number_of(name, v) is not None for v in values)
+    ]
+    for name in ALONG:
+        if name in numeric:
+            return name
+    return max(numeric, key=lambda name: len(axes[name]), default=None)
+
+
+def words(name: str | None) -> str:
+    """A setting as the head of a page."""
+    text = ROOMS[name].place if name in ROOMS else (name or "").replace("_", " ")
+    return text.capitalize()
+
+
+def number_of(name: str, value: str) -> float | None:
+    """A value of a setting as a place on an axis, in the axis' unit; ``None`` where it isn't a number."""
+    try:
+        found = SETTINGS[name].parse(name, value)
+    except KvyardError:
+        return None
+    if name == "workers":
+        found = int(value) if value.isdecimal() else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return found / SCALES.get(name, 1)
