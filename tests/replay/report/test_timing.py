@@ -88,7 +88,7 @@ def test_queues_make_an_error_larger_and_the_table_says_so() -> None:
     busy = report.latency | {"queue": replace(report.latency["queue"], mean=0.8 * report.latency["ttft"].mean)}
     assert "80% of TTFT is waiting" in " ".join(report_text(replace(report, latency=busy)).split())
     idle = report.latency | {"queue": replace(report.latency["queue"], mean=0.0)}
-    assert "is waiting" not in report_text(replace(report, latency=idle))
+    assert "of TTFT is waiting" not in report_text(replace(report, latency=idle))
 
 
 def test_a_fleet_of_two_cards_names_both_and_takes_the_larger_error() -> None:
