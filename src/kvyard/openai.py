@@ -20,6 +20,74 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class RetentionDirective(msgspec.Struct, kw_only=True):
+    """What a range of tokens is worth, as vLLM's pull request 38514 has it."""
+
+    priority: int
+    start: int = 0
+    end: int | None = None
+    duration: float | None = None
+    """Seconds."""
+
+
+class TokenRangeRetention(msgspec.Struct, kw_only=True):
+    """The same as TensorRT-LLM has it."""
+
+    priority: int
+    token_start: int = 0
+    token_end: int | None = None
+    duration_ms: float | None = None
+
+
+class KvCacheRetention(msgspec.Struct, kw_only=True):
+    """TensorRT-LLM's ``KvCacheRetentionConfig``."""
+
+    token_range_retention_configs: list[TokenRangeRetention] = []
+    decode_retention_priority: int | None = None
+    decode_duration_ms: float | None = None
+
+
+class CacheControl(msgspec.Struct, kw_only=True):
+    """For how long a prompt is to be kept: text such as 5m in Dynamo, seconds in vLLM's issue 52113."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: str | float | None = None
+
+
+class AgentPriority(msgspec.Struct, kw_only=True):
+    """Part of ``NvExt``; it has more fields, which are the router's."""
+
+    priority: int | None = None
+
+
+class SessionControl(msgspec.Struct, kw_only=True):
+    """Part of ``NvExt``: what becomes of a session with this request."""
+
+    session_id: str | None = None
+    action: Literal["open", "bind", "close"] | None = None
+
+
+class NvExt(msgspec.Struct, kw_only=True):
+    """Dynamo's extensions, as far as they are hints."""
+
+    agent_hints: AgentPriority | None = None
+    cache_control: CacheControl | None = None
+    session_control: SessionControl | None = None
+
+
+class EndedSession(msgspec.Struct, kw_only=True):
+    """``POST /close_session``, as SGLang has it."""
+
+    session_id: str
+
+
+class AgentHint(msgspec.Struct, kw_only=True):
+    """The hint of vLLM's issue 52113, as far as it says how long to keep what."""
+
+    session_id: str | None = None
+    cache_control: CacheControl | None = None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What both kinds of completion take."""
 
@@ -49,6 +117,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    session_id: str | None = None
+    vllm_xargs: Json | None = None
+    retention_directives: list[RetentionDirective] | None = None
+    retention_scope: str | None = None
+    agent_hint: AgentHint | None = None
+    kv_cache_retention_config: KvCacheRetention | None = None
+    nvext: NvExt | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -114,7 +114,7 @@ GROUPS = {
     "events": ("check", "play"),
     "index": ("query",),
     "profile": ("fit", "show", "list"),
-    "trace": ("info", "convert", "slice", "scale", "generate", "formats"),
+    "trace": ("info", "convert", "slice", "scale", "generate", "hint", "formats"),
 }
 """Sub-commands that end by themselves."""
 SERVES = {"mock", "gateway", "serve", "record", "tail", "proxy", "play"}
@@ -188,7 +188,7 @@ def odd_files(folder: Path, dice: random.Random) -> list[str]:
 def odd_lines(files: list[str], dice: random.Random, count: int) -> Iterator[list[str]]:
     """Command lines: real flags with any values, wrong flags, too many and too few arguments."""
     commands = build().commands
-    settings = {name: [*REPLAY] for name in ("replay", "sweep", "league", "validate")} | {"mock": [*MOCK]}
+    settings = {name: [*REPLAY] for name in ("replay", "sweep", "league", "hints", "validate")} | {"mock": [*MOCK]}
     loaded = {name: commands[name].load() for name in COMMANDS}
     for _ in range(count):
         name = dice.choice([*COMMANDS, "replay", "trace", "trace", "replay", "model"])
@@ -212,7 +212,7 @@ def odd_lines(files: list[str], dice: random.Random, count: int) -> Iterator[lis
             line.insert(dice.randrange(len(line)), dice.choice(VALUES))
         if SERVES & set(line[:2]):
             line += ["--port" if name in ("mock", "gateway") else "--speed", "x"]
-        if name in ("sweep", "league") and "--jobs" not in line and "-j" not in line:
+        if name in ("sweep", "league", "hints") and "--jobs" not in line and "-j" not in line:
             line += ["--jobs", "1"]
         if name == "calibrate" and "--seconds" not in line:
             line += ["--seconds", "1"]

@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         ("doctor", "doctor", "Say why a prompt doesn't match: which link of the chain is broken."),
         ("events", "app", "Read and check streams of KV-cache events."),
         ("gateway", "gateway", "Route OpenAI requests to engines by what each has cached."),
+        ("hints", "hints", "Say what a retention hint would be worth, by recall and false rate."),
         ("index", "app", "Serve an index of KV-cache events, or ask one about a prompt."),
         ("league", "league", "Put routing policies side by side on one trace."),
         ("mock", "mock", "Serve a fleet of vLLM endpoints without a GPU."),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from kvyard.blocks import GroupSpec
-from kvyard.blocks.eviction import ORDERS, check_order
+from kvyard.blocks.eviction import ORDERS, check_order, eviction_with_hints
 from kvyard.blocks.eviction.learning import learning_order
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.backend import SchedulerBackend
@@ -181,6 +181,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"max_loras must be at least 1, got {self.max_loras}; leave it out for no limit")
         if self.speculative is not None:
             self.speculative.check()
+        if self.heed_hints:
+            for order in (
+                self.eviction,
+                *(tier.eviction for tier in (self.tiers.tiers if self.tiers is not None else ())),
+            ):
+                eviction_with_hints(order)
         if self.tiers is not None:
             if not self.enable_prefix_caching:
                 raise ConfigError("lower tiers hold cached prefixes: enable_prefix_caching must be on")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvyard.errors import KvyardError
-from kvyard.replay.config import ReplayConfig
+from kvyard.replay.config import DrivingConfig, ReplayConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.record import Record
@@ -95,8 +95,7 @@ def replay(
     wanted = read_slo(slo)
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "chain_ids": chain_ids}
     source = limited(trace, made.limit, block_size=trace_block_size, **reading)
-    if made.hints is not None:
-        source = with_hints(_held(source), made.hints, made.seed)
+    source = hinted(source, made)
     rows: Iterable[TraceRequest] = source
     if bounds and not isinstance(source, Trace):
         rows = list(rows)  # they are looked at twice
@@ -119,12 +118,14 @@ def replay(
     return SimulatedRun(report, fleet, source if isinstance(source, Trace) else None)
 
 
-def _held(source: Trace | Iterable[TraceRequest]) -> Trace:
-    """``source`` as something that can be read more than once."""
-    if isinstance(source, Trace):
+def hinted(source: Trace | Iterable[TraceRequest], config: DrivingConfig) -> Trace | Iterable[TraceRequest]:
+    """``source`` with the hints that ``config`` wishes for, if any; then it is read more than once, or held."""
+    if config.hints is None:
         return source
-    kept = list(source)
-    return Trace("requests", "", lambda tally: iter(kept))
+    if not isinstance(source, Trace):
+        kept = list(source)
+        source = Trace("requests", "", lambda tally: iter(kept))
+    return with_hints(source, config.hints, config.seed)
 
 
 def as_config(

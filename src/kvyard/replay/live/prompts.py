@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 import xxhash
 
+from kvyard.blocks import NO_HINTS, Hints
+from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import TraceRequest
 
@@ -71,6 +73,30 @@ def body_of(row: TraceRequest, tokens: list[int], model: str | None, *, exact: b
         body["min_tokens"] = length
     if row.priority:
         body["priority"] = row.priority
+    if row.hints != NO_HINTS:
+        body |= _hint_fields(row.hints)
     if row.salt is not None:
         body["cache_salt"] = row.salt
     return msgspec.json.encode(body)
+
+
+def _hint_fields(hints: Hints) -> dict[str, object]:
+    """Hints by the names of vLLM (sessions and ranges) and of Dynamo (ends and times to live)."""
+    found: dict[str, object] = {"session_id": hints.session} if hints.session else {}
+    if hints.session_end:
+        found["nvext"] = {
+            "session_control": {"action": "close"} | ({"session_id": hints.session} if hints.session else {})
+        }
+    elif hints.ttl is not None:
+        found["nvext"] = {"cache_control": {"type": "ephemeral", "ttl": f"{max(1, round(hints.ttl / SECOND))}s"}}
+    if hints.retention:
+        found["retention_directives"] = [
+            {
+                "start": one.start,
+                "end": one.stop,
+                "priority": one.priority,
+                "duration": None if one.duration is None else one.duration / SECOND,
+            }
+            for one in hints.retention
+        ]
+    return found

@@ -19,7 +19,7 @@ from kvyard.replay.report.common import Observations
 from kvyard.replay.report.numbers import spread
 from kvyard.replay.report.report import LiveReport, Report, Share, Slo, WorkerReport, share
 from kvyard.replay.report.slo import read_slo
-from kvyard.replay.run import ReplayOutcome, Told, describe, limited
+from kvyard.replay.run import ReplayOutcome, Told, describe, hinted, limited
 from kvyard.replay.traces import Trace, TraceRequest
 
 
@@ -71,7 +71,7 @@ async def drive(
     """
     config.check()
     wanted = read_slo(slo)
-    source = limited(trace, config.limit)
+    source = hinted(limited(trace, config.limit), config)
     model = config.model or await _model(endpoint)
     driver = LiveDriver(endpoint, config, model=model, clock=clock or WallClock(0, config.speed))
     with _interruptible(driver.stop):

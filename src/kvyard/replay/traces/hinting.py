@@ -8,7 +8,7 @@ said at a higher one as well.
 The end of a trace cuts conversations off, so its last part has more ends than were true (right-censoring): that flatters hints.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 import msgspec
@@ -81,25 +81,49 @@ def _made(kind: str, text: str) -> MadeHint:
     return MadeHint(kind=kind, **values)  # type: ignore[arg-type]
 
 
+class TraceFuture(msgspec.Struct, frozen=True):
+    """What a client could have known at each request of a trace, in its order."""
+
+    names: list[str]
+    """Of conversations."""
+    ends: list[bool]
+    """Whether no request of its conversation comes later."""
+    calls: list[bool]
+    """Whether its session is back soon: it called a tool, or, in traces that don't tell, any request but the last."""
+
+    @classmethod
+    def of(cls, trace: Iterable[TraceRequest]) -> "TraceFuture":
+        """That of a trace, which is read three times."""
+        names = conversations(trace)
+        last = {name: at for at, name in enumerate(names)}
+        ends = [last[name] == at for at, name in enumerate(names)]
+        calls = [one.tool_call for one in trace]
+        return cls(names, ends, calls if any(calls) else [not end for end in ends])
+
+    def hints(self, made: Sequence[MadeHint], seed: int) -> Iterator[Hints]:
+        """The hints of each request. The same seed gives the same ones."""
+        draws = {one.kind: Random(f"{seed} {one.kind}") for one in made}
+        for name, ends, calls in zip(self.names, self.ends, self.calls):
+            hints = Hints(name)
+            for one in made:
+                knows = ends if one.kind == "session-end" else calls
+                if draws[one.kind].random() < (one.recall if knows else one.false) and not hints.marks:
+                    hints = _said(one, hints)
+            yield hints
+
+
 def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) -> Trace:
-    """The trace with hints made from its own future, in place of those that it has; ranges of tokens stay. The same seed gives
-    the same hints. Looks at the whole trace before its first request. Raises ``KvyardError``.
+    """The trace with hints made from its own future, in place of those that it has; ranges of tokens stay.
+
+    Looks at the whole trace before its first request. Raises ``KvyardError``.
     """
     made = parse_hints(wanted) if isinstance(wanted, str) else wanted
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
-        names = conversations(trace)
-        last = {name: at for at, name in enumerate(names)}
-        calls = any(one.tool_call for one in trace)
-        draws = {one.kind: Random(f"{seed} {one.kind}") for one in made}
-        for at, one in enumerate(trace.rows(tally)):
-            ends = last[names[at]] == at
-            hints = Hints(names[at], retention=one.hints.retention)
-            for hint in made:
-                knows = ends if hint.kind == "session-end" else (one.tool_call if calls else not ends)
-                if draws[hint.kind].random() < (hint.recall if knows else hint.false) and not hints.marks:
-                    hints = _said(hint, hints)
-            yield replace(one, hints=hints)
+        said = TraceFuture.of(trace).hints(made, seed)
+        for one, hints in zip(trace.rows(tally), said):
+            kept = one.hints.retention
+            yield replace(one, hints=replace(hints, retention=kept) if kept else hints)
 
     return Trace(f"{trace.name} with hints", trace.format, rows, grouped=trace.grouped)
 

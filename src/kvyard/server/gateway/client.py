@@ -140,6 +140,20 @@ class EngineClient:
         except (*ERRORS, msgspec.MsgspecError):
             return None
 
+    async def close_session(self, url: str, session: str) -> bool:
+        """Tell an engine that a session is over; returns whether it took notice. Raises nothing."""
+        try:
+            async with self.session.post(
+                f"{url}/close_session",
+                data=msgspec.json.encode({"session_id": session}),
+                headers={"content-type": JSON, **self._headers},
+                timeout=aiohttp.ClientTimeout(total=ASK_SECONDS),
+                allow_redirects=False,
+            ) as reply:
+                return bool(reply.status == 200)
+        except ERRORS:
+            return False
+
     async def mock_fleet(self, url: str) -> list[GatewayEngine]:
         """The workers of a mock, with their event streams: mocks tell, no real engine does. Raises ``KvyardError`` alone."""
         try:

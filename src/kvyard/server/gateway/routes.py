@@ -1,5 +1,6 @@
 """The gateway's routes: the OpenAI API, which goes to engines, and its own, which say and change how that is done."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -120,6 +121,12 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         """Metrics for Prometheus."""
         return Raw(*self.gateway.metrics.text())
 
+    async def close_session(self, body: openai.EndedSession, headers: Headers) -> schemas.SessionClosed:
+        """Tell all engines that a session is over, since any may have parts of it."""
+        ups = [engine for engine in self.gateway.members.engines.values() if engine.up]
+        told = await asyncio.gather(*(self.gateway.client.close_session(one.url, body.session_id) for one in ups))
+        return schemas.SessionClosed(engines=[one.name for one, did in zip(ups, told) if did])
+
     # -- engines --------------------------------------------------------------------------------------------------------
 
     async def engines(self, body: None, headers: Headers) -> list[schemas.EngineInfo]:
@@ -171,6 +178,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         return [
             *passed,
             get("/v1/models", self.models, openai.ModelList),
+            post("/close_session", self.close_session, openai.EndedSession, schemas.SessionClosed),
             post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **admin),
             get("/health", self.health, s.GatewayHealth, open=True, refusals=(503,)),
             get("/ready", self.ready, Readiness, open=True, refusals=(503,)),

@@ -93,3 +93,10 @@ class GatewayHealth(msgspec.Struct, kw_only=True):
     streams: dict[str, int]
     under_way: int
     queued: int
+
+
+class SessionClosed(msgspec.Struct, kw_only=True):
+    """``POST /close_session``."""
+
+    engines: list[str]
+    """Those that took notice: others have no such route, or are down."""

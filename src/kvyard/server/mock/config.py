@@ -145,6 +145,8 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
         engine.setdefault("max_model_len", LONGEST)
         if "groups" not in given:
             engine.setdefault("block_size", BLOCK_SIZE)
+    if engine.get("eviction", "lru") in ("lru", "priority"):
+        engine.setdefault("heed_hints", True)
     made = engine_config(engine, given.get("seed", 0), given.get("data_parallel_size", 1))
     return MockConfig(engine=made, **chosen(MockConfig, given), **fields)
 

@@ -12,6 +12,7 @@ from kvyard.openai import ChatMessage, ChatRequest, CompletionRequest, Generatio
 from kvyard.server.http import Refusal, picked
 from kvyard.server.mock.answers import AnswerWish, MadeAnswer, compose
 from kvyard.server.mock.choice import RequestFlow
+from kvyard.server.mock.hinting import AskedHints, read_hints
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer, render
 
@@ -33,6 +34,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     rank: int | None
     priority: int
+    hints: AskedHints
     name: str
     """What else makes its answers others."""
     named_tool: bool = False
@@ -205,6 +207,7 @@ class MockIntake(msgspec.Struct, eq=False):
             n=n,
             block_size=worker.block_size,
             rank=_rank(headers, config.dp_size),
+            hints=read_hints(body, headers),
             priority=body.priority if config.engine.scheduling_policy == "priority" else 0,
             name=f"{model} {body.seed}",
             stream=bool(body.stream),
@@ -256,7 +259,16 @@ class MockIntake(msgspec.Struct, eq=False):
                 answers.append((prompt, answer))
         rank = worker.choose_rank() if taken.rank is None else taken.rank
         for asked, answer in answers:
-            worker.submit(flow, asked, answer, taken.namespace, rank=rank, priority=taken.priority, request=request)
+            worker.submit(
+                flow,
+                asked,
+                answer,
+                taken.namespace,
+                rank=rank,
+                priority=taken.priority,
+                hints=taken.hints.of(len(asked)),
+                request=request,
+            )
         return flow
 
     def _tool(self, body: ChatRequest, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:

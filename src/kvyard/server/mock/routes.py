@@ -165,6 +165,15 @@ class MockRoutes:
             was = False  # frozen: vLLM says nothing either
         return Raw(b"" if was else b"blocks are in use; nothing was reset", "text/plain")
 
+    async def close_session(self, body: openai.EndedSession, headers: Headers) -> Raw:
+        """A session is over: what it alone has used is evicted first."""
+        if not self._worker.alive:
+            raise refuse("the engine is down", status=503)
+        if not body.session_id:
+            raise refuse("session_id must not be empty", "session_id")
+        self._worker.end_session(body.session_id)
+        return Raw(b"", "text/plain")
+
     # -- misbehaviour ---------------------------------------------------------------------------------------------------
 
     async def workers(self, body: None, headers: Headers) -> list[schemas.WorkerState]:
@@ -237,6 +246,7 @@ class MockRoutes:
             get("/version", self.version, s.Version, open=True),
             get("/metrics", self.metrics, media_types=text, open=True),
             post("/reset_prefix_cache", self.reset, None, media_types=text, refusals=(503,)),
+            post("/close_session", self.close_session, openai.EndedSession, media_types=text, refusals=(503,)),
             get("/admin/workers", self.workers, list[s.WorkerState]),
             get("/admin/faults", self.faults, MockFaults),
             post("/admin/faults", self.set_faults, s.FaultPatch, MockFaults),

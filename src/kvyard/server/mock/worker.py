@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
+from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import WallClock
 from kvyard.engine.build import make_core
 from kvyard.engine.core import EngineCore
@@ -19,6 +20,7 @@ from kvyard.events.transport import Publisher
 from kvyard.events.transport.endpoint import split_tcp
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Namespace, Run, TokenChain, algorithm
+from kvyard.replay.heeding import heeded
 from kvyard.server.mock.answers import MadeAnswer
 from kvyard.server.mock.choice import MockChoice, RequestFlow
 from kvyard.server.mock.config import Lora, MockConfig
@@ -213,7 +215,13 @@ class MockWorker:
         return min(range(len(self.cores)), key=weight)
 
     def make_job(
-        self, name: str, prompt: Sequence[int], answer: Sequence[int], namespace: Namespace, priority: int = 0
+        self,
+        name: str,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        namespace: Namespace,
+        priority: int = 0,
+        hints: Hints = NO_HINTS,
     ) -> Job:
         """A job for this worker's engine that will produce ``answer``. Nothing is submitted."""
         return Job(
@@ -221,6 +229,7 @@ class MockWorker:
             TokenChain(prompt, self.block_size, self._algorithm, namespace),
             len(answer),
             priority=priority,
+            hints=heeded(hints, self.cores[0].scheduler.manager),
             sample=lambda start, stop: answer[start:stop],
         )
 
@@ -233,13 +242,14 @@ class MockWorker:
         *,
         rank: int,
         priority: int = 0,
+        hints: Hints = NO_HINTS,
         request: str = "",
     ) -> MockChoice:
         """Hand one choice to a rank; it arrives now. ``request`` is the caller's name for it, which its job's id ends in."""
         self._serial += 1
         self.tally.came += 1
         name = f"{self.name}-{self._serial} {request}" if request else f"{self.name}-{self._serial}"
-        job = self.make_job(name, prompt, answer.ids, namespace, priority)
+        job = self.make_job(name, prompt, answer.ids, namespace, priority, hints)
         choice = MockChoice(len(flow.choices), job, answer, rank, flow)
         flow.choices.append(choice)
         self.watchers[rank].choices[job.id] = choice
@@ -261,6 +271,22 @@ class MockWorker:
             was = all([core.scheduler.manager.reset() for core in self.cores])
             if not done.done():
                 done.set_result(was)
+
+        self.driver.receive(action)
+        return done
+
+    def end_session(self, session: str) -> asyncio.Future[int]:
+        """What ``session`` alone has used is evicted first from now on; the result is how many blocks that are."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def action(now: int) -> None:
+            count = 0
+            for core in self.cores:
+                count += core.scheduler.manager.end_session(session)
+                if core.offload is not None:
+                    count += core.offload.end_session(session)
+            if not done.done():
+                done.set_result(count)
 
         self.driver.receive(action)
         return done

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import xxhash
 
+from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import SECOND
 from kvyard.engine.job import Job
 from kvyard.engine.watcher import Watcher
@@ -195,11 +196,12 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
     rank: int
     max_tokens: int
     priority: int
+    hints: Hints = NO_HINTS
 
     @classmethod
     def of(cls, stamp: int, what: str, job: Job, rank: int) -> "EngineAction":
         """That of a mock's journal."""
-        return cls(stamp, what, job.id, request_of(job), rank, job.max_tokens, job.priority)
+        return cls(stamp, what, job.id, request_of(job), rank, job.max_tokens, job.priority, job.hints)
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True, gc=False):

@@ -109,7 +109,8 @@ class OfflineEngine:
         prompt = self._prompts(action.request)
         known = self._answers.get(action.job, [])
         answer = known + [0] * (action.max_tokens - len(known))  # one that was given up had more to say
-        job = self.worker.make_job(action.job, prompt.tokens, answer, Namespace(salt=prompt.salt), action.priority)
+        space = Namespace(salt=prompt.salt)
+        job = self.worker.make_job(action.job, prompt.tokens, answer, space, action.priority, action.hints)
         job.arrival = now
         self._jobs[action.job] = job
         self.worker.engine.submit(job, now, action.rank)

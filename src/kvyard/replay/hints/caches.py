@@ -1,0 +1,77 @@
+"""Caches without a clock: what prompts that come one after the other find, each routed to the cache that has most of it.
+
+A quick look, for what a session end is worth to caches alone. A cache evicts the least recently used block, but first those of
+conversations that are over and that no other conversation has used. Of a prompt its last block counts as used first, and a
+partial block is a block like any other.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+LEAST_MATCH = 1024
+"""Tokens that must be there before a cache is preferred to the least busy one: else all follow a common start to one cache."""
+DECAY = 0.99
+"""What is left of a cache's load from one request to the next."""
+SHARED = -1
+
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
+    """One request, as far as a cache without a clock sees it."""
+
+    ids: Sequence[int]
+    block_size: int
+    length: int
+    conversation: int
+
+
+class _Cache:
+    """Blocks with the one conversation that has used each, or that several have."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.alive: OrderedDict[int, int] = OrderedDict()
+        self.over: OrderedDict[int, int] = OrderedDict()
+
+    def match(self, ids: Sequence[int]) -> int:
+        alive, over = self.alive, self.over
+        for at, block in enumerate(ids):
+            if block not in alive and block not in over:
+                return at
+        return len(ids)
+
+    def use(self, prompt: Prompt, ends: bool) -> None:
+        alive, over, mine = self.alive, self.over, prompt.conversation
+        for block in reversed(prompt.ids):
+            user = alive.pop(block, None)
+            if user is None:
+                user = over.pop(block, mine)
+            if user != mine:
+                user = SHARED
+            if ends and user == mine:
+                over[block] = user
+            else:
+                alive[block] = user
+        while len(alive) + len(over) > self.capacity:
+            (over or alive).popitem(last=False)
+
+
+def reuse_without_time(prompts: Sequence[Prompt], ends: Sequence[bool], caches: int, capacity: int) -> float:
+    """The share of prompt tokens that are found, with ``caches`` of ``capacity`` blocks each. ``ends``: of each prompt, whether
+    its conversation is said to be over with it.
+    """
+    made = [_Cache(capacity) for _ in range(caches)]
+    loads = [0.0] * caches
+    found = total = 0
+    for prompt, end in zip(prompts, ends, strict=True):
+        least = -(-LEAST_MATCH // prompt.block_size)
+        matches = [cache.match(prompt.ids) for cache in made]
+        best = min(range(caches), key=lambda at: (-matches[at] if matches[at] >= least else 0, loads[at]))
+        found += min(matches[best] * prompt.block_size, prompt.length)
+        total += prompt.length
+        for at in range(caches):
+            loads[at] *= DECAY
+        loads[best] += prompt.length
+        made[best].use(prompt, end)
+    return found / total if total else 0.0

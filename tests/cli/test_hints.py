@@ -1,0 +1,75 @@
+"""``kvyard hints`` from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.replay.traces.support import CONVERSATION
+
+from kvyard.cli.app import main
+
+
+def run(*argv: object) -> int | str | None:
+    with pytest.raises(SystemExit) as exit_:
+        main([*map(str, argv)])
+    return exit_.value.code
+
+
+def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = [
+        "hints",
+        CONVERSATION,
+        "--limit",
+        30,
+        "--workers",
+        2,
+        "--recalls",
+        "0.5,1",
+        "--falses",
+        "0",
+        "--seeds",
+        "0",
+        "-j",
+        1,
+    ]
+    assert run(*base) == 0
+    out, err = capsys.readouterr()
+    said = " ".join(out.split())
+    assert "session-end" in said and "points of reuse" in said and "ms of mean TTFT" in said
+    folder = tmp_path / "hints-mooncake_conversation"
+    assert f"written: {folder.name}/hints.html" in err
+    assert sorted(path.name for path in folder.iterdir()) == ["hints.csv", "hints.html", "hints.json", "points"]
+    assert run(*base, "-q") == 0
+    assert capsys.readouterr() == ("", "")
+    assert run(*base, "--no-timing", "-o", "quick") == 0
+    assert "longest match, no time" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "quick").iterdir()) == ["hints.csv", "hints.html", "hints.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hint", "ttl"], "for how long"),
+        (["--hint", "ttl:seconds=5", "--no-timing"], "needs a clock"),
+        (["--recalls", "x"], "--recalls"),
+        (["--seeds", "-1"], "a seed is a whole number"),
+        (["--set", "eviction=nope"], "eviction"),
+    ],
+)
+def test_what_makes_no_sense(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("hints", CONVERSATION, "-o", tmp_path / "x", *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_trace_with_hints_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "hinted.jsonl"
+    assert run("trace", "hint", CONVERSATION, out, "--hints", "session-end:recall=0.5", "--seed", 3) == 0
+    assert "hints are read by kvyard only" in capsys.readouterr().err
+    assert run("trace", "info", out, "--limit", 500, "--capacity", 1000) == 0
+    assert "of session end" in capsys.readouterr().out
+    assert run("trace", "hint", CONVERSATION, tmp_path / "b.jsonl", "--hints", "nothing") == 2
+    assert "choose session-end or ttl" in capsys.readouterr().err
