@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.small_disk import small_disk
 
 from kvyard.errors import KvyardError
 from kvyard.events import EventBatch, Stored
 from kvyard.events.transport import Origin, State, Update
 from kvyard.hashing import algorithm
 from kvyard.index import Holder, Identity, Indexer, Source
+from kvyard.line_file import PORTION
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.router.journal import (
-    BUFFER,
     FORMAT,
     Applied,
     Began,
@@ -164,7 +165,7 @@ def test_only_so_much_waits_for_the_disk(tmp_path: Path) -> None:
         while not path.stat().st_size:
             file.write(Ended(id="x" * 1000, at=1))
             wrote += 1000
-            assert wrote < 2 * BUFFER
+            assert wrote < 2 * PORTION
         file.write(Joined(worker=W1))
         assert len(list(read_journal(path))) < file.entries
         file.flush()
@@ -188,6 +189,22 @@ def test_a_cut_journal_is_read_up_to_there(tmp_path: Path) -> None:
         list(read_journal(path))
 
 
+def test_a_packed_journal_is_read_up_to_where_it_breaks_off(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl.gz"
+    with closing(JournalFile(path)) as file:
+        file.write(Joined(worker=W0))
+        file.flush()
+        first = path.stat().st_size
+        file.write(Ended(id="a", at=6))
+    assert [type(entry) for entry in read_journal(path)] == [Joined, Ended]
+    data = path.read_bytes()
+    path.write_bytes(data[:-9])
+    assert [type(entry) for entry in read_journal(path)][:1] == [Joined]
+    path.write_bytes(data[: first - 12])
+    with pytest.raises(KvyardError, match="breaks off"):
+        list(read_journal(path))
+
+
 def test_refusals(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     JournalFile(path).close()
@@ -199,19 +216,20 @@ def test_refusals(tmp_path: Path) -> None:
         list(read_journal(tmp_path / "nothing"))
 
 
-def test_a_full_disk_stops_the_journal_and_nobody_else(tmp_path: Path) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("needs /dev/full")
-    file = JournalFile(tmp_path / "journal.jsonl")
-    file._out.close()
-    file._out = full.open("wb", buffering=0)  # type: ignore[assignment]
-    for at in range(10):
-        file.write(Ended(id="a", at=at))
-    file.flush()
-    file.write(Ended(id="b", at=11))
-    assert file.error and file.dropped == 11 and file.entries == 0
-    file.close()
+def test_a_full_disk_stops_the_journal_and_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(tmp_path, 64 << 10) as disk:
+        file = JournalFile(disk / "journal.jsonl")
+        for at in range(2000):
+            file.write(Ended(id="a" * 100, at=at))
+        file.flush()
+        assert file.error == "No space left on device" and file.entries + file.dropped == 2000
+        file.write(Ended(id="b", at=11))
+        file.flush()
+        file.close()
+        found = list(read_journal(disk / "journal.jsonl"))
+        assert 100 < len(found) == file.entries < 1000, "all that fitted is there, to the last whole line"
+        assert file.dropped == 2001 - len(found)
+    assert caplog.text.count("ends here: No space left on device") == 1
 
 
 def test_what_it_refuses_is_not_written() -> None:

@@ -9,7 +9,10 @@ before it too. A line is an ``Entry``; the tags are what files say, and stay as 
 made, and so is a ``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``read_journal`` reads it back.
 """
 
+import gzip
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
@@ -19,12 +22,13 @@ from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.events.transport import Origin, State, Update
 from kvyard.index import Holder, Indexer, Source
+from kvyard.line_file import LineFile
 from kvyard.router.config import RouterConfig
 from kvyard.router.request import Decision
 
+log = logging.getLogger(__name__)
+
 FORMAT = "kvyard-journal/1"
-BUFFER = 1 << 16
-"""Bytes that a file keeps back at most."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="did", gc=False):
@@ -187,9 +191,10 @@ Journal: TypeAlias = Callable[[Entry], None]
 
 
 class JournalFile:
-    """A journal on disk, one JSON line per entry. At most ``BUFFER`` bytes wait for the disk.
+    """A journal on disk, one JSON line per entry. What waits for the disk is bounded.
 
-    A disk that is full mustn't stop a gateway: what can't be written is counted in ``dropped``, and ``error`` says why.
+    A disk that is full mustn't stop a gateway: it ends the journal, after its last whole line, and is logged once. ``error``
+    says why, ``dropped`` counts what isn't in the file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -199,63 +204,67 @@ class JournalFile:
         self.dropped = 0
         self.error = ""
         self._encode = msgspec.json.Encoder().encode
-        self._buffer = bytearray()
-        self._waiting = 0
         try:
-            self._out = self.path.open("xb", buffering=0)
-        except FileExistsError:
-            raise KvyardError(f"{path} exists: choose another name for the journal, or remove it") from None
-        except OSError as error:
-            raise KvyardError(f"can't write the journal {path}: {error.strerror}") from None
+            self._file = LineFile(self.path)
+        except KvyardError as error:
+            raise KvyardError(f"no journal can be begun: {error}") from None
 
     def write(self, entry: Entry) -> None:
         """Add an entry."""
         if self.error:
             self.dropped += 1
             return
-        self._buffer += self._encode(entry) + b"\n"
         self.entries += 1
-        self._waiting += 1
-        if len(self._buffer) >= BUFFER:
-            self.flush()
+        try:
+            self._file.add(self._encode(entry) + b"\n")
+        except OSError as error:
+            self._end(error)
 
     def flush(self) -> None:
         """Write what waits."""
-        waiting, self._waiting = self._waiting, 0
-        buffer, self._buffer = self._buffer, bytearray()
-        if not buffer or self.error:
-            return
-        try:
-            self._out.write(buffer)
-        except OSError as error:
-            self.error = error.strerror or str(error)
-            self.entries -= waiting
-            self.dropped += waiting
+        if not self.error:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._end(error)
 
     def close(self) -> None:
         """Write what waits and end the file. Twice does no harm."""
-        if not self._out.closed:
-            self.flush()
-            self._out.close()
+        self.flush()
+        if not self.error:
+            self._file.close()
+
+    def _end(self, error: OSError) -> None:
+        self.error = error.strerror or str(error)
+        self.entries -= self._file.lost
+        self.dropped += self._file.lost
+        with suppress(OSError):
+            self._file.close()
+        log.error("the journal %s ends here: %s; free room, and start again with another name", self.path, self.error)
 
 
 def read_journal(path: str | Path) -> Iterator[Entry]:
-    """The entries of a journal, in order. One that was cut off in its last line, because its writer was killed, is read up to
-    there. Raises ``KvyardError`` for what isn't a journal.
+    """The entries of a journal, packed (``.gz``) or not, in order. One that was cut off in its last line, because its writer
+    was killed, is read up to there. Raises ``KvyardError`` for what isn't a journal.
     """
     decode = msgspec.json.Decoder(LINE).decode
+    path = Path(path)
+    number = 0
     try:
-        with Path(path).open("rb") as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
                 try:
                     yield decode(line)
-                except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                except msgspec.MsgspecError as error:
                     what = f"{path} is no journal, or damaged: line {number} can't be read ({error})"
                     raise KvyardError(what) from None
+    except EOFError:
+        if not number:
+            raise KvyardError(f"{path} is no journal: its gzip file breaks off before the first line") from None
     except OSError as error:
-        raise KvyardError(f"can't read the journal {path}: {error.strerror}") from None
+        raise KvyardError(f"can't read the journal {path}: {error.strerror or error}") from None
 
 
 class JournaledIndexer(Indexer):

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from kvyard.server.gateway.recording.line_file import LineFile
+from kvyard.line_file import LineFile
 
 log = logging.getLogger("vllm.kvyard")
 

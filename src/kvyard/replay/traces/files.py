@@ -51,6 +51,11 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from _lines(path)
 
 
+def is_cut_off(path: Path, record: bytes) -> bool:
+    """Whether a record is a line without its end: the last one of a file whose writer was killed."""
+    return not record.endswith(b"\n") and not path.is_dir() and not _is_document(path)
+
+
 def whole(path: Path) -> bytes:
     """The unpacked file. Raises ``TraceError`` as ``records`` does."""
     with open_bytes(path) as file:

@@ -8,7 +8,7 @@ import msgspec
 
 from kvyard.clock import SECOND
 from kvyard.replay.traces.errors import UNREADABLE, BadRow, TraceError
-from kvyard.replay.traces.files import records
+from kvyard.replay.traces.files import is_cut_off, records
 from kvyard.replay.traces.request import TraceRequest
 
 COMMON_SIZES = (16, 32, 64, 128, 256, 512, 1024)
@@ -64,7 +64,10 @@ class Reading:
             try:
                 request = row(number, record)
             except UNREADABLE as bad:
-                self.reject(number, bad)
+                if number > 1 and is_cut_off(self.path, record):
+                    self.leave_out("the last line was cut off, as where its writer is killed")
+                else:
+                    self.reject(number, bad)
                 continue
             if request is not None:
                 yield request

@@ -1,4 +1,4 @@
-"""Live traffic as a trace: ``recorder`` has the rows, ``prefix_ids`` makes their block ids, ``line_file`` writes them."""
+"""Live traffic as a trace: ``recorder`` has the rows, ``prefix_ids`` makes their block ids."""
 
 from kvyard.server.gateway.recording.recorder import TrafficRecorder
 

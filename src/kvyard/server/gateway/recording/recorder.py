@@ -24,7 +24,7 @@ import msgspec
 
 from kvyard.clock import SECOND, US, Clock, WallClock
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.recording.line_file import LineFile
+from kvyard.line_file import LineFile
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 
 log = logging.getLogger(__name__)
@@ -295,6 +295,8 @@ class TrafficRecorder:
                 self._full()
         except OSError as error:
             self.counters.errors += 1
+            self.counters.rows -= self.file.lost
+            self.counters.bytes = self._before + self.file.bytes
             self._stop(f"{self.path} can't be written: {error.strerror}")
 
     def _full(self) -> None:

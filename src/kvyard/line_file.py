@@ -1,11 +1,13 @@
 """Lines to a file that may lose its writer at any moment, packed or not, and that doesn't grow for ever.
 
-Lines are gathered and written together, with one call. In a ``.gz`` file each such portion is a member of its own: members one
-after another are a gzip file too. So whenever the process dies, the file is whole up to the last portion.
+Lines are gathered and written together. In a ``.gz`` file each such portion is a member of its own: members one after another
+are a gzip file too. Whatever happens, a full disk in the middle of a portion too, the file ends with a whole line; where
+the process is killed while it writes, only its last line may be broken.
 """
 
 import gzip
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from kvyard.errors import KvyardError
@@ -15,7 +17,9 @@ PORTION = 256 << 10
 
 
 class LineFile:
-    """A file of lines, or a row of them. Methods that write raise ``OSError``; the file has no broken line then."""
+    """A file of lines, or a row of them. Methods that write raise ``OSError``; the file has no broken line then, and ``lost``
+    counts the lines that aren't in it.
+    """
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         """Begin the file, for its owner's eyes only. ``keep``: how many full ones ``rotate`` leaves beside it.
@@ -26,6 +30,8 @@ class LineFile:
         self.keep = keep
         self.bytes = 0
         """In this file, as packed."""
+        self.lost = 0
+        """Lines that couldn't be written."""
         self.rotations = 0
         self._packed = path.suffix == ".gz"
         self._lines: list[bytes] = []
@@ -48,16 +54,21 @@ class LineFile:
         """Write what was gathered: it survives this process then."""
         if not self._lines:
             return
-        portion = b"".join(self._lines)
+        lines, portion = len(self._lines), b"".join(self._lines)
         self._lines, self._gathered = [], 0
         if self._packed:
             portion = gzip.compress(portion, 4, mtime=0)
+        rest = memoryview(portion)
         try:
-            rest = memoryview(portion)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
-            os.ftruncate(self._file, self.bytes)
+            # Back to the last whole line that fitted; of a packed portion nothing can be kept.
+            whole = 0 if self._packed else portion.rfind(b"\n", 0, len(portion) - len(rest)) + 1
+            self.lost += lines - (0 if self._packed else portion.count(b"\n", 0, whole))
+            self.bytes += whole
+            with suppress(OSError):
+                os.ftruncate(self._file, self.bytes)
             raise
         self.bytes += len(portion)
 
