@@ -68,7 +68,7 @@ async def sharing(url: str) -> None:
 
     def gateway(name: str) -> tuple[Router, LoadSharing, WallClock]:
         clock = WallClock()
-        router = Router(RouterConfig(), [f"w{at}" for at in range(8)], Indexer(Identity(KEY_TOKENS)))
+        router = Router(RouterConfig(policy="kv"), [f"w{at}" for at in range(8)], Indexer(Identity(KEY_TOKENS)))
         return router, LoadSharing(url, router, clock=clock, identity="bench", gateway=name, lease_s=60), clock
 
     (router, tells, clock), (_, hears, _) = gateway("tells"), gateway("hears")

@@ -54,7 +54,7 @@ def decide(workers: int = 100, blocks: int = 4096, active: int = 400, routes: in
     for name in names:
         indexer.register(Source(stream=name, worker=name))
         indexer.apply_batch(EventBatch(stream=name, seq=0, events=[_stored([rng.getrandbits(64)], None)]))
-    router = Router(RouterConfig(), names, indexer)
+    router = Router(RouterConfig(policy="kv"), names, indexer)
     seqs = dict.fromkeys(names, 1)
     system = [rng.getrandbits(64) for _ in range(64)]
     chains: list[list[int]] = []

@@ -21,6 +21,7 @@ from kvyard.index import Identity, Indexer, Source
 from kvyard.router import Router, RouterConfig, RouteRequest
 
 SIZE = 16
+BY_INDEX = ("kv", "least-time")
 ROUTES = 4000
 
 
@@ -47,7 +48,7 @@ def run(policy: str, workers: int, blocks: int, active: int, routes: int = ROUTE
     names = [f"w{i}" for i in range(workers)]
     for name in names:
         indexer.register(Source(stream=name, worker=name))
-    router = Router(RouterConfig(policy=policy, block_size=SIZE), names, indexer if policy == "kv" else None)
+    router = Router(RouterConfig(policy=policy, block_size=SIZE), names, indexer if policy in BY_INDEX else None)
     seqs = dict.fromkeys(names, 1)
     for at, name in enumerate(names):
         hello = Stored(hashes=[(1 << 63) + at], parent=None, tokens=None, block_size=SIZE)
@@ -71,7 +72,7 @@ def run(policy: str, workers: int, blocks: int, active: int, routes: int = ROUTE
         if len(under_way) > active:
             router.finished(under_way.popleft(), number * 10_000_000)
         other += clock() - start
-        if len(pending) > 5 and policy == "kv":
+        if len(pending) > 5 and policy in BY_INDEX:
             name, stored = pending.popleft()
             event = Stored(hashes=stored, parent=None, tokens=None, block_size=SIZE)
             indexer.apply_batch(EventBatch(stream=name, seq=seqs[name], ts=0.0, events=[event]))

@@ -56,7 +56,7 @@ def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureF
     )
     for words in (
         "25 requests",
-        "live at a mock fleet, kv",
+        "live at a mock fleet, least-time",
         "2 workers",
         "at 6 times the speed",
         "Goodput",

@@ -31,7 +31,7 @@ def tiers(**settings: object) -> OffloadConfig:
 
 def test_without_any_it_is_eight_workers_routed_by_cache() -> None:
     config = make_config({})
-    assert config == make_config({"workers": 8, "router": "kv", "block_size": 64, "num_gpu_blocks": "16384"})
+    assert config == make_config({"workers": 8, "router": "least-time", "block_size": 64, "num_gpu_blocks": "16384"})
     assert config.workers[0].count == 8 and config.workers[0].engine.tiers is None
     assert make_config({"seed": None}) == config
 
@@ -283,7 +283,7 @@ def test_what_is_left_out_is_refused_by_name(name: str) -> None:
         ({"scheduling_policy": "lifo"}, "fcfs, priority"),
         ({"backend": "hf"}, "unknown backend 'hf': choose one of sglang, trtllm, vllm"),
         ({"enable_chunked_prefill": "perhaps"}, "true or false"),
-        ({"workers": [{"block_size": 16}, {"block_size": 32}]}, "kv routing needs one"),
+        ({"workers": [{"block_size": 16}, {"block_size": 32}]}, "least-time routing needs one"),
     ],
 )  # fmt: skip
 def test_refused(settings: dict[str, object], match: str) -> None:

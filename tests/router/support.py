@@ -50,7 +50,7 @@ class Fleet:
         self.indexer = index_for(workers) if index is True else (index or None)
         if self.indexer is None:
             config.setdefault("block_size", SIZE)
-        self.router = Router(RouterConfig(**config), workers, self.indexer, seed)
+        self.router = Router(RouterConfig(**{"policy": "kv", **config}), workers, self.indexer, seed)
         self.seqs: dict[str, int] = {}
         self.now = 0
         self.count = 0

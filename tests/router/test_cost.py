@@ -262,7 +262,7 @@ class TestTerms:
             *(571.1875, 1208.390625, 1403.3125, 1528.421875, 1939.96875),
         ]
         indexer = Indexer(Identity(64, algorithm("xxh3", "peer", {}), direct=True))
-        router = Router(RouterConfig(predicted_ttl_s=0), ["0", "1"], indexer)
+        router = Router(RouterConfig(policy="kv", predicted_ttl_s=0), ["0", "1"], indexer)
         for number, (tokens, worker, cost) in enumerate(zip(lengths, chosen, logged, strict=True)):
             keys = [*range(8), *(1000 * (number + 1) + at for at in range(8, tokens // 64))]
             decision = router.route(

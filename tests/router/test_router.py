@@ -51,7 +51,7 @@ class TestWorkers:
 
     def test_ranks_are_choices_of_their_own(self) -> None:
         indexer = index_for(("a",), by_rank=True)
-        router = Router(RouterConfig(predicted_ttl_s=0), [Holder("a", 0), Holder("a", 1)], indexer)
+        router = Router(RouterConfig(policy="kv", predicted_ttl_s=0), [Holder("a", 0), Holder("a", 1)], indexer)
         fleet = Fleet(("a",), index=indexer)
         fleet.store("a", "abc", rank=1)
         decision = router.route(RouteRequest(1, chain("abc"), 13), 0)
@@ -204,7 +204,7 @@ def test_a_prompt_without_a_full_block() -> None:
 
 
 def test_an_index_elsewhere_is_given_by_its_identity_and_what_it_says() -> None:
-    router = Router(RouterConfig(), ["a", "b", "c"], Identity(16))
+    router = Router(RouterConfig(policy="kv"), ["a", "b", "c"], Identity(16))
     request = RouteRequest("r", [1, 2, 3], 49)
     assert router.preview(request, 0).overlap == 0
     told = {Holder("b"): Reach((2, 3, 3)), Holder("elsewhere"): Reach((9, 9, 9))}

@@ -21,7 +21,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     heading: ClassVar[str] = "Router"
     policy: "Annotated[str, Setting('The routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (
-        "kv"
+        "least-time"
     )
     block_size: int | None = None
     """Tokens per request key. Left out, it is the index's."""

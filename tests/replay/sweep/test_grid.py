@@ -34,7 +34,7 @@ def test_a_key_is_what_a_point_means() -> None:
         return make_grid(base, vary, about).points[0].key
 
     plain = key({"host_blocks": ["20k"]})
-    assert plain == key({"host_blocks": [20000]}) == key({"workers": [8]}, host_blocks="20000", router="kv")
+    assert plain == key({"host_blocks": [20000]}) == key({"workers": [8]}, host_blocks="20000", router="least-time")
     assert len({plain, key({"host_blocks": ["20k"]}, seed=1), key({"host_blocks": ["20k"]}, {"trace": "other"})}) == 3
 
 

@@ -73,7 +73,7 @@ def test_try_it(tmp_path: Path) -> None:
     (shown,) = re.findall(r"`x-kvyard-decision: (.*?)`", PAGE)
 
     def alike(text: str) -> str:
-        return re.sub(r"worker\d", "W", text.strip())
+        return re.sub(r"cost=\S+", "cost=C", re.sub(r"worker\d", "W", text.strip()))  # a time: what it learnt by then
 
     assert alike(decisions[-1]) == alike(shown)
 

@@ -188,7 +188,9 @@ class TestAnInputThatDiffersShows:
         proof = again(tampered(performed, fleet=fleet))
         assert not proof.equal and proof.difference is not None
 
-    @pytest.mark.parametrize("change", [{"overlap_credit": 0.0}, {"policy": "round-robin"}, {"prefill_scale": 3.0}])
+    @pytest.mark.parametrize(
+        "change", [{"policy": "kv"}, {"policy": "round-robin"}, {"options": {"interference": 3.0, "renewal": 5.0}}]
+    )
     def test_another_router(self, performed: Rehearsed, change: dict[str, Any]) -> None:
         assert performed.recording is not None
         entries = [
