@@ -28,7 +28,15 @@ def run(*argv: object) -> int | str | None:
 def test_ends_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(CONVERSATION, "--limit", 60, "--workers", 2, "--slo", "ttft=500,itl=20", "--bounds") == 0
     out, err = capsys.readouterr()
-    for words in ("60 requests", "2 workers", "routed by least-time", "Time to first token", "Goodput", "at best", "Reused"):
+    for words in (
+        "60 requests",
+        "2 workers",
+        "routed by least-time",
+        "Time to first token",
+        "Goodput",
+        "at best",
+        "Reused",
+    ):
         assert words in out
     assert not err
 

@@ -45,7 +45,10 @@ def test_a_gateway_that_is_well(capsys: pytest.CaptureFixture[str]) -> None:
             main(["doctor", "--gateway", gate.url])
         assert end.value.code == 0
         said = capsys.readouterr().out
-        assert "policy least-time, 2 of 2 engines ready, 2 of 2 streams whole" in said and "found 64 of 64 promised" in said
+        assert (
+            "policy least-time, 2 of 2 engines ready, 2 of 2 streams whole" in said
+            and "found 64 of 64 promised" in said
+        )
 
 
 def test_no_gateway_and_none_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
