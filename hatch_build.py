@@ -20,14 +20,14 @@ MODULES = {
     "blocks": "agreement attention/chunked attention/cross attention/full attention/state attention/window "
     "cache_map coordinator eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
-    "engine": "core decode_batch decode_blocks horizon job lifecycle load_source loads passes queue scheduler "
+    "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
     "speculative policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm "
     "timing/polynomial_model",
     "hashing": "chain stretches",
     "index": "chains dedup roster rows runs",
-    "replay": "agenda arrivals fleet gaps recorder shared worker",
+    "replay": "agenda arrivals fleet gaps handovers recorder shared split_fleet split_recorder worker",
     "router": "active cost inputs memory overlaps router tree",
-    "tiers": "cleaner copies loader offload state store storer",
+    "tiers": "cleaner copies loader network offload state store storer",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""
 

@@ -147,3 +147,19 @@ def test_what_it_is_not_modelled_with_is_refused():
         make_core(replace(AHEAD, backend="trtllm"))
     with pytest.raises(KvyardError, match="async_scheduling is on or off for all ranks"):
         Ranks([make_core(AHEAD), make_core(replace(AHEAD, async_scheduling=False))])
+
+
+def test_copies_of_states_hold_no_blocks_after_their_pass():
+    """A hit that ends inside a block is continued on a private copy, whose two ends are held only until it is made."""
+    from tests.replay.support import sessions
+
+    from kvyard.replay.run import replay
+
+    groups = [{"kind": "full", "block_size": 16}, {"kind": "mamba", "block_size": 64}]
+    done = replay(
+        sessions(60, seed=3), workers=1, router="round-robin", groups=groups, bytes_per_block=65536, num_gpu_blocks=900
+    )
+    (core,) = done.fleet.workers[0].cores
+    pool = core.scheduler.manager.pool
+    assert done.report.reuse["all"].part > 0
+    assert pool.free == pool.num_blocks - 1

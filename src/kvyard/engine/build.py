@@ -9,6 +9,7 @@ from kvyard.engine.config import BACKENDS, EngineConfig
 from kvyard.engine.core import EngineCore, EventBatcher
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.handovers import HandoverLoads, HandoverPeer
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.load_source import LoadSource
 from kvyard.engine.loads import Loads
@@ -36,14 +37,15 @@ def make_core(
     ranks: int = 1,
     source: Callable[[BlockManager], LoadSource] | None = None,
     foresight: bool = False,
+    peer: HandoverPeer | None = None,
 ) -> EngineCore:
     """An engine rank of ``config``.
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
     ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
     time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers. With
-    ``foresight`` jobs know what comes after them (``RequestFacts.next_uses``). Raises ``ConfigError`` for a config that can't
-    be honoured.
+    ``foresight`` jobs know what comes after them (``RequestFacts.next_uses``). With a ``peer``, prompts may be handed over to
+    and from other engines. Raises ``ConfigError`` for a config that can't be honoured.
     """
     config.check()
     if not foresight and (oracle := config.needs_future) is not None:
@@ -52,6 +54,9 @@ def make_core(
         )
     specs = config.specs
     ahead = config.decides_ahead
+    if peer is not None:
+        config.check_hands_over()
+        ahead = False
     if ahead and ranks > 1:
         plans = False  # what ranks in step have decided on differs by a pass: they are driven one by one
     if events:
@@ -76,6 +81,9 @@ def make_core(
     loads: LoadSource | None = source(manager) if source is not None else None
     if offload is not None:
         loads = Loads(offload, batch, whole=config.scheduler_reserve_full_isl)
+    handovers: HandoverLoads | None = None
+    if peer is not None:
+        loads = handovers = HandoverLoads(manager, peer, loads, whole=config.scheduler_reserve_full_isl)
     scheduler = _scheduler(config, manager, batch, loads, watcher, bulk=bulk and plans and not ahead)
     return EngineCore(
         scheduler,
@@ -86,6 +94,7 @@ def make_core(
         plans=plans,
         depth=2 if ahead else 1,
         name=name,
+        handovers=handovers,
     )
 
 

@@ -111,7 +111,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Whether passes are decided on while the ones before them run."""
         if self.async_scheduling is not None:
             return self.async_scheduling
-        real = type(self.timing).__struct_config__.tag in REAL_TIMINGS
+        real = type(self.timing).__struct_config__.tag in REAL_TIMINGS and self.role == "both"
         return real and self.backend == "vllm" and self.tiers is None and self.speculative is None
 
     @property
@@ -148,8 +148,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def check(self) -> None:
         """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
         check_order(self.eviction, self.eviction_options)
-        if self.role != "both":
-            raise ConfigError(f"role {self.role} is not supported yet: every worker computes prompts and answers")
         for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -213,6 +211,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request needs a token per pass"
             )
+
+    def check_hands_over(self) -> None:
+        """Raise ``ConfigError`` for what isn't modelled where prompts are handed over from one engine to another."""
+        if self.backend == "sglang":
+            raise ConfigError("hand-overs between prefill and decode workers are modelled for backends vllm and trtllm")
+        if self.speculative is not None:
+            raise ConfigError("draft tokens are not modelled with hand-overs: leave one of the two out")
+        if self.async_scheduling:
+            raise ConfigError("async_scheduling is not modelled with hand-overs: turn it off")
 
     def check_plain_model(self) -> None:
         """Raise ``ConfigError`` for what is modelled with vLLM's way of scheduling only."""

@@ -17,6 +17,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 
 from kvyard.clock import VirtualClock
+from kvyard.engine.handovers import HandoverLoads
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Flight, Pass
 from kvyard.engine.scheduler import Scheduler
@@ -64,6 +65,7 @@ class EngineCore:
         plans: bool = True,
         depth: int = 1,
         name: str = "",
+        handovers: HandoverLoads | None = None,
     ) -> None:
         """``batcher`` is the sink of every tier's map, where events are wanted; ``clock``, if any, is told the time, for
         eviction orders that go by it; ``depth`` is how long the queue of decided passes may be.
@@ -81,6 +83,8 @@ class EngineCore:
         self.timing = timing
         self.batcher = batcher
         self.offload = offload
+        self.handovers = handovers
+        """Where prompts come from other engines and go there, if they do."""
         self._loads = scheduler.loads
         self._clock = clock
         self.busy_ns = 0
@@ -510,21 +514,26 @@ class EngineCore:
         batch = self._batch
         assert batch is not None
         start = self._ends[done - 1] if done else self._start
+        # Those that enter have their first token of it, which ``produced`` tells.
+        decoding = batch.decoding - len(batch.entering)
         if batch.chunks or batch.drafted:
             waiting = self.scheduler.batch.count
             if waiting and not batch.decoding and not self.ahead:
                 self.watcher.paused(start, self._ends[0], waiting)
-            self.watcher.passed(start, self._ends[0], batch.chunks, batch.decoding)  # such a plan has one pass
+            self.watcher.passed(start, self._ends[0], batch.chunks, decoding)  # such a plan has one pass
             if batch.left_out:
                 self.watcher.paused(start, self._ends[0], batch.left_out)
         else:
             jobs: Sequence[Job] = ()
             if self.watcher.wants_tokens:
                 jobs = self.decoders()
+                if batch.entering:
+                    jobs = [job for job in jobs if job not in batch.entering]
             durations = self._durations[done:count]
             if self.ahead:
                 durations = np.array([self._ends[0] - start], dtype=np.int64)
-            self.watcher.decoded(start, durations, batch.decoding, jobs)
+            if decoding:
+                self.watcher.decoded(start, durations, decoding, jobs)
 
     def decoders(self) -> list[Job]:
         """The jobs that have a token of a decode pass, while a watcher is told of it. It must want tokens."""

@@ -18,7 +18,7 @@ class JobState(IntEnum):
     WAITING = 0
     """In the queue, or not yet handed over."""
     LOADING = 1
-    """Its blocks are on the way from a lower tier; it is in no queue."""
+    """Its blocks are on the way from a lower tier or another worker; it is in no queue."""
     PREFILL = 2
     """Running, with known tokens still to compute."""
     DECODE = 3
@@ -46,6 +46,7 @@ class Job(Request):
         "defers",
         "end",
         "external_tokens",
+        "handed_over",
         "joined",
         "loaded",
         "loaded_by_tier",
@@ -53,6 +54,7 @@ class Job(Request):
         "output",
         "preemptions",
         "priority",
+        "received",
         "serial",
         "state",
         "tier_tokens",
@@ -99,6 +101,10 @@ class Job(Request):
         self.loaded = 0
         """Tokens that came, or are coming, from lower tiers for its next admission."""
         self.loaded_by_tier: tuple[int, ...] = ()
+        self.handed_over = False
+        """Whether its blocks stay after its end, until another worker has them: it computes a prompt for that one."""
+        self.received = False
+        """Whether another worker computed its prompt, whose blocks it gets before it begins."""
         self.defers = False
         """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, which
         makes no difference, since their names are its own."""

@@ -103,6 +103,14 @@ class Lifecycle:
         self.watcher.admitted(job, now, cached, past - cached)
         job.loaded, job.loaded_by_tier = 0, ()
 
+    def enter(self, job: Job, now: int) -> None:
+        """``job``, which was just started and whose prompt another worker computed, decodes in the pass being formed."""
+        del self.prefilling[job.serial]
+        job.received = False
+        self.blocks.join(job)
+        if self.loads is not None:
+            self.loads.entered(job, now)
+
     # -- back -------------------------------------------------------------------------------------------------------
 
     def preempt(self, job: Job, now: int, to_front: bool = True) -> None:
@@ -180,6 +188,9 @@ class Lifecycle:
                 job.emit(1)
                 watcher.produced(job, 1, end)
                 joining.append(job)
+        for job in done.entering:
+            if not job.state.ended:
+                watcher.produced(job, 1, end)
         if speculative is not None:
             for job, tokens in done.drafted:
                 if job.state.ended:

@@ -1,6 +1,7 @@
 """Where loads come from, as the scheduler sees it: what it asks before a prompt is computed, and what it tells.
 
-``Loads`` has them from lower tiers. A log of vLLM's scheduler has them from a script (``ScriptedLoads``).
+``Loads`` has them from lower tiers, ``HandoverLoads`` from other workers. A log of vLLM's scheduler has them from a script
+(``ScriptedLoads``).
 """
 
 from collections.abc import Iterable
@@ -60,6 +61,9 @@ class LoadSource:
 
     def receive(self, job: Job) -> None:
         """A ``job`` that was loaded for is next in the queue."""
+
+    def entered(self, job: Job, now: int) -> None:
+        """A ``job`` whose prompt another worker computed decodes in the pass that starts at ``now``."""
 
     def parked_in_line(self) -> int:
         """How many of the parked count among those that wait, where a long prompt is cut for others' sake."""

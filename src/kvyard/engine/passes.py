@@ -12,7 +12,7 @@ Chunk: TypeAlias = tuple[Job, int, int]
 class Pass:
     """What the scheduler decided on, for this pass and the ``stable_for - 1`` passes after it."""
 
-    __slots__ = ("chunks", "context", "decoding", "drafted", "left_out", "longest", "stable_for")
+    __slots__ = ("chunks", "context", "decoding", "drafted", "entering", "left_out", "longest", "stable_for")
 
     def __init__(
         self,
@@ -23,6 +23,7 @@ class Pass:
         drafted: Sequence[tuple[Job, int]] = (),
         stable_for: int = 1,
         left_out: int = 0,
+        entering: Sequence[Job] = (),
     ) -> None:
         self.chunks = chunks
         self.decoding = decoding
@@ -34,9 +35,12 @@ class Pass:
         self.drafted = drafted
         """Those of them that verify drafts, and how many tokens each computes."""
         self.stable_for = stable_for
-        """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""
+        """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks, drafts or
+        jobs that enter."""
         self.left_out = left_out
         """How many jobs that decode have no token in it."""
+        self.entering = entering
+        """Those that decode and have their first token of it: another worker computed their prompts."""
 
 
 class Flight:

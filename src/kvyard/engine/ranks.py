@@ -49,6 +49,11 @@ class Ranks:
             core.cut(now)
         self.cores[rank].cancel(job, now)
 
+    def cut(self, now: int) -> None:
+        """Nothing after the passes that are under way at ``now`` is certain any more."""
+        for core in self.cores:
+            core.cut(now)
+
     def next_decision(self) -> int | None:
         """When the ranks next have something to decide."""
         running = [core.next_decision() for core in self.cores if core.busy]

@@ -1,4 +1,4 @@
-"""What a worker does of a request. Prompts and answers may be computed by different workers; today every worker does both."""
+"""What a worker does of a request: prompts and answers may be computed by different workers."""
 
 from typing import Literal, TypeAlias
 

@@ -1,8 +1,9 @@
 """The agenda: what happens next in a replay, and in which order at one instant. The order is decided here and nowhere else.
 
-At one instant passes end, worker by worker, and with them their events come out; what moves between tiers lands; workers start,
-drain and fail as planned; requests that lost their worker, or had none, are routed, and then those that arrive, by all that is
-visible by now; passes start, in the order of the workers' numbers; and when all is done a sample is taken.
+At one instant passes end, worker by worker, and with them their events come out; what moves between tiers lands; prompts are
+handed over from worker to worker; workers start, drain and fail as planned; requests that lost their worker, or had none, are
+routed, and then those that arrive, by all that is visible by now; passes start, in the order of the workers' numbers; and
+when all is done a sample is taken.
 
 The agenda knows times and numbers. What is done is the fleet's business, and whether it is still to be done is up to ``put``.
 """
@@ -12,13 +13,14 @@ from typing import Final
 
 PASS_END: Final = 0
 LANDING: Final = 1
-WORKER_LIFE: Final = 2
-REROUTING: Final = 3
-ARRIVAL: Final = 4
-PASS_START: Final = 5
-SAMPLE: Final = 6
+HANDOVER: Final = 2
+WORKER_LIFE: Final = 3
+REROUTING: Final = 4
+ARRIVAL: Final = 5
+PASS_START: Final = 6
+SAMPLE: Final = 7
 
-_KINDS: Final = 7
+_KINDS: Final = 8
 _BITS: Final = 32
 _NUMBER: Final = (1 << _BITS) - 1
 _NEVER: Final = -1

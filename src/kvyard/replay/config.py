@@ -1,7 +1,8 @@
 """What people write to describe a replay: a fleet, how it is routed, and how the trace is driven. Values only."""
 
 import math
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -9,13 +10,12 @@ from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.hinting import parse_hints
 from kvyard.router import RouterConfig
+from kvyard.router.deciders import DECIDERS, make_decider
 from kvyard.router.policies import make_policy
-from kvyard.settings import Setting, as_it_is, duration
+from kvyard.settings import Setting, as_it_is, bandwidth, chosen, duration, figures, settings_of
 
 LEFT_OUT = {
-    "prefill_workers": "prefill/decode disaggregation is not modelled: every worker does both",
-    "decode_workers": "prefill/decode disaggregation is not modelled: every worker does both",
-    "disaggregation_mode": "prefill/decode disaggregation is not modelled: every worker does both",
+    "disaggregation_mode": "say prefill and decode, how many workers of each role there are, or role in a table of workers",
     "autoscaling": "autoscaling is not modelled: give workers a start, drain or fail time instead",
     "planner": "autoscaling is not modelled: give workers a start, drain or fail time instead",
 }
@@ -50,6 +50,88 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if when is not None and when <= self.start:
                 raise KvyardError(f"workers {self.name!r} {key} at {when} ns, before they start at {self.start}")
         self.engine.check()
+
+
+NICS: Mapping[str, tuple[int | None, int]] = {
+    "cx7": (50 * 10**9, 10_000),
+    "nvlink": (450 * 10**9, 10_000),
+    "pcie5": (55 * 10**9, 10_000),
+    "none": (None, 0),
+}
+"""Ways between workers by name: bytes per second each way, and nanoseconds until the first byte.
+
+``cx7`` is 400 Gbit/s for each GPU, ``nvlink`` that of an H200; both bandwidths and the latency are those of AIConfigurator's
+system files. ``pcie5`` is what an H200 was measured at here (docs/links.md). ``none`` takes no time.
+"""
+
+
+class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How prompts go from prefill to decode workers."""
+
+    heading: ClassVar[str] = "Prefill and decode apart"
+    decider: Annotated[
+        str, Setting("Whether a prompt is handed over: {choices}.", flag=True, choices=DECIDERS.names)
+    ] = "always"
+    decider_options: Annotated[
+        dict[str, float], Setting("Figures that only that decider has, as NAME=VALUE,... .", parse=figures)
+    ] = msgspec.field(default_factory=dict)
+    protocol: Annotated[
+        Literal["source-first", "destination-first"],
+        Setting(
+            "Whether a decode worker is chosen, and keeps room, after the prompt is computed or before: {choices}."
+        ),
+    ] = "source-first"
+    nic: Annotated[str, Setting("A worker's way to others: {choices}.", flag=True, choices=NICS.keys)] = "cx7"
+    nic_bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s out of a worker and into it, if not the nic's.", flag=True, parse=bandwidth),
+    ] = None
+    nic_latency: Annotated[int | None, Setting("Until the first byte of a hand-over.", parse=duration)] = None
+    node_bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s out of a node and into it, which its workers share.", parse=bandwidth),
+    ] = None
+    workers_per_node: Annotated[int, Setting("Workers of a node, in the order of the fleet.")] = 8
+    contention: Annotated[
+        bool, Setting("Off: each hand-over has the network to itself, as Dynamo's replay has it.")
+    ] = True
+    streamed: Annotated[float, Setting("The share of a prompt that is sent while it is computed, layer by layer.")] = (
+        0.0
+    )
+    """The rest goes when it is done."""
+    sends: Annotated[
+        Literal["missing", "prompt"],
+        Setting("What is sent: blocks that the decode worker lacks, or every token of the prompt ({choices})."),
+    ] = "missing"
+
+    @property
+    def bandwidth(self) -> tuple[int | None, int | None]:
+        """Bytes per second out of a worker and into it."""
+        speed = NICS[self.nic][0]
+        return self.nic_bandwidth or (speed, speed)
+
+    @property
+    def latency(self) -> int:
+        """Nanoseconds."""
+        return NICS[self.nic][1] if self.nic_latency is None else self.nic_latency
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for what can't be."""
+        make_decider(self.decider, self.decider_options)
+        if self.nic not in NICS:
+            raise KvyardError(f"unknown nic {self.nic!r}: choose one of {', '.join(NICS)}")
+        if not 0 <= self.streamed <= 1:
+            raise KvyardError(f"streamed is a share from 0 to 1, got {self.streamed}")
+        if self.workers_per_node < 1:
+            raise KvyardError(f"workers_per_node must be at least 1, got {self.workers_per_node}")
+
+
+def _router(name: str, value: object) -> RouterConfig:
+    if isinstance(value, str):
+        return RouterConfig(policy=value)
+    if isinstance(value, Mapping):
+        return RouterConfig(**chosen(RouterConfig, settings_of(RouterConfig).parse(value, f" of {name}")))
+    raise KvyardError(f"{name} is {value!r}: write the name of a routing policy, or a table of a router's settings")
 
 
 class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,12 +179,53 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         Setting("Workers, 8 by default; in a file, a table for each kind of them.", flag=True, parse=as_it_is),
     ] = (WorkerConfig(),)
     router: RouterConfig = RouterConfig()
+    """With workers of different roles, of those that compute prompts."""
+    decode_router: Annotated[
+        RouterConfig | None,
+        Setting("The policy among decode workers. [default: the fewest blocks held]", flag=True, parse=_router),
+    ] = None
+    handover: HandoverConfig = HandoverConfig()
     event_lag: Annotated[
         int, Setting("Until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
     ] = 0
     plans: Annotated[bool, Setting("Off: one pass at a time, for checking.")] = True
     """The same results, slowly."""
     samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether prompts and answers may be computed by different workers."""
+        return any(kind.engine.role != "both" for kind in self.workers)
+
+    @property
+    def routers(self) -> tuple[RouterConfig, ...]:
+        """The router; with workers of different roles, that of those that compute prompts and that of those that decode."""
+        if not self.disaggregated:
+            return (self.router,)
+        first, second = self.router, self.decode_router
+        if not any(kind.engine.role == "both" for kind in self.workers):
+            first = msgspec.structs.replace(first, held_weight=0.0)  # what is held there is what is being computed
+        if second is None:
+            blind = not make_policy(first).needs_keys
+            second = first if blind else RouterConfig(policy="kv", prefill_scale=0.0, overlap_credit=0.0)
+        return first, second
+
+    def _check_roles(self) -> None:
+        self.handover.check()
+        for role, does in (("prefill", "compute prompts"), ("decode", "decode")):
+            if not any(kind.engine.role in (role, "both") and kind.start == 0 for kind in self.workers):
+                raise KvyardError(f"no worker is there at the start to {does}: add one of role {role}, or both")
+        first = self.workers[0].engine
+        for kind in self.workers:
+            kind.engine.check_hands_over()
+            if kind.engine.specs != first.specs:
+                raise KvyardError("workers that hand prompts over must have the same attention groups and block sizes")
+            if kind.engine.tiers is not None and kind.engine.tiers.shared:
+                raise KvyardError("shared tiers are not modelled with hand-overs: make them private")
+            if kind.engine.bytes_per_block is None:
+                raise KvyardError(
+                    "hand-overs need to know what a block takes: say model, or bytes_per_block beside groups"
+                )
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
@@ -113,6 +236,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             kind.check()
         if all(kind.start > 0 for kind in self.workers):
             raise KvyardError("no worker is there at the start: let one start at 0")
+        if self.disaggregated:
+            self._check_roles()
         if self.samples < 2:
             raise KvyardError(f"samples must be at least 2, got {self.samples}")
         if self.event_lag < 0:

@@ -12,13 +12,24 @@ from functools import partial
 from msgspec.structs import replace
 
 from kvyard.engine.build import make_core
+from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.events.types import Tier
 from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
 from kvyard.index import Holder
 from kvyard.index.chains import WholeChain
 from kvyard.index.runs import RunFeed, RunIndexer
-from kvyard.replay.agenda import ARRIVAL, LANDING, PASS_END, PASS_START, REROUTING, SAMPLE, WORKER_LIFE, Agenda
+from kvyard.replay.agenda import (
+    ARRIVAL,
+    HANDOVER,
+    LANDING,
+    PASS_END,
+    PASS_START,
+    REROUTING,
+    SAMPLE,
+    WORKER_LIFE,
+    Agenda,
+)
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.facts import TraceFacts
@@ -29,13 +40,16 @@ from kvyard.replay.recorder import Recorder, Seen
 from kvyard.replay.shared import SharedTiers
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import SampleSeries, Worker
-from kvyard.router import Router, RouteRequest
+from kvyard.router import Decision, Router, RouterConfig, RouteRequest
 from kvyard.router.pace import Pace, engine_pace
 from kvyard.router.policies import make_policy
 
 
 class Fleet:
     """Runs a trace. Make one per run."""
+
+    _asks_pace = False
+    """Whether others than the router ask how fast workers are."""
 
     def __init__(self, config: ReplayConfig) -> None:
         """Raises ``KvyardError`` for a config that can't be honoured."""
@@ -56,31 +70,36 @@ class Fleet:
         self._own = 0
         self._homeless: list[TraceRequest] = []
         """Requests that came when no worker took any."""
-        policy = make_policy(config.router)
-        self._reads_keys = policy.needs_keys
+        policies = [make_policy(router) for router in config.routers]
+        self._reads_keys = any(policy.needs_keys for policy in policies)
         self._heeds = any(kind.engine.heed_hints for kind in config.workers)
-        self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if policy.needs_index else None
+        indexed = any(policy.needs_index for policy in policies)
+        self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if indexed else None
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
         self._paces: dict[Holder, Pace | None] = {}
         """How fast they are, where the router asks."""
+        reads_pace = any(policy.needs_pace for policy in policies) or self._asks_pace
         self._life: list[tuple[Worker, str]] = []
         """What is planned for workers, as the agenda numbers it."""
         self._facts = TraceFacts() if any(kind.engine.reads_facts for kind in config.workers) else None
         self._shared = SharedTiers(config, self.indexer)
         for kind in config.workers:
             # One for all of a kind, since it remembers what it worked out.
-            pace = engine_pace(kind.engine) if policy.needs_pace else None
+            pace = engine_pace(kind.engine) if reads_pace else None
             for _ in range(kind.count):
                 self._make(kind, pace)
         self._shared.credit(self._by_holder)
-        present = [holder for holder, (worker, _) in self._by_holder.items() if worker.alive]
-        self._open = len(present)
-        """Ranks that take requests."""
-        routing = replace(config.router, block_size=config.router.block_size or self._block_size)
-        self.router = Router(routing, (), self.indexer, seed=config.seed)
-        for holder in present:
-            self.router.add_worker(holder, self._by_holder[holder][0].role, self._paces[holder])
+        self._open = 0
+        """Ranks that take requests as they come."""
+        self.router = self._make_router(config.routers[0], 0)
+        for holder, (worker, _) in self._by_holder.items():
+            if worker.alive:
+                self._enlist(holder, worker)
         self.timeline = SampleSeries(config.samples)
+
+    def _make_router(self, config: RouterConfig, number: int) -> Router:
+        routing = replace(config, block_size=config.block_size or self._block_size)
+        return Router(routing, (), self.indexer, seed=self.config.seed + number)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -144,6 +163,8 @@ class Fleet:
                 self._start_passes(now)
             elif what == ARRIVAL:
                 self._arrive(now)
+            elif what == HANDOVER:
+                self._hand_over(now)
             elif what == WORKER_LIFE:
                 self._live(self._life[which], now)
             elif what == REROUTING:
@@ -221,29 +242,35 @@ class Fleet:
         job = self._job(row, record, self._block_size)
         if self._facts is not None:
             job.facts = self._facts.of(row)
-        decision = self.router.route(
-            RouteRequest(
-                id=row.id,
-                keys=job.chain.keys if self._reads_keys else (),  # type: ignore[arg-type]  # trace keys are integers
-                num_tokens=row.input_length,
-                session=row.session,
-                expected_output=row.output_length,
-            ),
-            now,
-        )
+        decision = self.router.route(self._request(row, job), now)
         worker, rank = self._by_holder[decision.worker]
-        record.worker = str(decision.worker) if len(worker.cores) > 1 else worker.name
-        record.overlap = decision.overlap
-        record.best_overlap = decision.best
+        self._note_route(record, decision, worker.name_of(rank))
         if worker.block_size != self._block_size:
             facts = job.facts
             job = self._job(row, record, worker.block_size)
             job.facts = facts
+        self._submit(worker, rank, job, now)
+
+    def _request(self, row: TraceRequest, job: Job) -> RouteRequest:
+        return RouteRequest(
+            id=row.id,
+            keys=job.chain.keys if self._reads_keys else (),  # type: ignore[arg-type]  # trace keys are integers
+            num_tokens=row.input_length,
+            session=row.session,
+            expected_output=row.output_length,
+        )
+
+    def _note_route(self, record: Record, decision: Decision, name: str) -> None:
+        record.worker = name
+        record.overlap = decision.overlap
+        record.best_overlap = decision.best
+
+    def _submit(self, worker: Worker, rank: int, job: Job, now: int) -> None:
         worker.engine.advance(now)
         worker.submit(job, now, rank)
         self._touch(worker.number, now)
 
-    def _job(self, row: TraceRequest, record: Record, size: int) -> Job:
+    def _job(self, row: TraceRequest, record: Record, size: int, suffix: str = "") -> Job:
         self._own += 1
         chain: TraceChain | TokenChain
         sample = None
@@ -261,7 +288,7 @@ class Fleet:
             chain = TraceChain((), 1, 0, size, self._own)
             chain.grow(row.input_length)
         return Job(
-            row.id,
+            row.id + suffix,
             chain,
             max(1, row.output_length),
             arrival=record.arrival,
@@ -298,14 +325,7 @@ class Fleet:
             holder = Holder(worker.name, rank)
             self._by_holder[holder] = (worker, rank)
             self._paces[holder] = pace
-            recorder = Recorder(
-                len(self._by_holder) - 1,  # ranks have caches of their own
-                self.records,
-                self._seen,
-                worker.block_size,
-                first_token=lambda job, now: self.router.prefill_done(job.id, now),
-                ended=partial(self._done, worker),
-            )
+            recorder = self._recorder(worker, len(self._by_holder) - 1)  # ranks have caches of their own
             core = make_core(
                 kind.engine,
                 name=str(holder),
@@ -316,6 +336,7 @@ class Fleet:
                 timeline=self._shared.timeline(kind.engine),
                 ranks=kind.dp_size,
                 foresight=True,
+                peer=self._peer(worker),
             )
             worker.add(core, recorder)
         self.workers.append(worker)
@@ -324,6 +345,34 @@ class Fleet:
             if when:
                 self._agenda.put(when, WORKER_LIFE, len(self._life))
                 self._life.append((worker, what))
+
+    def _recorder(self, worker: Worker, number: int) -> Recorder:
+        return Recorder(
+            number,
+            self.records,
+            self._seen,
+            worker.block_size,
+            first_token=lambda job, now: self.router.prefill_done(job.id, now),
+            ended=partial(self._done, worker),
+        )
+
+    def _peer(self, worker: Worker) -> HandoverPeer | None:
+        """Who moves prompts between this worker and others."""
+        return None
+
+    def _enlist(self, holder: Holder, worker: Worker) -> None:
+        """Let requests go to a rank of ``worker``."""
+        self._open += 1
+        self.router.add_worker(holder, worker.role, self._paces[holder])
+
+    def _drain(self, holder: Holder, worker: Worker) -> None:
+        """Let no more requests go to a rank of ``worker``."""
+        self._open -= 1
+        self.router.drain(holder)
+
+    def _remove(self, holder: Holder, worker: Worker) -> None:
+        """A rank of ``worker``, which is drained, is gone."""
+        self.router.remove_worker(holder)
 
     def _feed(self, kind: WorkerConfig, holder: Holder) -> RunFeed | None:
         """The way of a rank's own caches into the index, if the router reads one. What is shared is the pool's."""
@@ -341,35 +390,45 @@ class Fleet:
         holders = [holder for holder, (home, _) in self._by_holder.items() if home is worker]
         if what == "start":
             worker.alive = True
-            self._open += len(holders)
             self._agenda.put(now, REROUTING)
             for holder in holders:
-                self.router.add_worker(holder, worker.role, self._paces[holder])
+                self._enlist(holder, worker)
             return
         if not worker.draining:
             worker.draining = True
-            self._open -= len(holders)
-        if what == "drain":
             for holder in holders:
-                self.router.drain(holder)
+                self._drain(holder, worker)
+        if what == "drain":
             return
         worker.alive = False
         self._agenda.put(None, PASS_END, worker.number)
         self._agenda.put(now, REROUTING)
         worker.engine.advance(now)
         for holder in holders:
-            self.router.remove_worker(holder)
+            self._remove(holder, worker)
             if self.indexer is not None:
                 self.indexer.detach(holder)
         for core in worker.cores:
             if core.offload is not None:
                 core.offload.close(now)
-        for name in worker.jobs:
-            record = self.records[name]
-            record.retries += 1
-            record.admitted = record.first_token = -1
-            self._homeless.append(self._rows[name])
+        self._lose(worker, now)
         worker.jobs = {}
+
+    def _lose(self, worker: Worker, now: int) -> None:
+        """``worker`` has failed: what it had starts over."""
+        for name in worker.jobs:
+            self._start_over(self._rows[name])
+
+    def _start_over(self, row: TraceRequest) -> None:
+        """A request is to be routed again, from the beginning."""
+        record = self.records[row.id]
+        record.retries += 1
+        record.admitted = record.first_token = -1
+        self._homeless.append(row)
+
+    def _hand_over(self, now: int) -> None:
+        """Prompts that were computed, or have arrived, by ``now`` go on. Only where workers have different roles."""
+        raise NotImplementedError
 
     def _reroute(self, now: int) -> None:
         """Route the requests that wait for a worker, if one takes any."""

@@ -14,6 +14,26 @@ MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "unk
 """
 
 
+class Stages(msgspec.Struct, gc=False, kw_only=True):
+    """The way of a request from a prefill worker to a decode worker. Times as in ``Record``, in their order."""
+
+    prefill_worker: str = ""
+    held: int = -1
+    """Its prompt is computed, and the blocks stay until they are elsewhere."""
+    reserved: int = -1
+    """The decode worker has room for them."""
+    activated: int = -1
+    """They have arrived."""
+    entered: int = -1
+    """The pass started that first decodes it."""
+    released: int = -1
+    """The prefill worker may evict them."""
+    sent: int = 0
+    """Bytes."""
+    queued: int = 0
+    """Nanoseconds that other transfers cost it."""
+
+
 class Record(msgspec.Struct, gc=False, kw_only=True):
     """One request. Times are nanoseconds of the replay's clock, -1 where it never came to that."""
 
@@ -53,6 +73,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """The same of the worker that had most."""
     retries: int = 0
     """How often it was routed again because its worker failed."""
+    stages: Stages | None = None
+    """Where another worker computed its prompt."""
 
     @property
     def ttft(self) -> int:

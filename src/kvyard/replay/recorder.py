@@ -100,8 +100,12 @@ class Recorder(Watcher):
         self._paused: list[tuple[int, int]] = []
         """How many decoding jobs have been kept waiting for prompts, and for how long, those that wait longest first."""
 
+    def record(self, job: Job) -> Record:
+        """The record that ``job`` belongs to."""
+        return self.records[job.id]
+
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
-        record = self.records[job.id]
+        record = self.record(job)
         if record.admitted < 0:
             record.admitted = now
             record.cached = cached
@@ -145,7 +149,7 @@ class Recorder(Watcher):
         self.steps += decoding * len(durations)
 
     def produced(self, job: Job, count: int, end: int) -> None:
-        record = self.records[job.id]
+        record = self.record(job)
         if count > 1:
             self.gaps.add(_NOTHING, count - 1)  # accepted drafts leave together
         if job.id in self._silent:
@@ -158,12 +162,12 @@ class Recorder(Watcher):
         self._since.setdefault(job.id, now)
 
     def preempted(self, job: Job, now: int) -> None:
-        self.records[job.id].preemptions += 1
+        self.record(job).preemptions += 1
         if job.output:
             self._silent.setdefault(job.id, now)  # its last token came with the pass that just ended
 
     def ended(self, job: Job, now: int, reason: str) -> None:
-        record = self.records[job.id]
+        record = self.record(job)
         record.ended = now
         record.output = job.output
         record.status = _STATUS[job.state]

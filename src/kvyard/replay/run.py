@@ -13,6 +13,7 @@ from kvyard.replay.record import Record
 from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.settings import SETTINGS, make_config
+from kvyard.replay.split_fleet import SplitFleet
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.replay.traces.hinting import with_hints
 
@@ -99,7 +100,7 @@ def replay(
     rows: Iterable[TraceRequest] = source
     if bounds and not isinstance(source, Trace):
         rows = list(rows)  # they are looked at twice
-    fleet = Fleet(made)
+    fleet = SplitFleet(made) if made.disaggregated else Fleet(made)
     if progress is True:
         from kvyard.replay.progress import Bar
 

@@ -30,7 +30,7 @@ from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.tables import TablesTiming, tables_at_hand
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
-from kvyard.replay.config import LEFT_OUT, ReplayConfig, WorkerConfig
+from kvyard.replay.config import LEFT_OUT, HandoverConfig, ReplayConfig, WorkerConfig
 from kvyard.router import RouterConfig
 from kvyard.settings import Setting, Settings, bandwidth, chosen, count, duration, figures, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
@@ -129,6 +129,14 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class RoleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers by role, where they are alike otherwise."""
+
+    heading: ClassVar[str] = HandoverConfig.heading
+    prefill: Annotated[int | None, Setting("Workers that compute prompts and hand them over ...", flag=True)] = None
+    decode: Annotated[int | None, Setting("... to these, which decode; instead of workers.", flag=True)] = None
+
+
 class TierDefaults(NamedTuple):
     """A tier's link where none is described."""
 
@@ -159,6 +167,8 @@ SETTINGS = Settings(
     {"workers": settings_of(ReplayConfig)["workers"]},  # first in help
     settings_of(RouterConfig),
     settings_of(ReplayConfig),
+    settings_of(RoleSettings),
+    settings_of(HandoverConfig),
     {"dp_size": OF_A_WORKER["dp_size"]},
     OF_AN_ENGINE,
     left_out=LEFT_OUT,
@@ -190,15 +200,39 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
     Raises ``KvyardError`` for an unknown name, with the nearest one; for what this replay leaves out, by name; and for values
     that make no sense alone or together.
     """
-    given = DEFAULTS | SETTINGS.parse(settings)
+    parsed = SETTINGS.parse(settings)
+    given = DEFAULTS | parsed
+    workers = given["workers"]
+    if parsed.keys() & {"prefill", "decode"}:
+        if "workers" in parsed:
+            raise KvyardError(
+                "workers and prefill/decode both say how many workers there are: leave one of the two out"
+            )
+        workers = [{"role": role, "name": role[0], "count": _of_role(role, parsed)} for role in ("prefill", "decode")]
     shared = {name: value for name, value in given.items() if name in OF_A_WORKER}
     if given.get("hints"):
         shared.setdefault("heed_hints", True)
     fields = chosen(ReplayConfig, given)
-    fields["workers"] = tuple(_kinds(given["workers"], shared, given.get("seed", 0)))
+    fields["workers"] = tuple(_kinds(workers, shared, given.get("seed", 0)))
+    fields["handover"] = HandoverConfig(**chosen(HandoverConfig, given))
     config = ReplayConfig(router=RouterConfig(**chosen(RouterConfig, given)), **fields)
     config.check()
+    if not config.disaggregated:
+        for name in settings_of(HandoverConfig).keys() | {"decode_router"}:
+            if name in parsed:
+                raise KvyardError(
+                    f"{name} is for fleets with prefill and decode workers: say how many, or leave it out"
+                )
     return config
+
+
+def _of_role(role: str, given: Mapping[str, Any]) -> int:
+    if role not in given:
+        raise KvyardError(f"prefill and decode go together: say how many {role} workers there are, too")
+    number: int = given[role]
+    if number < 1:
+        raise KvyardError(f"{role} is {number}: there must be at least one such worker")
+    return number
 
 
 def _kinds(workers: object, shared: Mapping[str, Any], seed: int) -> Iterable[WorkerConfig]:

@@ -15,6 +15,7 @@ from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
 from kvyard.engine.role import Role
 from kvyard.events.types import LOWER_TIERS
+from kvyard.index import Holder
 from kvyard.replay.heeding import heeded
 from kvyard.replay.recorder import Recorder
 
@@ -44,6 +45,10 @@ class Worker:
         self.recorders.append(recorder)
         self.engine: EngineCore | Ranks = core if len(self.cores) == 1 else Ranks(self.cores)
 
+    def name_of(self, rank: int) -> str:
+        """What records call a rank: a worker with one is called by its own name."""
+        return self.name if len(self.cores) == 1 else str(Holder(self.name, rank))
+
     def submit(self, job: Job, now: int, rank: int) -> None:
         """Hand ``job`` over to a rank."""
         self.jobs[job.id] = job
@@ -55,6 +60,14 @@ class Worker:
             engine.submit(job, now, rank)
         else:
             engine.submit(job, now)
+
+    def cancel(self, job: Job, now: int, rank: int) -> None:
+        """Have a rank give ``job`` up."""
+        engine = self.engine
+        if isinstance(engine, Ranks):
+            engine.cancel(job, now, rank)
+        else:
+            engine.cancel(job, now)
 
     def tier_counters(self) -> dict[str, int]:
         """What its lower tiers did, all ranks together; empty without any."""

@@ -11,7 +11,7 @@ from kvyard.settings import Setting, figures
 LOADS = ("requests", "tokens", "blocks")
 _AT_LEAST_0 = (
     *("overlap_credit", "overlap_decay", "host_credit", "storage_credit", "remote_credit", "prefill_scale"),
-    *("request_weight", "temperature", "predicted_ttl_s", "reserve_output", "guard"),
+    *("held_weight", "request_weight", "temperature", "predicted_ttl_s", "reserve_output", "guard"),
 )
 _OPTIONAL = ("guard", "approx_ttl_s")
 
@@ -33,6 +33,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     storage_credit: Annotated[float, Setting("What a block in storage is worth.")] = 0.25
     remote_credit: Annotated[float, Setting("What a block in remote storage is worth.")] = 0.25
     prefill_scale: Annotated[float, Setting("What a block to compute costs, against one that is held.")] = 1.0
+    held_weight: Annotated[float, Setting("What a block that is held costs.")] = 1.0
     request_weight: Annotated[float, Setting("What an active request costs by itself, in blocks.")] = 0.0
     temperature: Annotated[float, Setting("0: the least cost; above: by chance, less costly ones more often.")] = 0.0
 

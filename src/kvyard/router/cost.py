@@ -3,7 +3,7 @@
     credit  = c * device + host_credit * host + storage_credit * storage + remote_credit * remote
     c       = overlap_credit / (1 + overlap_decay * excess prefill blocks / blocks of this prompt)
     prefill = max(0, (active prefill tokens + this prompt's) / block size - credit)
-    cost    = prefill_scale * prefill + blocks held there with this request + request_weight * active requests
+    cost    = prefill_scale * prefill + held_weight * blocks held there with this request + request_weight * active requests
 
 Every term is in ``docs/routing.md``. Plain functions of a routing input; nothing is changed.
 """
@@ -26,6 +26,9 @@ def costs(config: RouterConfig, at: RoutingInput) -> list[float]:
     for place, waiting in enumerate(prefill):  # a plain loop: there is one for each request
         todo = (waiting + tokens) / size - worth[place]
         out.append((scale * todo if todo > 0 else 0.0) + (held[place] + count - shared[place]))
+    if config.held_weight != 1:
+        less = 1 - config.held_weight
+        out = [cost - less * (mine + count - both) for cost, mine, both in zip(out, held, shared, strict=True)]
     if config.request_weight:
         weight = config.request_weight
         out = [cost + weight * requests for cost, requests in zip(out, _of(at, loads.requests), strict=True)]

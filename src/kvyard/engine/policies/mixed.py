@@ -172,6 +172,7 @@ class MixedPasses(PassMaker):
         """Tokens that can still be handed out."""
         self._chunks: list[Chunk] = []
         self._drafted: list[tuple[Job, int]] = []
+        self._entering: list[Job] = []
         self._reserved = False
         """Whether the tokens of all jobs in lockstep are taken off the budget already."""
         self._without: list[Job] = []
@@ -191,6 +192,8 @@ class MixedPasses(PassMaker):
             self._chunk.begin_pass(len(running) + len(jobs.waiting) + loading)
         before = jobs.preemptions
         self._chunks, self._drafted = [], []
+        if self._entering:
+            self._entering = []
         in_order = not prefilling or self._prompts_last()
         due = jobs.blocks.begin_pass(in_order=in_order, alone=not (jobs.waiting or prefilling))
         took_blocks = bool(due)
@@ -211,6 +214,8 @@ class MixedPasses(PassMaker):
         preempted = jobs.preemptions != before
         if not preempted and jobs.waiting and self._left > 0:
             self._admit(self._left, chunks, now)
+        if self._has_states:
+            jobs.manager.take_copies()  # they are made before the pass computes, and then hold nothing any more
         if not chunks and not drafted and not batch.count:
             return None
         context, length = batch.context, batch.longest()
@@ -218,9 +223,12 @@ class MixedPasses(PassMaker):
             context += job.num_computed_tokens + tokens
             length = max(length, job.num_computed_tokens + tokens)
         stable_for = 1
-        if not (chunks or drafted or preempted or prefilling or self._without or speculative is not None):
+        entering = self._entering
+        if not (chunks or drafted or preempted or prefilling or self._without or entering or speculative is not None):
             stable_for = self.horizon.passes(longest, took_blocks)
-        return Pass(chunks, batch.count + len(drafted), context, length, drafted, stable_for, len(self._without))
+        return Pass(
+            chunks, batch.count + len(drafted), context, length, drafted, stable_for, len(self._without), entering
+        )
 
     def _prompts_last(self) -> bool:
         """Whether every job that decodes was admitted before those that compute prompts."""
@@ -409,7 +417,11 @@ class MixedPasses(PassMaker):
             waiting.pop()
             budget -= new
             jobs.start(job, past, now)
-            chunks.append((job, new, past))
+            if job.received:
+                jobs.enter(job, now)
+                self._entering.append(job)
+            else:
+                chunks.append((job, new, past))
             if adapters is not None:
                 adapters.add(job)
         for job in reversed(skipped):

@@ -49,6 +49,16 @@ def sources(record: Record) -> dict[str, int]:
     return {**found, "evicted": lost, "other_worker": elsewhere, "never_seen": rest - lost - elsewhere}
 
 
+def _workers(record: Record) -> Sequence[str]:
+    """Who had anything to do with a request: one worker, or one for its prompt and one for its answer."""
+    stages = record.stages
+    mine = (record.worker.partition("@")[0],) if record.worker else ()
+    if stages is None or not stages.prefill_worker:
+        return mine
+    first = stages.prefill_worker.partition("@")[0]
+    return mine if mine == (first,) else (first, *mine)
+
+
 def points(wanted: int, workers: int) -> int:
     """How many points in time a quantity of so many workers may have."""
     return max(min(wanted, FEWEST), min(wanted, CELLS // max(1, workers)))
@@ -71,8 +81,8 @@ def make_series(records: Sequence[Record], names: Sequence[str], start: int, end
         if record.status == "finished":
             finished[(record.ended - start) // window] += 1
             waits[here].append(record.first_token - record.arrival)
-        if record.worker:
-            number = numbers[record.worker.partition("@")[0]]
+        for name in _workers(record):
+            number = numbers[name]
             routed[number][here] += 1
             tokens[number][here] += record.input
         if record.admitted >= 0:
@@ -117,8 +127,8 @@ class Observations:
         self.records = records
         self.by_worker: dict[str, list[Record]] = {}
         for record in records:
-            if record.worker:
-                self.by_worker.setdefault(record.worker.partition("@")[0], []).append(record)
+            for name in _workers(record):
+                self.by_worker.setdefault(name, []).append(record)
         self.complete = now is None
         self.done = [record for record in records if record.status == "finished"]
         self.start = min((record.arrival for record in records), default=0)
@@ -212,8 +222,9 @@ class Observations:
 
 
 def _balance(workers: Sequence[WorkerReport]) -> dict[str, float]:
-    """How evenly work was spread."""
-    loads = np.array([worker.input_tokens for worker in workers], dtype=np.float64)
+    """How evenly work was spread, among those that compute prompts."""
+    computing = [worker for worker in workers if worker.role != "decode" or worker.input_tokens]
+    loads = np.array([worker.input_tokens for worker in computing], dtype=np.float64)
     mean = float(loads.mean())
     found = {
         "variation": float(loads.std() / mean) if mean else 0.0,

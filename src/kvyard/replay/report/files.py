@@ -42,6 +42,10 @@ def _loaded(record: Record, level: int) -> int | None:
     return _known(record.loaded[level]) if level < len(record.loaded) else 0
 
 
+def _stage(record: Record, name: str) -> int | None:
+    return None if record.stages is None else _known(getattr(record.stages, name))
+
+
 COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
     "id": (str, lambda record: record.id),
     "session": (str, lambda record: record.session),
@@ -70,6 +74,14 @@ COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
     "elsewhere_tokens": (int, lambda record: _known(record.elsewhere)),
     "overlap_blocks": (int, lambda record: _known(record.overlap)),
     "best_overlap_blocks": (int, lambda record: _known(record.best_overlap)),
+    # Where prompts are handed over; null for requests that weren't.
+    "prefill_worker": (str, lambda record: record.stages and (record.stages.prefill_worker or None)),
+    "source_held_ns": (int, lambda record: _stage(record, "held")),
+    "destination_reserved_ns": (int, lambda record: _stage(record, "reserved")),
+    "destination_activated_ns": (int, lambda record: _stage(record, "activated")),
+    "decode_admitted_ns": (int, lambda record: _stage(record, "entered")),
+    "source_released_ns": (int, lambda record: _stage(record, "released")),
+    "sent_bytes": (int, lambda record: _stage(record, "sent")),
     "preemptions": (int, lambda record: _known(record.preemptions)),
     "retries": (int, lambda record: _known(record.retries)),
 }

@@ -13,6 +13,7 @@ from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.gaps import together
 from kvyard.replay.record import MISSES, Record
 from kvyard.replay.report.common import Observations, make_samples
+from kvyard.replay.report.handovers import make_handovers
 from kvyard.replay.report.numbers import Spread, spread
 from kvyard.replay.report.report import (
     MOVES,
@@ -29,6 +30,7 @@ from kvyard.replay.report.report import (
     share,
 )
 from kvyard.replay.report.waterfall import make_waterfall
+from kvyard.replay.split_fleet import SplitFleet
 from kvyard.router.pace import engine_pace
 from kvyard.tiers.copies import LinkedTier
 from kvyard.tiers.counters import CopyTotals
@@ -87,6 +89,7 @@ def make_report(
         tiers=make_tiers(fleet, duration),
         transfers=make_transfers(fleet),
         loading=make_loading(records),
+        handovers=make_handovers(fleet, duration) if isinstance(fleet, SplitFleet) else None,
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
         prefill_ms_per_token=rate,
@@ -163,14 +166,17 @@ def _router(fleet: Fleet, records: Sequence[Record]) -> RouterReport:
 
 
 def _worker(worker: Worker, mine: Sequence[Record], duration: int) -> WorkerReport:
+    # Of a request that was handed over, one worker has the prompt and one the answer.
+    prompts = [record for record in mine if record.stages is None or _is(record.stages.prefill_worker, worker)]
+    answers = [record for record in mine if _is(record.worker, worker)]
     return WorkerReport(
         name=worker.name,
         role=worker.role,
         requests=len(mine),
-        input_tokens=sum(record.input for record in mine),
-        output_tokens=sum(record.output for record in mine),
-        cached_tokens=sum(record.cached for record in mine),
-        loaded_tokens=sum(sum(record.loaded) for record in mine),
+        input_tokens=sum(record.input for record in prompts),
+        output_tokens=sum(record.output for record in answers),
+        cached_tokens=sum(record.cached for record in prompts),
+        loaded_tokens=sum(sum(record.loaded) for record in prompts),
         computed_tokens=sum(recorder.computed for recorder in worker.recorders),
         busy=max(core.busy_ns for core in worker.cores) / duration,
         preemptions=sum(core.scheduler.jobs.preemptions for core in worker.cores),
@@ -178,6 +184,11 @@ def _worker(worker: Worker, mine: Sequence[Record], duration: int) -> WorkerRepo
         evicted_blocks=sum(core.scheduler.manager.pool.evicted for core in worker.cores),
         tiers={name: count for name, count in worker.tier_counters().items() if name in REPORTED},
     )
+
+
+def _is(name: str, worker: Worker) -> bool:
+    """Whether ``name`` is that of a rank of ``worker``."""
+    return name.partition("@")[0] == worker.name
 
 
 def make_tiers(fleet: Fleet, duration: int) -> dict[str, TierReport]:

@@ -10,7 +10,7 @@ from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, answer, card, esc, head, listing, row, table, tile
-from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, RouterReport, Share, WorkerReport
+from kvyard.replay.report.report import LATENCIES, LENGTHS, HandoverReport, Report, RouterReport, Share, WorkerReport
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
 
@@ -35,6 +35,8 @@ def page(report: Report) -> str:
         _workers(made, report)
     if report.reuse:
         _misses(made, report)
+    if report.handovers is not None:
+        _handovers(made, report.handovers)
     if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
         _tiers(made, report)
     if report.router is not None:
@@ -238,6 +240,27 @@ def _share(words: str, share: Share, kind: str = "", requests: Share | None = No
 def _swatched(key: str, words: str, share: Share, requests: Share | None = None) -> str:
     swatch = f'<td><i class="swatch" style="background:var(--{draw.COLORS[key]})"></i>'
     return _share(words, share, requests=requests).replace("<td>", swatch, 1)
+
+
+def _handovers(made: Page, handovers: HandoverReport) -> None:
+    made.section("Prefill and decode", say.handed_over(handovers))
+    columns = ["", *(f"{name} (ms)" for name in say.COLUMNS)]
+    stages = table(columns, map(row, say.stage_rows(handovers)))
+    roles = table(["", "", "busy", "bytes", "of bandwidth"], map(row, say.role_rows(handovers)))
+    made.cards(
+        "one",
+        card(
+            "From arrival to first token",
+            "Of finished requests that were handed over. The stages of a request add up to its time to first token.",
+            stages,
+        ),
+        card(
+            "Roles and network",
+            "Busy: time in passes, or in which anything moved / time of the run. Of bandwidth: bytes moved / bytes that "
+            "could have.",
+            roles,
+        ),
+    )
 
 
 def _tiers(made: Page, report: Report) -> None:

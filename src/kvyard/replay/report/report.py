@@ -189,6 +189,33 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of its lower tiers, where it has any."""
 
 
+class RoleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers of one role together."""
+
+    workers: int
+    worker_seconds: float
+    """What they cost: workers times the duration of the run."""
+    busy: Share
+    """Of that time."""
+
+
+class HandoverReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened between prefill and decode workers."""
+
+    decider: str
+    protocol: str
+    handed_over: Share
+    stages: dict[str, Spread]
+    """Milliseconds in each stage from arrival to first token, of finished requests that were handed over."""
+    bytes: int
+    """Sent, of those."""
+    waiting_ms: float
+    """How much later their blocks came, together, than they would have on an idle network."""
+    network: dict[str, LinkUse] = msgspec.field(default_factory=dict)
+    """By way."""
+    roles: dict[str, RoleReport] = msgspec.field(default_factory=dict)
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """What happened in equal windows of time, from the first arrival to the last end."""
 
@@ -282,6 +309,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """By a name of ``MOVES``."""
     loading: Spread = Spread()
     """Milliseconds that requests waited for loads, of those that did."""
+    handovers: HandoverReport | None = None
+    """Of a fleet with prefill and decode workers."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)
     """What caches could have reached at best, where it was asked for."""
     waterfall: Waterfall = Waterfall()

@@ -9,7 +9,7 @@ from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
-from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, LiveReport, Report
+from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_prompts(report))
     if report.waterfall.steps:
         console.print(fitted(_waterfall(report), console, ("by", "of prompts", "prefill time")))
+    if report.handovers is not None:
+        console.print(fitted(_handovers(report.handovers), console, ("std", "min", "p95", "max")))
+        console.print(fitted(_roles(report.handovers), console, ("of bandwidth",)))
     if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
         console.print(fitted(_tiers(report), console, ("of bandwidth", "link busy", "read", "written")))
     if report.transfers:
@@ -180,6 +183,21 @@ def _waterfall(report: Report) -> Table:
     table.columns[-1].no_wrap, table.columns[-1].justify = False, "left"
     if notes := absent_notes(report):
         table.caption, table.caption_justify = " ".join(notes), "left"
+    return table
+
+
+def _handovers(handovers: HandoverReport) -> Table:
+    table = _table("From arrival to first token, handed over (ms)", *say.COLUMNS)
+    for cells in say.stage_rows(handovers):
+        table.add_row(*cells)
+    table.caption, table.caption_justify = say.handed_over(handovers), "left"
+    return table
+
+
+def _roles(handovers: HandoverReport) -> Table:
+    table = _table("Roles and network", "", "busy", "bytes", "of bandwidth")
+    for cells in say.role_rows(handovers):
+        table.add_row(*cells)
     return table
 
 

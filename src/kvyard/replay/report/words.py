@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import floor, log10
 
-from kvyard.replay.report.report import MOVES, Goodput, Report, Slo, TimingReport
+from kvyard.replay.report.report import MOVES, Goodput, HandoverReport, Report, Slo, TimingReport
 
 SOURCES = {
     "device": "Found on the device",
@@ -203,6 +203,52 @@ def transfer_rows(report: Report) -> list[list[str]]:
             counts = (whole(flow.transfers), whole(flow.blocks), amount(flow.bytes))
             found.append([words.capitalize(), *counts, span(flow.waiting_ms / 1000), f"{measured(each)} ms"])
     return found
+
+
+STAGES = {
+    "prefill_queue": "Waiting for a prefill worker",
+    "prefill": "Computing the prompt",
+    "room": "Waiting for room on a decode worker",
+    "transfer": "Blocks on their way",
+    "decode_queue": "Waiting for a decode pass",
+    "first_step": "First decode step",
+}
+"""Of a request that is handed over, from arrival to first token."""
+
+
+def stage_rows(handovers: HandoverReport) -> list[list[str]]:
+    """Rows of a table of stages: its words, and ``COLUMNS`` in milliseconds."""
+    return [
+        [
+            words,
+            *(
+                measured(getattr(handovers.stages[name], column)) if handovers.stages[name].count else "-"
+                for column in COLUMNS
+            ),
+        ]
+        for name, words in STAGES.items()
+    ]
+
+
+def role_rows(handovers: HandoverReport) -> list[list[str]]:
+    """Rows of a table of roles and ways between workers: who, how many, busy, bytes, of bandwidth."""
+    rows = []
+    for role, one in handovers.roles.items():
+        rows.append([f"{role.capitalize()} workers", whole(one.workers), percent(one.busy.value), "", ""])
+    for way, use in handovers.network.items():
+        share = percent(use.bandwidth.value) if use.bandwidth is not None else "no limit"
+        rows.append([way.capitalize(), whole(use.links), percent(use.busy.value), amount(use.bytes), share])
+    return rows
+
+
+def handed_over(handovers: HandoverReport) -> str:
+    """What the decider chose, and what others' transfers cost, in a sentence."""
+    share = handovers.handed_over
+    waited = handovers.waiting_ms / max(1, handovers.stages["transfer"].count)
+    return (
+        f"{handovers.decider}: {share.part:,} of {share.whole:,} prompts handed over, {handovers.protocol}; "
+        f"{amount(handovers.bytes)} sent, each {measured(waited)} ms later than on an idle network."
+    )
 
 
 def notes(report: Report) -> list[str]:

@@ -87,6 +87,10 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def check(self) -> None:
         """Raise ``KvyardError`` for what no fleet can be."""
         self.engine.check()
+        if self.engine.role != "both":
+            raise KvyardError(
+                f"a mock engine computes prompts and answers: role {self.engine.role} is for kvyard replay"
+            )
         for name in ("workers", "dp_size", "mean_output_tokens", "max_waiting", "max_choices", "buffer_steps"):
             if getattr(self, name) < 1:
                 raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")

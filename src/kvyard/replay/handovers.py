@@ -1,0 +1,246 @@
+"""Hand-overs: what becomes of requests whose prompts one worker computes and another answers.
+
+    source-first       prefill worker computes, keeps the blocks → decode worker is chosen, makes room → blocks travel → it
+    decodes destination-first  decode worker is chosen, makes room → prefill worker computes → blocks travel → it decodes
+
+Blocks on both sides are held until the transfer has landed. It shares the network with all others: a worker's way out and in,
+and its node's. If either worker fails before that, the request starts over, and nothing stays behind.
+"""
+
+from collections.abc import Callable, Hashable
+
+from kvyard.blocks.use import RequestFacts
+from kvyard.clock import MS
+from kvyard.engine.handovers import HandoverLoads, HandoverPeer
+from kvyard.engine.job import Job
+from kvyard.replay.config import HandoverConfig
+from kvyard.replay.record import Record, Stages
+from kvyard.replay.traces import TraceRequest
+from kvyard.replay.worker import Worker
+from kvyard.tiers.network import Flow, Network
+
+
+class Handover:
+    """One request on its way from a prefill worker to a decode worker."""
+
+    __slots__ = (
+        "blocks",
+        "decode",
+        "facts",
+        "flow",
+        "missing",
+        "prefill",
+        "record",
+        "row",
+        "source",
+        "stages",
+        "target",
+    )
+
+    def __init__(self, row: TraceRequest, record: Record, facts: RequestFacts) -> None:
+        self.row = row
+        self.facts = facts
+        self.record = record
+        self.stages = Stages()
+        record.stages = self.stages
+        self.source: tuple[Worker, int] | None = None
+        """Who computes the prompt: a worker and its rank."""
+        self.target: tuple[Worker, int] | None = None
+        """Who decodes."""
+        self.prefill: Job | None = None
+        self.decode: Job | None = None
+        self.missing = 0
+        """Tokens that the target lacked when it was last asked."""
+        self.blocks = 0
+        """What those fill."""
+        self.flow: Flow | None = None
+
+
+class Handovers:
+    """All hand-overs of a fleet, and the network that they share. The fleet says who computes and who decodes."""
+
+    def __init__(
+        self, config: HandoverConfig, block_bytes: int, block_size: int, touch: Callable[[Worker], None]
+    ) -> None:
+        """``touch`` is called with workers for which something has changed."""
+        self.config = config
+        self._block_bytes = block_bytes
+        self._block_size = block_size
+        self._touch = touch
+        self.network = Network(config.latency, shared=config.contention)
+        self.under_way: dict[str, Handover] = {}
+        """By request, from its arrival until it decodes."""
+        self._by_flow: dict[int, Handover] = {}
+        self._to_compute: list[Handover] = []
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def join(self, worker: Worker) -> "WorkerPeer":
+        """A worker takes part from now on."""
+        out, into = self.config.bandwidth
+        self.network.add_port(("out", worker.number), out)
+        self.network.add_port(("in", worker.number), into)
+        if self.config.node_bandwidth is not None:
+            node = worker.number // self.config.workers_per_node
+            self.network.add_port(("node out", node), self.config.node_bandwidth[0])
+            self.network.add_port(("node in", node), self.config.node_bandwidth[1])
+        return WorkerPeer(self)
+
+    def ports(self, source: Worker, target: Worker) -> list[Hashable]:
+        """What a transfer from one worker to another goes through: nothing for a worker to itself."""
+        if source is target:
+            return []
+        ports: list[Hashable] = [("out", source.number), ("in", target.number)]
+        if self.config.node_bandwidth is not None:
+            sends, receives = (worker.number // self.config.workers_per_node for worker in (source, target))
+            if sends != receives:
+                ports += [("node out", sends), ("node in", receives)]
+        return ports
+
+    def send_ms(self, tokens: int) -> float:
+        """What ``tokens`` would take on an idle network."""
+        limits = [speed for speed in (*self.config.bandwidth, *(self.config.node_bandwidth or ())) if speed is not None]
+        moving = self._bytes(tokens, -(-tokens // self._block_size)) / min(limits) * 1e3 if limits else 0.0
+        return self.config.latency / MS + moving
+
+    def _bytes(self, tokens: int, blocks: int) -> int:
+        """What is sent when the prompt is done."""
+        whole = blocks * self._block_bytes
+        if self.config.sends == "prompt":
+            whole = tokens * self._block_bytes // self._block_size
+        return whole - int(whole * self.config.streamed)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def needs_transfer(self, hand: Handover, missing: int, blocks: int) -> bool:
+        """Whether ``hand`` must wait for its blocks once the target has room for them."""
+        hand.missing, hand.blocks = missing, blocks
+        if hand.stages.held < 0:
+            return True  # they aren't computed yet
+        assert hand.source is not None and hand.target is not None
+        ports = self.ports(hand.source[0], hand.target[0])
+        return self._amount(hand) > 0 and self.network.takes_time(ports)
+
+    def _amount(self, hand: Handover) -> int:
+        tokens = hand.record.input if self.config.sends == "prompt" else hand.missing
+        return self._bytes(tokens, hand.blocks)
+
+    def held(self, hand: Handover, now: int) -> None:
+        """The prompt is computed, and its blocks stay where they are."""
+        hand.stages.held = now
+        if hand.stages.reserved >= 0:
+            self._send(hand, now)
+
+    def reserved(self, hand: Handover, now: int) -> None:
+        """The target has room for it."""
+        hand.stages.reserved = now
+        if hand.stages.held >= 0:
+            self._send(hand, now)
+        else:
+            self._to_compute.append(hand)
+
+    def take_reserved(self) -> list[Handover]:
+        """Those for which there is room since the last call, and whose prompts are to be computed now."""
+        if not self._to_compute:
+            return self._to_compute
+        taken, self._to_compute = self._to_compute, []
+        return taken
+
+    def _send(self, hand: Handover, now: int) -> None:
+        assert hand.source is not None and hand.target is not None
+        hand.stages.sent = self._amount(hand)
+        hand.flow = self.network.submit(now, self.ports(hand.source[0], hand.target[0]), hand.stages.sent)
+        self._by_flow[hand.flow.number] = hand
+
+    def entered(self, hand: Handover, now: int) -> None:
+        """The target decodes it from now on."""
+        stages = hand.stages
+        stages.entered = now
+        del self.under_way[hand.row.id]
+        if stages.activated < 0:
+            stages.reserved = now
+            self._activate(hand, now)
+
+    def due(self) -> int | None:
+        """When to call ``land`` next."""
+        return self.network.earliest()
+
+    def land(self, now: int) -> None:
+        """What has arrived by ``now`` is where it is needed, and its source may be evicted."""
+        for flow in self.network.advance(now):
+            hand = self._by_flow.pop(flow.number)
+            hand.stages.queued = flow.queued
+            self._activate(hand, now)
+            assert hand.target is not None and hand.decode is not None
+            _loads(hand.target).landed(hand.decode)
+            worker = hand.target[0]
+            worker.engine.cut(now)
+            self._touch(worker)
+
+    def _activate(self, hand: Handover, now: int) -> None:
+        hand.stages.activated = now
+        self._release(hand, now)
+
+    def _release(self, hand: Handover, now: int) -> None:
+        """The prefill worker may evict what it computed."""
+        if hand.source is None or hand.prefill is None or hand.stages.held < 0 or hand.stages.released >= 0:
+            return
+        hand.stages.released = now
+        worker = hand.source[0]
+        if worker.alive:
+            _loads(hand.source).release(hand.prefill.id)
+            worker.engine.cut(now)
+            self._touch(worker)
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+
+    def lost(self, worker: Worker) -> list[Handover]:
+        """Those that can't go on without ``worker``."""
+        return [
+            hand
+            for hand in self.under_way.values()
+            if (hand.target is not None and hand.target[0] is worker)
+            or (hand.source is not None and hand.source[0] is worker and hand.stages.activated < 0)
+        ]
+
+    def give_up(self, hand: Handover, now: int) -> None:
+        """It comes to nothing: what is under way is cancelled, and what the prefill worker holds for it goes back."""
+        self.under_way.pop(hand.row.id, None)
+        if hand in self._to_compute:
+            self._to_compute.remove(hand)
+        if hand.flow is not None and self._by_flow.pop(hand.flow.number, None) is not None:
+            self.network.cancel(now, hand.flow)
+        self._release(hand, now)
+
+    def withdraw(self, place: tuple[Worker, int], job: Job) -> None:
+        """The blocks that ``job``, which was cancelled, has reserved at ``place`` will never be filled."""
+        _loads(place).landed(job)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every transfer has its two ends, and shares are fair."""
+        self.network.check_integrity()
+        for hand in self._by_flow.values():
+            assert self.under_way.get(hand.row.id) is hand, f"{hand.row.id} is sent and not under way"
+
+
+class WorkerPeer(HandoverPeer):
+    """What a worker's engine tells: which hand-over it is about."""
+
+    def __init__(self, handovers: Handovers) -> None:
+        self._handovers = handovers
+
+    def needs_transfer(self, job: Job, missing: int, blocks: int) -> bool:
+        return self._handovers.needs_transfer(self._handovers.under_way[job.id], missing, blocks)
+
+    def reserved(self, job: Job, now: int) -> None:
+        self._handovers.reserved(self._handovers.under_way[job.id], now)
+
+    def entered(self, job: Job, now: int) -> None:
+        self._handovers.entered(self._handovers.under_way[job.id], now)
+
+
+def _loads(place: tuple[Worker, int]) -> HandoverLoads:
+    worker, rank = place
+    found = worker.cores[rank].handovers
+    assert found is not None
+    return found

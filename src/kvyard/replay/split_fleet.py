@@ -1,0 +1,266 @@
+"""A fleet of workers with roles: prompts may be computed by one worker and answered by another.
+
+Two routers choose: one among those that compute prompts, one among those that decode. A decider says which requests take both
+ways. The others are computed whole by a decode worker. What lies between the two ways is in ``handovers``.
+"""
+
+from functools import partial
+
+from kvyard.clock import MS
+from kvyard.engine.handovers import HandoverPeer
+from kvyard.engine.job import Job
+from kvyard.index import Holder
+from kvyard.replay.agenda import HANDOVER
+from kvyard.replay.config import ReplayConfig, WorkerConfig
+from kvyard.replay.fleet import Fleet
+from kvyard.replay.handovers import Handover, Handovers
+from kvyard.replay.record import Record
+from kvyard.replay.recorder import Recorder
+from kvyard.replay.split_recorder import PREFILL, SplitRecorder
+from kvyard.replay.traces import TraceRequest
+from kvyard.replay.worker import Worker
+from kvyard.router import Router
+from kvyard.router.deciders import Decider, Place, SplitInput, make_decider
+from kvyard.router.pace import Pace
+from kvyard.router.request import Decision
+
+_NETWORK, _COMPUTED = 0, 1
+"""What the agenda has of hand-overs: something arrives, and prompts were computed just now."""
+
+
+class SplitFleet(Fleet):
+    """Runs a trace on workers with roles."""
+
+    def __init__(self, config: ReplayConfig) -> None:
+        """Raises ``KvyardError`` for a config that can't be honoured."""
+        config.check()
+        first = config.workers[0].engine
+        self._decider: Decider = make_decider(config.handover.decider, config.handover.decider_options)
+        self._splits_all = None if self._decider.looks else self._decider.splits(None)
+        self._early = config.handover.protocol == "destination-first"
+        """Whether a decode worker makes room before the prompt is computed."""
+        self.handed_over = 0
+        """Requests that the decider sent both ways."""
+        self.kept = 0
+        """Requests that it left to a decode worker."""
+        self._computed: list[Handover] = []
+        """Prompts that were computed just now, or have no decode worker yet."""
+        self._per_pass: list[int] = []
+        """Prompt tokens per pass, by worker."""
+        self._asks_pace = self._decider.looks
+        self._decoders = 0
+        """Ranks that take requests to decode."""
+        self.handovers = Handovers(
+            config.handover,
+            first.bytes_per_block or 0,
+            min(spec.block_size for spec in first.specs),
+            lambda worker: self._touch(worker.number, self.now),
+        )
+        self.decode_router: Router | None = None
+        super().__init__(config)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, row: TraceRequest, record: Record, now: int) -> None:
+        record.stages = None
+        if not self._open or not self._decoders:
+            self._homeless.append(row)
+            return
+        job = self._job(row, record, self._block_size)
+        if self._facts is not None:
+            job.facts = self._facts.of(row)
+        if not self._splits(row, job, now):
+            self.kept += 1
+            self._keep(row, record, job, now)
+            return
+        self.handed_over += 1
+        hand = Handover(row, record, job.facts)
+        self.handovers.under_way[row.id] = hand
+        if self._early:
+            self._reserve(hand, now)
+        else:
+            self._compute(hand, now)
+
+    def _splits(self, row: TraceRequest, job: Job, now: int) -> bool:
+        if self._splits_all is not None:
+            return self._splits_all
+        assert self.decode_router is not None
+        request = self._request(row, job)
+        decode = self._place(self.decode_router.preview(request, now))
+        prefill = self._place(self.router.preview(request, now))
+        send_ms = self.handovers.send_ms(decode.uncached)
+        return self._decider.splits(SplitInput(row.input_length, decode, prefill, send_ms))
+
+    def _place(self, decision: Decision) -> Place:
+        worker, _ = self._by_holder[decision.worker]
+        pace = self._paces[decision.worker]
+        assert pace is not None
+        return Place(decision, pace, self._per_pass[worker.number])
+
+    def _keep(self, row: TraceRequest, record: Record, job: Job, now: int) -> None:
+        """A decode worker does all of it."""
+        assert self.decode_router is not None
+        decision = self.decode_router.route(self._request(row, job), now)
+        worker, rank = self._by_holder[decision.worker]
+        self._note_route(record, decision, worker.name_of(rank))
+        self._submit(worker, rank, job, now)
+
+    def _compute(self, hand: Handover, now: int) -> None:
+        """Have a prefill worker compute the prompt."""
+        row, record = hand.row, hand.record
+        job = self._job(row, record, self._block_size, PREFILL)
+        job.facts = hand.facts
+        job.handed_over = True
+        job.max_tokens = 1
+        decision = self.router.route(self._request(row, job), now)
+        worker, rank = self._by_holder[decision.worker]
+        record.overlap, record.best_overlap = decision.overlap, decision.best
+        hand.stages.prefill_worker = worker.name_of(rank)
+        hand.source, hand.prefill = (worker, rank), job
+        self._submit(worker, rank, job, now)
+
+    def _reserve(self, hand: Handover, now: int) -> None:
+        """Have a decode worker make room for the prompt, and answer it when it has come."""
+        router = self.decode_router
+        assert router is not None
+        job = self._job(hand.row, hand.record, self._block_size)
+        job.facts = hand.facts
+        job.received = True
+        decision = router.route(self._request(hand.row, job), now)
+        router.prefill_done(hand.row.id, now, seen=False)  # it has none to do
+        worker, rank = self._by_holder[decision.worker]
+        hand.target, hand.decode = (worker, rank), job
+        hand.record.worker = worker.name_of(rank)
+        self._submit(worker, rank, job, now)
+
+    def _prompt_done(self, worker: Worker, job: Job, now: int) -> None:
+        """``worker`` has computed a prompt for another."""
+        worker.jobs.pop(job.id, None)
+        name = job.id.removesuffix(PREFILL)
+        self.router.prefill_done(name, now)
+        self.router.finished(name, now)
+        self._computed.append(self.handovers.under_way[name])
+        self._agenda.put(now, HANDOVER, _COMPUTED)
+
+    def _hand_over(self, now: int) -> None:
+        self.handovers.land(now)
+        computed, self._computed = self._computed, []
+        if computed and not self._early:
+            self._look(now)
+        for hand in computed:
+            if hand.stages.held < 0:
+                self.handovers.held(hand, now)
+            if self._early:
+                continue
+            if self._decoders:
+                self._reserve(hand, now)
+            else:
+                self._computed.append(hand)
+        self._agenda.put(self.handovers.due(), HANDOVER, _NETWORK)
+
+    def _start_passes(self, now: int) -> None:
+        super()._start_passes(now)
+        if self._early and self._open:
+            for hand in self.handovers.take_reserved():
+                self._compute(hand, now)
+        self._agenda.put(self.handovers.due(), HANDOVER, _NETWORK)
+
+    def _first_token(self, job: Job, now: int) -> None:
+        assert self.decode_router is not None
+        self.decode_router.prefill_done(job.id, now)
+        self._decider.served((now - self.records[job.id].arrival) / MS)
+
+    def _done(self, worker: Worker, job: Job, now: int) -> None:
+        assert self.decode_router is not None
+        worker.jobs.pop(job.id, None)
+        name = job.id.removesuffix(PREFILL) if job.handed_over else job.id
+        hand = self.handovers.under_way.get(name)
+        if hand is not None:  # one of the two refused it
+            self._give_up(hand, worker, now)
+        self.decode_router.finished(name, now)
+        self._over(self._rows.pop(name), now)
+
+    def _reroute(self, now: int) -> None:
+        super()._reroute(now)
+        if self._computed and self._decoders:
+            self._agenda.put(now, HANDOVER, _COMPUTED)
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _make(self, kind: WorkerConfig, pace: Pace | None) -> None:
+        self._per_pass.append(kind.engine.tokens_per_pass)
+        super()._make(kind, pace)
+
+    def _recorder(self, worker: Worker, number: int) -> Recorder:
+        return SplitRecorder(
+            number,
+            self.records,
+            self._seen,
+            worker.block_size,
+            first_token=self._first_token,
+            ended=partial(self._done, worker),
+            computed=partial(self._prompt_done, worker),
+        )
+
+    def _peer(self, worker: Worker) -> HandoverPeer | None:
+        return self.handovers.join(worker)
+
+    def _enlist(self, holder: Holder, worker: Worker) -> None:
+        router = self.decode_router
+        if router is None:
+            router = self.decode_router = self._make_router(self.config.routers[1], 1)
+        if worker.role != "decode":
+            super()._enlist(holder, worker)
+        if worker.role != "prefill":
+            self._decoders += 1
+            router.add_worker(holder, worker.role, self._paces[holder])
+
+    def _drain(self, holder: Holder, worker: Worker) -> None:
+        assert self.decode_router is not None
+        if worker.role != "decode":
+            super()._drain(holder, worker)
+        if worker.role != "prefill":
+            self._decoders -= 1
+            self.decode_router.drain(holder)
+
+    def _remove(self, holder: Holder, worker: Worker) -> None:
+        assert self.decode_router is not None
+        if worker.role != "decode":
+            super()._remove(holder, worker)
+        if worker.role != "prefill":
+            self.decode_router.remove_worker(holder)
+
+    def _lose(self, worker: Worker, now: int) -> None:
+        lost = self.handovers.lost(worker)
+        for hand in lost:
+            self._give_up(hand, worker, now)
+        for name in worker.jobs:
+            if not name.endswith(PREFILL) and name not in {hand.row.id for hand in lost}:
+                self._start_over(self._rows[name])
+        for hand in lost:
+            self._start_over(hand.row)
+
+    def _give_up(self, hand: Handover, worker: Worker, now: int) -> None:
+        """A hand-over comes to nothing, because of ``worker``: what others hold for it goes back."""
+        assert self.decode_router is not None
+        self.handovers.give_up(hand, now)
+        for place, job in ((hand.source, hand.prefill), (hand.target, hand.decode)):
+            if place is None or job is None or place[0] is worker or not place[0].alive:
+                continue
+            other, rank = place
+            if other.jobs.pop(job.id, None) is not None:
+                recorder = other.recorders[rank]
+                assert isinstance(recorder, SplitRecorder)
+                recorder.withdrawn.add(job)
+                other.engine.advance(now)
+                other.cancel(job, now, rank)
+                self.handovers.withdraw(place, job)
+                self._touch(other.number, now)
+        if hand in self._computed:
+            self._computed.remove(hand)
+        self.router.finished(hand.row.id, now)
+        self.decode_router.finished(hand.row.id, now)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless no prompt is held without a reason, and the network is sound."""
+        self.handovers.check_integrity()

@@ -1,0 +1,93 @@
+"""Deciders: whether a prompt is computed by a prefill worker and handed over, or by the decode worker itself.
+
+Each is one file and one entry of ``DECIDERS``. A decider sees where the routers would send the request now, and what that
+would take.
+
+An installed package adds its own by an entry point of the group ``kvyard.deciders``, a program by ``DECIDERS.register``.
+"""
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import ClassVar, NamedTuple
+
+from kvyard.errors import KvyardError
+from kvyard.registry import Registry
+from kvyard.router.pace import Pace
+from kvyard.router.request import Decision
+
+
+class Place(NamedTuple):
+    """A worker that a router would choose now."""
+
+    decision: Decision
+    pace: Pace
+    tokens_per_pass: int
+    """Prompt tokens that it computes in one pass at most."""
+
+    @property
+    def uncached(self) -> int:
+        """Tokens of the prompt that it would have to compute."""
+        return self.decision.new_tokens
+
+    @property
+    def prefill_ms(self) -> float:
+        """Until it would have computed the prompt, and those before it."""
+        return self.pace.prefill(self.decision.prefill_tokens + self.uncached)
+
+
+class SplitInput(NamedTuple):
+    """One request, and both ways it could go."""
+
+    num_tokens: int
+    decode: Place
+    prefill: Place
+    send_ms: float
+    """What handing over would take on an idle network, for what the decode worker lacks."""
+
+
+class Decider:
+    """The interface."""
+
+    looks = True
+    """Whether it goes by where the request would be sent; otherwise it is asked once, and its answer holds for all."""
+    OPTIONS: ClassVar[Mapping[str, float]] = {}
+    """Its figures with their defaults."""
+
+    def __init__(self, options: Mapping[str, float] | None = None) -> None:
+        """Raises ``KvyardError`` for an option that this decider doesn't have, or that can't be."""
+        for name, value in (options or {}).items():
+            if name not in self.OPTIONS:
+                has = f"it has {', '.join(self.OPTIONS)}" if self.OPTIONS else "it has none"
+                raise KvyardError(f"unknown option {name!r} of this decider: {has}")
+            if not 0 <= value < inf:
+                raise KvyardError(f"{name} of a decider must be at least 0, got {value}")
+        self.options = {**self.OPTIONS, **(options or {})}
+
+    def splits(self, at: SplitInput | None) -> bool:
+        """Whether a prefill worker computes the prompt. ``None`` for a decider that doesn't look."""
+        raise NotImplementedError
+
+    def served(self, ttft_ms: float) -> None:
+        """A request had its first token after ``ttft_ms``."""
+
+
+_HERE = "kvyard.router.deciders"
+DECIDERS: Registry[Callable[[Mapping[str, float]], Decider]] = Registry(
+    "decider",
+    "kvyard.deciders",
+    {
+        "always": f"{_HERE}.constant:Always",
+        "never": f"{_HERE}.constant:Never",
+        "uncached": f"{_HERE}.uncached:Uncached",
+        "isl-bounding": f"{_HERE}.conditional:IslBounding",
+        "prefill-load": f"{_HERE}.conditional:PrefillLoad",
+        "isl-or-load": f"{_HERE}.conditional:IslOrLoad",
+        "drift": f"{_HERE}.drift:Drift",
+        "least-time": f"{_HERE}.soonest:Soonest",
+    },
+)
+
+
+def make_decider(name: str, options: Mapping[str, float] | None = None) -> Decider:
+    """The decider called ``name``. Raises ``KvyardError`` for an unknown one, or unknown options."""
+    return DECIDERS.get(name)(options or {})

@@ -1,0 +1,55 @@
+"""Dynamo's conditional disaggregation: a prompt stays on the decode worker where little of it is to be computed
+(``isl-bounding``), where the prefill worker is busy (``prefill-load``), or either (``isl-or-load``).
+
+Little is fewer than ``tokens`` and less than ``ratio`` of the prompt. A prefill worker is busy with more than
+``prefill_busy`` passes' worth of tokens waiting. None of them keeps a prompt on a decode worker with more than
+``decode_busy`` of its blocks in use; 0 turns that off, as it is by default. Figures are Dynamo's, but for ``prefill_busy``:
+there it has none, and the queue's threshold is taken.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from kvyard.router.deciders import Decider, SplitInput
+
+
+class _Conditional(Decider):
+    """What the three have in common: the decode worker must not be busy."""
+
+    def splits(self, at: SplitInput | None) -> bool:
+        assert at is not None
+        limit, blocks = self.options["decode_busy"], at.decode.pace.capacity
+        if limit and (not blocks or at.decode.decision.active_blocks > limit * blocks):
+            return True
+        return not self._stays(at)
+
+    def _stays(self, at: SplitInput) -> bool:
+        raise NotImplementedError
+
+    def _little(self, at: SplitInput) -> bool:
+        new = at.decode.uncached
+        return new < self.options["tokens"] and new < self.options["ratio"] * max(1, at.num_tokens)
+
+    def _busy(self, at: SplitInput) -> bool:
+        return at.prefill.decision.prefill_tokens > self.options["prefill_busy"] * at.prefill.tokens_per_pass
+
+
+class IslBounding(_Conditional):
+    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 2048, "ratio": 0.7, "decode_busy": 0}
+
+    def _stays(self, at: SplitInput) -> bool:
+        return self._little(at)
+
+
+class PrefillLoad(_Conditional):
+    OPTIONS: ClassVar[Mapping[str, float]] = {"prefill_busy": 1.0, "decode_busy": 0}
+
+    def _stays(self, at: SplitInput) -> bool:
+        return self._busy(at)
+
+
+class IslOrLoad(_Conditional):
+    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 2048, "ratio": 0.7, "prefill_busy": 1.0, "decode_busy": 0}
+
+    def _stays(self, at: SplitInput) -> bool:
+        return self._little(at) or self._busy(at)

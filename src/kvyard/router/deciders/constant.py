@@ -1,0 +1,17 @@
+"""``always`` hands every prompt over; ``never`` none, so that decode workers do all of it."""
+
+from kvyard.router.deciders import Decider, SplitInput
+
+
+class Always(Decider):
+    looks = False
+
+    def splits(self, at: SplitInput | None) -> bool:
+        return True
+
+
+class Never(Decider):
+    looks = False
+
+    def splits(self, at: SplitInput | None) -> bool:
+        return False

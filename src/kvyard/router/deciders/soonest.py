@@ -1,0 +1,30 @@
+"""``least-time``: whichever way gives the first token sooner, with what a prompt costs those who decode beside it.
+
+    handed over = prefill there, behind what waits + the transfer + a decode step
+    kept        = prefill here, behind what waits + interference * this prefill * requests that decode here
+
+The second term of what is kept is the one that ``least-time`` routing has, with the same figure.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from kvyard.router.deciders import Decider, SplitInput
+
+
+class Soonest(Decider):
+    OPTIONS: ClassVar[Mapping[str, float]] = {"interference": 0.15}
+
+    def splits(self, at: SplitInput | None) -> bool:
+        assert at is not None
+        here = at.decode
+        requests = here.decision.active_requests
+        step = here.pace.step(requests + 1, (here.decision.active_blocks + here.decision.blocks) * _block(at))
+        over = at.prefill.prefill_ms + at.send_ms + step
+        kept = here.prefill_ms + self.options["interference"] * here.pace.prefill(here.uncached) * requests
+        return over < kept
+
+
+def _block(at: SplitInput) -> int:
+    """Tokens of a block, near enough."""
+    return max(1, at.num_tokens // max(1, at.decode.decision.blocks))
