@@ -88,7 +88,19 @@ class AgentHint(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class HintFields(msgspec.Struct, kw_only=True):
+    """What a request may say about its session and about what its tokens are worth, by the names of several engines."""
+
+    session_id: str | None = None
+    vllm_xargs: Json | None = None
+    retention_directives: list[RetentionDirective] | None = None
+    retention_scope: str | None = None
+    agent_hint: AgentHint | None = None
+    kv_cache_retention_config: KvCacheRetention | None = None
+    nvext: NvExt | None = None
+
+
+class GenerationRequest(HintFields, kw_only=True):
     """What both kinds of completion take."""
 
     model: str | None = None
@@ -117,13 +129,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
-    session_id: str | None = None
-    vllm_xargs: Json | None = None
-    retention_directives: list[RetentionDirective] | None = None
-    retention_scope: str | None = None
-    agent_hint: AgentHint | None = None
-    kv_cache_retention_config: KvCacheRetention | None = None
-    nvext: NvExt | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

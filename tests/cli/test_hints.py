@@ -67,9 +67,11 @@ def test_what_makes_no_sense(
 
 def test_a_trace_with_hints_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "hinted.jsonl"
-    assert run("trace", "hint", CONVERSATION, out, "--hints", "session-end:recall=0.5", "--seed", 3) == 0
+    assert (
+        run("trace", "hint", CONVERSATION, out, "--limit", 500, "--hints", "session-end:recall=0.5", "--seed", 3) == 0
+    )
     assert "hints are read by kvyard only" in capsys.readouterr().err
     assert run("trace", "info", out, "--limit", 500, "--capacity", 1000) == 0
     assert "of session end" in capsys.readouterr().out
-    assert run("trace", "hint", CONVERSATION, tmp_path / "b.jsonl", "--hints", "nothing") == 2
+    assert run("trace", "hint", CONVERSATION, tmp_path / "b.jsonl", "--limit", 5, "--hints", "nothing") == 2
     assert "choose session-end or ttl" in capsys.readouterr().err

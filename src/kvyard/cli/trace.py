@@ -130,7 +130,7 @@ def scale(
 
 
 @app.command()
-@with_reading(CHAIN_IDS)
+@with_reading(CHAIN_IDS, LIMIT)
 def hint(
     file: File,
     out: Out,

@@ -131,9 +131,9 @@ def prompts(rows: list[TraceRequest]) -> list[Prompt]:
     ]
 
 
-@pytest.mark.parametrize(("caches", "capacity"), [(1, 2048), (8, 256)])
+@pytest.mark.parametrize(("caches", "capacity"), [(1, 1024), (8, 128)])
 def test_the_quick_model_is_the_oracle(caches: int, capacity: int) -> None:
-    rows = list(open_trace(CONVERSATION, limit=1500))
+    rows = list(open_trace(CONVERSATION, limit=700))
     for recall, false in ((0.0, 0.0), (0.5, 0.0), (0.7, 0.3)):
         said = drawn(rows, recall, false, seed=1)
         expected = oracle(rows, said, caches, capacity)
@@ -142,18 +142,18 @@ def test_the_quick_model_is_the_oracle(caches: int, capacity: int) -> None:
 
 
 def test_the_block_manager_without_a_clock_gains_as_much() -> None:
-    rows = list(open_trace(CONVERSATION, limit=1500))
+    rows = list(open_trace(CONVERSATION, limit=700))
     names = conversations(rows)
     for recall in (0.0, 1.0):
         said = drawn(rows, recall, 0, seed=1)
-        engine = EngineConfig(block_size=512, num_gpu_blocks=2048, heed_hints=True)
-        cache = PlainCache(engine, 2048)
+        engine = EngineConfig(block_size=512, num_gpu_blocks=1024, heed_hints=True)
+        cache = PlainCache(engine, 1024)
         for row, name, end in zip(rows, names, said, strict=True):
             hinted = TraceRequest(row.id, 0, row.input_length, 1, row.ids, 512, hints=Hints(name, session_end=end))
             cache.add(hinted, 0)
         share = cache.found / sum(row.input_length for row in rows)
         # A manager caches no partial block, and always leaves the last block of a prompt to be computed.
-        assert share == pytest.approx(reuse_without_time(prompts(rows), said, 1, 2048), abs=0.012)
+        assert share == pytest.approx(reuse_without_time(prompts(rows), said, 1, 1024), abs=0.012)
 
 
 EIGHT = {(0, 0): 27.0, (0.5, 0): 31.5, (0.7, 0.1): 32.1, (1, 0): 36.9}

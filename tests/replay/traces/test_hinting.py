@@ -107,7 +107,7 @@ def test_the_conversation_trace_has_as_many_as_were_counted_by_hand(conversation
 
 
 def test_recall_and_false_rate_are_what_was_asked_for(conversation: list[TraceRequest]) -> None:
-    rows = conversation[:4000]
+    rows = conversation[:2000]
     trace = Trace("t", "mooncake", lambda tally: iter(rows))
     names = conversations(rows)
     last = set({name: at for at, name in enumerate(names)}.values())
@@ -116,8 +116,8 @@ def test_recall_and_false_rate_are_what_was_asked_for(conversation: list[TraceRe
         return {at for at, one in enumerate(with_hints(trace, spec, seed)) if one.hints.session_end}
 
     half = said("session-end:recall=0.5,false=0.1")
-    assert len(half & last) / len(last) == pytest.approx(0.5, abs=0.02)
-    assert len(half - last) / (4000 - len(last)) == pytest.approx(0.1, abs=0.02)
+    assert len(half & last) / len(last) == pytest.approx(0.5, abs=0.03)
+    assert len(half - last) / (2000 - len(last)) == pytest.approx(0.1, abs=0.03)
     assert said("session-end") == last
     assert said("session-end:recall=0.25") < said("session-end:recall=0.5") < last, "nested"
     assert said("session-end:recall=0.5", 1) != said("session-end:recall=0.5") == said("session-end:recall=0.5")

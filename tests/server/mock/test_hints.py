@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,9 +18,9 @@ from kvyard.blocks import Hints, Retention
 from kvyard.clock import SECOND
 from kvyard.openai import CompletionRequest
 from kvyard.replay.live.prompts import body_of
-from kvyard.replay.traces import TraceRequest
+from kvyard.replay.traces import TraceRequest, open_trace
+from kvyard.server.hinting import read_hints
 from kvyard.server.mock.config import make_config
-from kvyard.server.mock.hinting import read_hints
 
 SMALL = {"num_gpu_blocks": 14, "heed_hints": True}
 FIRST, OTHER, THIRD = (list(range(base, base + 100)) for base in (1000, 2000, 3000))
@@ -157,6 +158,27 @@ def test_a_gateway_passes_hints_on_untouched() -> None:
         assert mocks.cached(FIRST) == 96
         wrong = gate.post("/v1/completions", 400, prompt=[1], nvext={"cache_control": {"ttl": "soon"}})
         assert "30s, 5m or 1h" in wrong.json()["error"]["message"], "the engine's own words"
+
+
+def test_a_recording_has_the_hints_under_names_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "seen.jsonl"
+    said: list[dict[str, Any]] = [
+        {"session_id": "secret"},
+        {"session_id": "secret", "nvext": {"session_control": {"action": "close"}}},
+        {"nvext": {"cache_control": {"ttl": "1m"}}, **RANGE},
+        {},
+    ]
+    with front(1, mock={"engine": SMALL}, record=str(path)) as (gate, _):
+        for body in said:
+            gate.complete(OTHER, max_tokens=1, **body)
+        gate.post("/v1/completions", 400, prompt=OTHER, nvext={"cache_control": {"ttl": "soon"}})
+    assert "secret" not in path.read_text()
+    assert [one.hints for one in open_trace(path)] == [
+        Hints("c1"),
+        Hints("c1", session_end=True),
+        Hints("", ttl=60 * SECOND, retention=(Retention(0, None, 80),)),
+        Hints(),
+    ]
 
 
 def test_what_a_live_replay_sends_is_what_the_trace_said() -> None:

@@ -83,7 +83,7 @@ def _table(figures: list[Figure], points: list[HintPoint]) -> str:
         for figure in figures:
             cells += [shown_value(figure, one.figures[figure.name]), gain_text(one, figure.name)]
         made.append(row(cells))
-    heads = [name for figure in figures for name in (_head(figure), "gain")]
+    heads = [name for figure in figures for name in (_head(figure), "change")]
     return table(["recall", "false", *heads], made)
 
 

@@ -102,21 +102,20 @@ def study(
     for name, told in (("hints", "--hint"), ("seed", "--seeds")):
         if how.get(name) is not None or (isinstance(settings, Mapping) and settings.get(name) is not None):
             raise KvyardError(f"{name} is what this command varies: say {told} instead")
-    kinds = _kinds(hints)
-    wanted = {
-        _written(text, recall, false): (text, recall, false)
-        for text in kinds
-        for recall in _with_0(recalls)
-        for false in _with_0(falses)
-    }
+    wanted: dict[str, list[tuple[str, float, float]]] = {}
+    for text in _kinds(hints):
+        for recall in _with_0(recalls):
+            for false in _with_0(falses):
+                wanted.setdefault(_written(text, recall, false), []).append((text, recall, false))
     vary = {"hints": list(wanted), "seed": [str(seed) for seed in seeds]}
     done = sweep(trace, vary, folder=folder, **how)
     by_quality: dict[tuple[str, float, float], list[Report]] = {}
     for point, report in done.done:
-        by_quality.setdefault(wanted[point.varied["hints"]], []).append(report)
+        for quality in wanted[point.varied["hints"]]:
+            by_quality.setdefault(quality, []).append(report)
     values = {
-        quality: {figure.name: [float(figure.of(one) or 0.0) for one in reports] for figure in FIGURES}
-        for quality, reports in by_quality.items()
+        quality: {figure.name: [float(figure.of(one) or 0.0) for one in by_quality[quality]] for figure in FIGURES}
+        for quality in sorted(by_quality, key=lambda one: (hints.index(one[0]), *one[1:]))
     }
     made = make_config(SETTINGS.merge(settings, {}))
     future = TraceFuture.of(open_trace(trace, limit=made.limit, **_reading(how)))
@@ -187,6 +186,8 @@ def _kinds(hints: Sequence[str]) -> list[str]:
 
 
 def _written(text: str, recall: float, false: float) -> str:
+    if not recall and not false:
+        text = "session-end"  # no hints are the same of any kind: one replay for all
     return f"{text}{',' if ':' in text else ':'}recall={recall:g},false={false:g}"
 
 

@@ -35,11 +35,13 @@ def by_hint(study: HintStudy) -> dict[str, list[HintPoint]]:
 
 
 def gain_text(point: HintPoint, name: str) -> str:
-    """A gain as people say it: points of reuse, or milliseconds."""
+    """A difference to no hints as people say it: points of reuse, or milliseconds."""
     gain = point.gains.get(name)
     if gain is None:
         return "–"
-    return f"{100 * gain:+.1f}" if name == "reuse" else f"{gain:+.0f}"
+    if name == "reuse":
+        return f"{100 * gain:+.1f}"
+    return f"{gain:+.1f}" if abs(gain) < 9.95 else f"{gain:+.0f}"
 
 
 def verdict(points: list[HintPoint]) -> str:

@@ -16,6 +16,7 @@ from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
 from kvyard.server.gateway.prompting import PeekedChat, PeekedCompletion, read_body
 from kvyard.server.gateway.traffic import ProxiedRequest
+from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal
 
 LONG_SESSION = 128
@@ -56,6 +57,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         place = Placement(request=request, shut=pool.without(name), known=known)
         if self.proxy.traffic.recorder is not None and len(prompts) == 1:
             tail = prompts[0][len(keys) * pool.router.block_size :]
+            place.hints = peek_hints(body, headers, tokens)
             place.tail = (
                 tail if len(tail) < pool.router.block_size else None
             )  # a prompt that wasn't hashed isn't kept either
@@ -78,7 +80,8 @@ class RequestIntake(msgspec.Struct, eq=False):
         proxied = ProxiedRequest(
             id=id_, model=name, pool=pool.model, block_size=pool.router.block_size, size=len(body), received=received
         )
-        traffic.began(proxied, place.request, place.tail, pool.model if len(self.members.pools) > 1 else None)
+        model = pool.model if len(self.members.pools) > 1 else None
+        traffic.began(proxied, place.request, place.tail, model, place.hints)
         authorization = self.proxy.client.authorization
         sent = upstream(headers.raw, id_, authorization, self.keeps_authorization)
         return Exchange(proxy=self.proxy, proxied=proxied, pool=pool, place=place, path=path, body=body, headers=sent)

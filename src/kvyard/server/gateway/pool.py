@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import Clock
 from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
@@ -123,6 +124,8 @@ class Placement(msgspec.Struct, kw_only=True, gc=False):
     """Engines that failed it."""
     tail: Sequence[int] | None = None
     """The tokens behind its last full block, where it is recorded."""
+    hints: Hints = NO_HINTS
+    """What it says of its session, where it is recorded."""
     known: Known | None = None
     """What a remote index said."""
 

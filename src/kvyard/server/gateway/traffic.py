@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import NAMES as INDEX_NAMES
@@ -168,10 +169,15 @@ class Traffic:
         self._metrics.requests["", "refused"].inc()
 
     def began(
-        self, proxied: ProxiedRequest, request: RouteRequest, tail: Sequence[int] | None, model: str | None
+        self,
+        proxied: ProxiedRequest,
+        request: RouteRequest,
+        tail: Sequence[int] | None,
+        model: str | None,
+        hints: Hints = NO_HINTS,
     ) -> None:
         """A request that can be routed is here. ``tail`` are the tokens behind its last full block; ``model`` is given where
-        there are several.
+        there are several; ``hints`` are for the recording.
         """
         self.held += proxied.size
         self._active.add(proxied.id)
@@ -187,6 +193,7 @@ class Traffic:
                 tail=tail,
                 session=request.session,
                 model=model,
+                hints=hints,
             )
         except KvyardError as error:
             log.warning("the recording ends: %s", error)

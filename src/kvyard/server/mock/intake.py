@@ -9,10 +9,10 @@ import xxhash
 
 from kvyard.hashing import Namespace
 from kvyard.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from kvyard.server.hinting import AskedHints, read_hints
 from kvyard.server.http import Refusal, picked
 from kvyard.server.mock.answers import AnswerWish, MadeAnswer, compose
 from kvyard.server.mock.choice import RequestFlow
-from kvyard.server.mock.hinting import AskedHints, read_hints
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer, render
 

@@ -22,9 +22,11 @@ from typing import Any
 
 import msgspec
 
+from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import SECOND, US, Clock, WallClock
 from kvyard.errors import KvyardError
 from kvyard.line_file import LineFile
+from kvyard.replay.traces.writing import hint_columns
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class _TraceRow(msgspec.Struct, gc=False):
     block_size: int
     session: str | None
     model: str | None
+    hints: Hints = NO_HINTS
     ended: int = -1
     output: int = 0
     first_token: int | None = None
@@ -150,6 +153,9 @@ class TrafficRecorder:
         """Requests whose rows aren't written, in order of arrival; the first is open."""
         self._held = 0
         self._sessions = _Sessions()
+        self._conversations: dict[str, str] = {}
+        """Names of sessions that only hints are about, as they are in the file; in order of use."""
+        self._named = 0
 
     def check(self, key_tokens: int) -> None:
         """Raise ``KvyardError`` unless ids can be made of keys for ``key_tokens`` tokens each."""
@@ -169,6 +175,7 @@ class TrafficRecorder:
         tail: Sequence[int] | None = None,
         session: str | None = None,
         model: str | None = None,
+        hints: Hints = NO_HINTS,
     ) -> None:
         """A request came. ``keys`` name its full blocks, of ``key_tokens`` each; ``tail`` are the tokens behind them, ``None``
         where they aren't known. ``model`` is for gateways that serve several, whose prompts share nothing.
@@ -183,7 +190,7 @@ class TrafficRecorder:
             return
         size = self.block_size or key_tokens
         ids = self._ids(keys, num_tokens, size, key_tokens, tail, model)
-        entry = _TraceRow(id_, self._clock.now(), ids, num_tokens, size, session, model)
+        entry = _TraceRow(id_, self._clock.now(), ids, num_tokens, size, session, model, hints)
         self._open[id_] = entry
         self.waiting.append(entry)
         self._held += entry.size
@@ -281,8 +288,25 @@ class TrafficRecorder:
             row |= self._sessions.turn(entry.session, entry.at, entry.ended)
         if entry.model is not None:
             row["model"] = entry.model
+        if entry.hints is not NO_HINTS:
+            row |= self._said(entry)
         self.file.add(msgspec.json.encode(row) + b"\n")
         self.counters.rows += 1
+
+    def _said(self, entry: _TraceRow) -> dict[str, Any]:
+        """Its hints, with a name made here for the session that they are about, unless the row has one."""
+        found = hint_columns(entry.hints)
+        name = found.pop("conversation", None)
+        if name is None or entry.session is not None:
+            return found
+        known = self._conversations.pop(name, None)
+        if known is None:
+            self._named += 1
+            known = f"c{self._named}"
+        self._conversations[name] = known
+        if len(self._conversations) > SESSIONS:
+            del self._conversations[next(iter(self._conversations))]
+        return found | {"conversation": known}
 
     def _guarded(self, write: Callable[..., None], *args: Any) -> None:
         """Write, and see to the limit. An error ends the recording."""

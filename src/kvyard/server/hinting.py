@@ -20,7 +20,7 @@ import msgspec
 from kvyard.blocks import NO_HINTS, ConfigError, Hints, Retention
 from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.clock import MS, SECOND
-from kvyard.openai import CacheControl, GenerationRequest
+from kvyard.openai import CacheControl, HintFields
 from kvyard.server.http import Refusal
 
 LONGEST_SESSION = 256
@@ -49,7 +49,15 @@ class AskedHints(msgspec.Struct, frozen=True):
 NOTHING_ASKED = AskedHints()
 
 
-def read_hints(body: GenerationRequest, headers: Mapping[str, str]) -> AskedHints:
+def peek_hints(body: bytes, headers: Mapping[str, str], prompt_tokens: int) -> Hints:
+    """The hints of a request that is only passed on; none where they make no sense, which its engine will say."""
+    try:
+        return read_hints(msgspec.json.decode(body, type=HintFields), headers).of(prompt_tokens)
+    except (msgspec.MsgspecError, UnicodeError, Refusal):
+        return NO_HINTS
+
+
+def read_hints(body: HintFields, headers: Mapping[str, str]) -> AskedHints:
     """What ``body`` and ``headers`` say. Raises ``Refusal`` for what makes no sense."""
     session, ends = _session(body, headers), False
     nvext, config = body.nvext, body.kv_cache_retention_config
@@ -71,7 +79,7 @@ def read_hints(body: GenerationRequest, headers: Mapping[str, str]) -> AskedHint
     return AskedHints(hints, answer)
 
 
-def _session(body: GenerationRequest, headers: Mapping[str, str]) -> str:
+def _session(body: HintFields, headers: Mapping[str, str]) -> str:
     """The name of the session, by the first that says one."""
     control = body.nvext.session_control if body.nvext is not None else None
     extra = (body.vllm_xargs or {}).get("session_id")
@@ -90,7 +98,7 @@ def _session(body: GenerationRequest, headers: Mapping[str, str]) -> str:
     return found
 
 
-def _ranges(body: GenerationRequest) -> tuple[Retention, ...]:
+def _ranges(body: HintFields) -> tuple[Retention, ...]:
     found: list[Retention] = []
     hints = body.nvext.agent_hints if body.nvext is not None else None
     if hints is not None and hints.priority is not None:
@@ -103,7 +111,7 @@ def _ranges(body: GenerationRequest) -> tuple[Retention, ...]:
     return tuple(found)
 
 
-def _place(body: GenerationRequest) -> str:
+def _place(body: HintFields) -> str:
     return "retention_directives" if body.retention_directives else "kv_cache_retention_config"
 
 
