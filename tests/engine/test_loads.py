@@ -33,6 +33,8 @@ POLICIES = [
     {"offload_batch_size": 4},
     {"last_block": "recompute-block"},
     {"last_block": "recompute-token"},
+    {"load_policy": "threshold", "load_options": {"tokens": 100, "in_flight": 2}},
+    {"load_policy": "least-time"},
 ]
 
 

@@ -39,6 +39,10 @@ SHARING = {
     "storage": sharing("private", 64 << 20),
     "storage, chunks": sharing("private", 1 << 20, policy="after_hits", blocks_per_chunk=2),
     "storage, late": sharing("private", 64 << 20, policy="on_eviction"),
+    "least time": sharing("shared", 1 << 20, load_policy="least-time"),
+    "a few at a time": sharing(
+        "private", 1 << 20, load_policy="threshold", load_options={"tokens": 64, "in_flight": 1}
+    ),
 }
 
 

@@ -39,7 +39,17 @@ class TieredEngine(Engine):
         """``pages`` are the contents of shared tiers, common to all workers."""
         self.batcher = Batcher([group.meta for group in groups], stream=name)
         super().__init__(num_blocks, groups, sink=self.batcher, **options)
-        self.offload = Offload(self.manager, config, block_bytes=BLOCK, name=name, sink=self.batcher, timeline=timeline)
+        self.offload = Offload(
+            self.manager,
+            config,
+            block_bytes=BLOCK,
+            name=name,
+            sink=self.batcher,
+            timeline=timeline,
+            prefill_ns=lambda tokens, past: (
+                tokens * BLOCK // 3
+            ),  # so that sometimes loading and sometimes computing is quicker
+        )
         self.mirror = Mirror()
         self.now = 0
         self.pages: dict[Tier, dict[int, Page]] = {}

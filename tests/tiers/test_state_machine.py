@@ -26,6 +26,8 @@ POLICIES: list[dict[str, Any]] = [
     {"policy": "on_eviction", "offload_ahead": 3},
     {"policy": "on_eviction"},
     {"policy": "on_eviction", "on_unclean": "drop"},
+    {"load_policy": "threshold", "load_options": {"tokens": 12, "in_flight": 1}},
+    {"load_policy": "least-time"},
     {"offload_batch_size": 2},
 ]
 

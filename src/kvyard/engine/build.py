@@ -1,6 +1,7 @@
 """From a config to an engine: the one place where the parts are put together, for the replay and for the live server."""
 
 from collections.abc import Callable
+from functools import partial
 
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
@@ -15,7 +16,7 @@ from kvyard.engine.load_source import LoadSource
 from kvyard.engine.loads import Loads
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.speculative import SpeculativeBatch
-from kvyard.engine.timing import make_timing
+from kvyard.engine.timing import TimingModel, make_timing
 from kvyard.engine.watcher import NO_WATCHER, Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.events.types import Sink
@@ -64,11 +65,18 @@ def make_core(
     speculative = config.speculative
     clock = VirtualClock()
     manager = make_manager(config, clock.now, batcher)
+    timing = make_timing(config.timing, config.capacity_tokens)
     offload: Offload | None = None
     if config.tiers is not None:
         assert config.bytes_per_block is not None
         offload = Offload(
-            manager, config.tiers, block_bytes=config.bytes_per_block, name=name, sink=batcher, timeline=timeline
+            manager,
+            config.tiers,
+            block_bytes=config.bytes_per_block,
+            name=name,
+            sink=batcher,
+            timeline=timeline,
+            prefill_ns=partial(prefill_ns, timing, config.tokens_per_pass),
         )
     elif timeline is not None:
         raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
@@ -76,7 +84,6 @@ def make_core(
         raise ConfigError(
             f"{name or 'an engine'} can't have loads from elsewhere beside lower tiers, drafts or asynchronous scheduling"
         )
-    timing = make_timing(config.timing, config.capacity_tokens)
     batch = DecodeBatch(needs_longest=timing.needs_longest)
     loads: LoadSource | None = source(manager) if source is not None else None
     if offload is not None:
@@ -115,6 +122,17 @@ def make_manager(config: EngineConfig, now: Callable[[], int], sink: Sink | None
         sink=sink,
         now=now,
     )
+
+
+def prefill_ns(timing: TimingModel, tokens_per_pass: int, tokens: int, past: int) -> int:
+    """How long so many prompt tokens take after ``past`` that are there, in passes of their own."""
+    total = 0
+    while tokens > 0:
+        new = min(tokens, tokens_per_pass)
+        total += timing.pass_ns([(new, past)], 0, 0, 0)
+        tokens -= new
+        past += new
+    return total
 
 
 def _scheduler(

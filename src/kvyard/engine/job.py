@@ -48,6 +48,7 @@ class Job(Request):
         "external_tokens",
         "handed_over",
         "joined",
+        "left",
         "loaded",
         "loaded_by_tier",
         "max_tokens",
@@ -101,6 +102,8 @@ class Job(Request):
         self.loaded = 0
         """Tokens that came, or are coming, from lower tiers for its next admission."""
         self.loaded_by_tier: tuple[int, ...] = ()
+        self.left = 0
+        """Tokens that lower tiers had for its last admission, and that were left there to be computed."""
         self.handed_over = False
         """Whether its blocks stay after its end, until another worker has them: it computes a prompt for that one."""
         self.received = False

@@ -81,6 +81,8 @@ class Lifecycle:
         """
         if self.loads is None:
             return NO_HELP
+        if self.loads.weighs:
+            self.loads.backlog = sum([one.num_tokens - one.num_computed_tokens for one in self.prefilling.values()])
         tokens = self.loads.ask(job, hit, now, bool(self.running))
         if tokens > NO_HELP:
             self.waiting.pop()
@@ -95,6 +97,8 @@ class Lifecycle:
         job.running = True
         job.num_computed_tokens = past
         self.running[job.serial] = self.prefilling[job.serial] = job
+        if self.loads is not None:
+            self.loads.admitted(job)
         cached = past - job.loaded
         if job.cached_tokens < 0:
             job.cached_tokens = cached

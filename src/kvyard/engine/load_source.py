@@ -34,6 +34,10 @@ class LoadSource:
         """Jobs that have ended, whose blocks are still in use."""
         self.cleans = False
         """Whether blocks must be copied before they are taken."""
+        self.weighs = False
+        """Whether it weighs loading against computing, and wants to know the ``backlog`` before it is asked."""
+        self.backlog = 0
+        """Prompt tokens that running jobs have still to compute."""
         self.stores_output = False
         """Whether complete blocks of decoding jobs may be stored."""
 
@@ -58,6 +62,9 @@ class LoadSource:
     def earliest_deadline(self) -> int | None:
         """When the next transfer ends, if nothing else begins."""
         raise NotImplementedError
+
+    def admitted(self, job: Job) -> None:
+        """``job`` begins to run, with what was loaded for it."""
 
     def receive(self, job: Job) -> None:
         """A ``job`` that was loaded for is next in the queue."""

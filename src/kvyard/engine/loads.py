@@ -10,6 +10,7 @@ from kvyard.blocks import Hit
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.load_source import NO_HELP, NO_ROOM, LoadSource
+from kvyard.tiers.load_policy import LOADS
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.state import LoadStep
 
@@ -23,6 +24,7 @@ class Loads(LoadSource):
         self.offload = offload
         self.cleans = offload.config.policy == "on_eviction"
         self.stores_output = offload.config.policy == "write_through_generated"
+        self.weighs = LOADS.get(offload.config.load_policy).needs_times
         self._batch = batch
         self._whole = whole
         self._deferred: list[Job] = []
@@ -40,7 +42,7 @@ class Loads(LoadSource):
         offload = self.offload
         if job.id in self._barred:
             return NO_HELP
-        outcome = offload.onboard(job, hit, now, must_fit=self._whole, has_running=others_run)
+        outcome = offload.onboard(job, hit, now, must_fit=self._whole, has_running=others_run, backlog=self.backlog)
         step = outcome.step
         if step is LoadStep.NOTHING:
             return NO_HELP
@@ -81,6 +83,9 @@ class Loads(LoadSource):
 
     def earliest_deadline(self) -> int | None:
         return self.offload.earliest_deadline()
+
+    def admitted(self, job: Job) -> None:
+        job.left = self.offload.admitted(job)
 
     def can_give_back(self) -> bool:
         return self.offload.earliest_deadline() is None

@@ -2,13 +2,14 @@
 
 import msgspec
 
-MISSES = ("none", "partial_block", "never_seen", "evicted", "other_worker", "unknown")
+MISSES = ("none", "partial_block", "never_seen", "evicted", "left", "other_worker", "unknown")
 """Why a prefix found at admission ended where it did:
 
 - ``none``: all of the prompt that could be cached was.
 - ``partial_block``: the rest is less than a block, or the block that is always computed again.
 - ``never_seen``: no worker of the fleet had computed the next block before.
 - ``evicted``: this worker had it and has lost it.
+- ``left``: a lower tier has it, and the load policy left it there.
 - ``other_worker``: another worker has computed it, this one never.
 - ``unknown``: the trace doesn't say what prompts share.
 """
@@ -62,6 +63,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """Why the prefix ended that was found at first admission, in any tier; one of ``MISSES``."""
     lost: int = 0
     """Prompt tokens behind it that this worker had computed before, and has lost."""
+    left: int = 0
+    """Prompt tokens behind it that a lower tier has, and that were computed all the same."""
     elsewhere: int = 0
     """Prompt tokens behind those that only other workers had computed."""
     preemptions: int = 0

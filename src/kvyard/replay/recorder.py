@@ -113,6 +113,8 @@ class Recorder(Watcher):
             record.miss, record.lost, record.elsewhere = self.seen.reason(
                 job, cached + external, self.number, self.block_size
             )
+            if job.left:
+                _note_left(record, job.left)
         if job.id in self._since:
             record.loading += now - self._since.pop(job.id)
 
@@ -174,3 +176,13 @@ class Recorder(Watcher):
         record.reason = reason
         self._silent.pop(job.id, None)
         self._ended(job, now)
+
+
+def _note_left(record: Record, tokens: int) -> None:
+    """So many of the tokens that were lost, or only elsewhere, are in a lower tier and were left there."""
+    record.left = min(tokens, record.lost + record.elsewhere)
+    mine = min(record.left, record.lost)
+    record.lost -= mine
+    record.elsewhere -= record.left - mine
+    if record.left:
+        record.miss = "left"

@@ -13,8 +13,9 @@ from kvyard.blocks.eviction import ORDERS, check_order
 from kvyard.blocks.eviction.learning import learning_order
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import LOWER_TIERS, Tier
-from kvyard.settings import Setting
+from kvyard.settings import Setting, figures
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
+from kvyard.tiers.load_policy import LOADS, check_loads
 from kvyard.tiers.policy import POLICIES
 
 
@@ -83,11 +84,20 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What to do about the last block of a prompt that ends with it, some of which is computed again in any case: leave it out
     of the load, or load it and go on with ``recompute-token`` (vLLM's connector) or ``recompute-block`` (Dynamo's mocker).
     Only for models with full attention alone; others skip it."""
+    load_policy: Annotated[
+        str,
+        Setting("Whether what lower tiers have is loaded or computed: {choices}.", flag=True, choices=LOADS.names),
+    ] = "always"
+    load_options: Annotated[
+        dict[str, float], Setting("Figures that only this load policy has, as NAME=VALUE,... .", parse=figures)
+    ] = msgspec.field(default_factory=dict)
+    """``docs/tiers.md`` names each policy's."""
     events: str = "self-describing"
     """How lower tiers announce what they store: with everything a reader needs, or ``legacy``, hashes only."""
 
     def __post_init__(self) -> None:
         _one_of("policy", self.policy, tuple(POLICIES))
+        check_loads(self.load_policy, self.load_options)
         _one_of("events", self.events, ("self-describing", "legacy"))
         _one_of("last_block", self.last_block, ("skip", "recompute-token", "recompute-block"))
         _one_of("on_unclean", self.on_unclean or "wait", ("wait", "drop"))

@@ -53,6 +53,10 @@ class OffloadCounters(msgspec.Struct):
     """On eviction: allocations that had to wait for a copy."""
     wasted_loads: int = 0
     """Loads that landed after their request had gone."""
+    left_requests: int = 0
+    """Requests that began without what lower tiers had of them, or with less than that."""
+    left_tokens: dict[str, int] = msgspec.field(default_factory=dict)
+    """How many tokens that was, by the reason that the load policy gave."""
     cross_worker_blocks: int = 0
     """Blocks read from a shared tier that another worker had stored."""
 

@@ -5,117 +5,26 @@ while the request waits. Blocks on the device are reserved before the copy start
 or another, is waited for and never brought twice.
 """
 
-from typing import NamedTuple
-
 from kvyard.blocks import Hit, Request
-from kvyard.blocks.spans import Spans, intersect, overlaps, unite, without
+from kvyard.blocks.spans import overlaps, without
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.copies import Copy
+from kvyard.tiers.forecast import load_time
 from kvyard.tiers.links import Direction
+from kvyard.tiers.load_policy import LoadOffer, LoadPolicy, LoadQuestion
+from kvyard.tiers.prefix_lookup import Need, PrefixLookup
 from kvyard.tiers.state import NO_ROOM, NOTHING, LoadAnswer, LoadStep, OffloadState, RequestState
 from kvyard.tiers.store import PageRange, PendingPages, total_pages
-
-
-class Need(NamedTuple):
-    """What one group needs for a load."""
-
-    low: int
-    """Blocks ``low`` to ``high`` go to the device,"""
-    high: int
-    piece: PageRange
-    """out of these pages."""
-
-
-class GroupPages(NamedTuple):
-    """Where one group's pages of the prompt are, as intervals."""
-
-    local: Spans
-    coming: Spans
-    """On the way to the first tier."""
-    tiers: list[Spans]
-
-
-class PrefixLookup:
-    """One request's question, after ``hit`` was found on the device."""
-
-    def __init__(self, state: OffloadState, request: Request, hit: Hit, limit: int) -> None:
-        """``limit`` is how many tokens a load may bring at most."""
-        self.layout = layout = state.layout
-        self.request = request
-        self.hit = hit
-        self.limit = limit
-        # A hit that ends inside a block can't be continued by a load: load it all, if that goes further.
-        self.local = hit if all(hit.tokens % size == 0 for size in layout.block_sizes) else None
-        self.groups: list[GroupPages] = []
-        local, chunk = self.local, layout.chunk
-        for group, size in enumerate(layout.page_tokens):
-            keys = layout.chain(request, group).keys
-            here: Spans = ()
-            if local is not None and local.tokens >= size:
-                here = ((-(-local.groups[group].low // chunk), local.tokens // size),)
-                here = here if here[0][0] < here[0][1] else ()
-            coming = state.first.on_the_way(group, keys, len(keys))
-            resident = [tier.store.resident(group, keys, len(keys)) for tier in state.tiers]
-            self.groups.append(GroupPages(here, coming, resident))
-
-    def everywhere(self) -> list[list[tuple[int, int]]]:
-        """Per group, what any tier has or the first is getting."""
-        return [unite(pages.local, pages.coming, *pages.tiers) for pages in self.groups]
-
-    def above(self, level: int) -> list[list[tuple[int, int]]]:
-        """Per group, what the device and the tiers closer than ``level`` have."""
-        return [unite(pages.local, *pages.tiers[:level]) for pages in self.groups]
-
-    def longest(self, spans: list[list[tuple[int, int]]]) -> int:
-        """How many tokens of the prompt all groups can use of ``spans``."""
-        chain = self.request.chain
-        return self.layout.agreement.longest(spans, self.limit, len(chain.keys) * chain.block_size)
-
-    def needs(self, tokens: int, spans: list[list[tuple[int, int]]]) -> list[Need]:
-        """What groups need to resume after ``tokens``; nothing where that is no more than the hit, or where some group's rule
-        asks for more than there is in ``spans``.
-        """
-        found: list[Need] = []
-        if tokens <= self.hit.tokens:
-            return found
-        layout, chunk = self.layout, self.layout.chunk
-        for index, group in enumerate(layout.manager.groups):
-            adopted = self.local.groups[index].blocks if self.local is not None else 0
-            low = max(group.rule.stale(tokens) // group.block_size, adopted)
-            high = tokens // group.block_size
-            if low < high:
-                first, last = low // chunk, -(-high // chunk)
-                if without(first, last, spans[index]):
-                    return []
-                found.append(Need(low, high, PageRange(index, layout.chain(self.request, index), first, last)))
-        return found
-
-    def only_from(self, level: int, needs: list[Need]) -> list[PageRange]:
-        """What of ``needs`` tier ``level`` has and no closer one does."""
-        pieces: list[PageRange] = []
-        for _, _, (group, chain, start, stop) in needs:
-            tiers = self.groups[group].tiers
-            missing = without(start, stop, unite(*tiers[:level]))
-            for low, high in intersect(missing, tiers[level]):
-                pieces.append(PageRange(group, chain, low, high))
-        return pieces
-
-    def held_by(self, level: int, needs: list[Need]) -> list[PageRange]:
-        """What of ``needs`` tier ``level`` has."""
-        return [
-            PageRange(group, chain, low, high)
-            for _, _, (group, chain, start, stop) in needs
-            for low, high in intersect([(start, stop)], self.groups[group].tiers[level])
-        ]
 
 
 class Loader:
     """Loads and fetches of one worker."""
 
-    def __init__(self, state: OffloadState, cleaner: Cleaner | None) -> None:
-        """``cleaner`` is asked before blocks of the device are taken."""
+    def __init__(self, state: OffloadState, cleaner: Cleaner | None, policy: LoadPolicy) -> None:
+        """``cleaner`` is asked before blocks of the device are taken, ``policy`` before anything is loaded."""
         self.state = state
         self.cleaner = cleaner
+        self.policy = policy
         self.loading = [PendingPages() for _ in range(state.layout.num_groups)]
         """What is on its way to the device."""
         self.changes = 0
@@ -123,7 +32,9 @@ class Loader:
         full = all(group.spec.is_full for group in state.layout.manager.groups)
         self._last_block = state.config.last_block if full else "skip"
 
-    def onboard(self, request: Request, hit: Hit, now: int, must_fit: bool, has_running: bool) -> LoadAnswer:
+    def onboard(
+        self, request: Request, hit: Hit, now: int, must_fit: bool, has_running: bool, backlog: int
+    ) -> LoadAnswer:
         """See ``Offload.onboard``; the deadline is the caller's to fill in."""
         state = self.state
         limit = request.num_tokens - (self._last_block == "skip")
@@ -138,17 +49,18 @@ class Loader:
         lookup = PrefixLookup(state, request, hit, limit)
         if not asked:
             state.counters.lookups += 1
-            record.asked, record.answer = version, self._decide(lookup, record, now)
-            if record.answer is NOTHING:
+            record.left = 0
+            record.asked, record.answer = version, self._decide(lookup, record, now, backlog)
+            if record.answer is not None and record.answer.step is LoadStep.NOTHING:
                 self._release(record)
+                record.fetch = None  # it lands, and is kept for no request
             if record.answer is not None:
                 return record.answer
         # Otherwise nothing has changed in lower tiers since a load could begin there: it is about the device only.
         return self._load(lookup, record, now, must_fit, has_running)
 
-    def _decide(self, lookup: PrefixLookup, record: RequestState, now: int) -> LoadAnswer | None:
+    def _decide(self, lookup: PrefixLookup, record: RequestState, now: int, backlog: int) -> LoadAnswer | None:
         """``None`` if a load can begin, else the answer."""
-        state = self.state
         if not any(pages.coming or any(pages.tiers) for pages in lookup.groups):
             return NOTHING
         spans = lookup.everywhere()
@@ -156,18 +68,48 @@ class Loader:
         needs = lookup.needs(tokens, spans)
         if not needs:
             return NOTHING
+        if self.policy.asks:
+            whole = tokens
+            if not self._choose(lookup, record, now, backlog):
+                record.left = whole - lookup.hit.tokens
+                return NOTHING._replace(left=record.left)
+            spans = lookup.everywhere()
+            tokens = lookup.longest(spans)
+            needs = lookup.needs(tokens, spans)
+            record.left = whole - tokens
         self._touch(lookup.request, tokens)
         for need in needs:
             piece = need.piece
             if overlaps(piece.start, piece.stop, lookup.groups[piece.group].coming) or self._is_loading(piece):
                 return self._wait()
-        for level in range(len(state.tiers) - 1, 0, -1):
+        for level in range(lookup.depth - 1, 0, -1):
             pieces = lookup.only_from(level, needs)
             if pieces and (
                 self._is_coming(level - 1, pieces) or self._fetch(level, lookup, record, needs, pieces, tokens, now)
             ):
                 return self._wait()
         return None
+
+    def _choose(self, lookup: PrefixLookup, record: RequestState, now: int, backlog: int) -> bool:
+        """Have the load policy say how deep to look; returns whether there is anything to load then."""
+        state, hit = self.state, lookup.hit.tokens
+        offers: list[LoadOffer] = []
+        for depth in range(1, len(state.tiers) + 1):
+            lookup.depth = depth
+            spans = lookup.everywhere()
+            tokens = lookup.longest(spans)
+            needs = lookup.needs(tokens, spans)
+            if needs and (not offers or tokens - hit > offers[-1].tokens):
+                takes = load_time(state, self.loading, lookup, depth, needs, now)
+                offers.append(LoadOffer(depth, tokens - hit, takes))
+        in_flight = sum([one.load is not None or one.fetch is not None for one in state.requests.values()])
+        if record.fetch is not None:
+            in_flight -= 1  # its own
+        question = LoadQuestion(offers, hit, lookup.request.num_tokens, in_flight, backlog)
+        choice = self.policy.choose(question)
+        record.why = choice.why
+        lookup.depth = offers[choice.taken].depth if choice.taken >= 0 else 0
+        return choice.taken >= 0
 
     def _wait(self) -> LoadAnswer:
         self.state.counters.pending_waits += 1
@@ -293,7 +235,7 @@ class Loader:
         for counters, brought in zip(state.counters.tiers, by_tier):
             counters.tokens += brought
         state.send(now, copy, sum(need.high - need.low for need in needs))
-        return LoadAnswer(LoadStep.STARTED, loaded, tuple(by_tier))
+        return LoadAnswer(LoadStep.STARTED, loaded, tuple(by_tier), left=record.left)
 
     def _is_clean(self, request: Request, local: Hit | None, external: int, pieces: list[PageRange], now: int) -> bool:
         """Whether the blocks that a load takes may be taken: under ``on_eviction`` they must have been copied first, and making

@@ -20,6 +20,7 @@ from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.copies import Copy, WorkerLink, make_tier, next_landing
 from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.links import Direction
+from kvyard.tiers.load_policy import LOADS, PrefillTime
 from kvyard.tiers.loader import Loader
 from kvyard.tiers.policy import POLICIES
 from kvyard.tiers.state import LoadAnswer, LoadStep, OffloadState
@@ -40,9 +41,11 @@ class Offload:
         name: str = "",
         sink: Sink | None = None,
         timeline: Timeline | None = None,
+        prefill_ns: PrefillTime | None = None,
     ) -> None:
         """``block_bytes`` is the size of a device block, all layers together. ``sink`` is told what private tiers hold;
-        shared ones are the ``timeline``'s, which announces them itself.
+        shared ones are the ``timeline``'s, which announces them itself. ``prefill_ns`` is for load policies that weigh loading
+        against computing.
 
         Raises ``ConfigError`` for tiers that the manager can't have, or that don't fit the time line's.
         """
@@ -90,7 +93,12 @@ class Offload:
         self._storer = Storer(self.state, policy)
         members = timeline.members if timeline is not None and self.tiers[0].shared else [name]
         self._cleaner = Cleaner(self.state, self._storer, members) if policy.ahead else None
-        self._loader = Loader(self.state, self._cleaner)
+        loads = LOADS.get(config.load_policy)
+        if loads.needs_times and prefill_ns is None:
+            raise ConfigError(
+                f"load_policy {config.load_policy} weighs loading against computing: pass prefill_ns, or choose another"
+            )
+        self._loader = Loader(self.state, self._cleaner, loads(config.load_options, prefill_ns))
         self._ready: list[Request] = []
         self._worker_links: list[WorkerLink] = []
         self._shared = [tier for tier in self.tiers if tier.shared]
@@ -187,16 +195,24 @@ class Offload:
     # -- in and out ---------------------------------------------------------------------------------------------------
 
     def onboard(
-        self, request: Request, hit: Hit, now: int, *, must_fit: bool = False, has_running: bool = True
+        self,
+        request: Request,
+        hit: Hit,
+        now: int,
+        *,
+        must_fit: bool = False,
+        has_running: bool = True,
+        backlog: int = 0,
     ) -> LoadAnswer:
-        """See what lower tiers have of ``request`` beyond ``hit``, just looked up, and begin to load it.
+        """See what lower tiers have of ``request`` beyond ``hit``, just looked up, and begin to load it, unless the load policy
+        leaves it there. ``backlog``: prompt tokens that running requests have still to compute, for policies that care.
 
         Where a load begins the hit is adopted and blocks are reserved for the rest, as ``BlockManager.allocate`` does on
         these terms; the request must then be left alone until ``tick`` returns it, or be forgotten. In all other cases it
         holds nothing on the device.
         """
         self._tell_time(now)
-        outcome = self._loader.onboard(request, hit, now, must_fit, has_running)
+        outcome = self._loader.onboard(request, hit, now, must_fit, has_running, backlog)
         if outcome.step is LoadStep.STARTED or outcome.step is LoadStep.WAITING:
             return outcome._replace(deadline=self.earliest_deadline())
         return outcome
@@ -205,6 +221,16 @@ class Offload:
         """A pass ended in which ``request`` computed tokens: store what the policy wants of it."""
         self._tell_time(now)
         self._storer.offer(request, now)
+
+    def admitted(self, request: Request) -> int:
+        """``request`` begins to run: what the load policy has left of it in lower tiers counts now. Returns those tokens."""
+        found = self.state.requests.get(request)
+        if found is None or not found.left:
+            return 0
+        left, found.left = found.left, 0
+        self.counters.left_requests += 1
+        self.counters.left_tokens[found.why] = self.counters.left_tokens.get(found.why, 0) + left
+        return left
 
     def quiet_until(self, request: Request) -> int:
         """``offload`` does nothing while fewer tokens than this are computed; infinite if it never will."""

@@ -38,6 +38,8 @@ class LoadAnswer(NamedTuple):
     """Started: the same by the tier that had them, closest to the device first."""
     deadline: int | None = None
     """Started, waiting: when the next copy lands, as things stand."""
+    left: int = 0
+    """Nothing, started: how many more tokens lower tiers have, which the load policy leaves there."""
 
 
 NOTHING = LoadAnswer(LoadStep.NOTHING)
@@ -47,7 +49,7 @@ NO_ROOM = LoadAnswer(LoadStep.NO_ROOM)
 class RequestState:
     """What the engine remembers of a request."""
 
-    __slots__ = ("answer", "asked", "due", "fetch", "fetched", "keep", "load", "stored", "used")
+    __slots__ = ("answer", "asked", "due", "fetch", "fetched", "keep", "left", "load", "stored", "used", "why")
 
     def __init__(self, num_groups: int, num_tiers: int) -> None:
         self.stored = [0] * num_groups
@@ -63,6 +65,10 @@ class RequestState:
         self.keep: list[tuple[TierStore, Table]] = []
         """Pages kept for this request in lower tiers while the rest is fetched."""
         self.load: Copy | None = None
+        self.left = 0
+        """Tokens that the load policy leaves in lower tiers, as of the last answer,"""
+        self.why = ""
+        """and for what reason."""
         self.asked: object = None
         """What the last answer depended on."""
         self.answer: LoadAnswer | None = None

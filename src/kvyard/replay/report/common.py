@@ -46,6 +46,9 @@ def sources(record: Record) -> dict[str, int]:
     if record.miss in _WHOLE:
         return {**found, record.miss: rest}
     lost, elsewhere = record.lost, record.elsewhere
+    if record.left:
+        found["left"] = record.left
+        rest -= record.left
     return {**found, "evicted": lost, "other_worker": elsewhere, "never_seen": rest - lost - elsewhere}
 
 

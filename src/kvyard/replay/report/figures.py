@@ -24,6 +24,7 @@ COLORS = {
     "cached": "blue",
     "other_worker": "yellow",
     "evicted": "red",
+    "left": "magenta",
     "never_seen": "grey",
     "partial_block": "grey2",
     "none": "grey2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -89,6 +89,7 @@ def make_report(
         tiers=make_tiers(fleet, duration),
         transfers=make_transfers(fleet),
         loading=make_loading(records),
+        **make_left(fleet),
         handovers=make_handovers(fleet, duration) if isinstance(fleet, SplitFleet) else None,
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
@@ -259,6 +260,15 @@ def make_transfers(fleet: Fleet) -> dict[str, TransferReport]:
         )
         for name, found in totals.items()
     }
+
+
+def make_left(fleet: Fleet) -> dict[str, Any]:
+    """What load policies left in lower tiers, as fields of a report."""
+    counters = [core.offload.counters for worker in fleet.workers for core in worker.cores if core.offload is not None]
+    tokens: Counter[str] = Counter()
+    for one in counters:
+        tokens.update(one.left_tokens)
+    return {"left_requests": sum(one.left_requests for one in counters), "left_tokens": dict(sorted(tokens.items()))}
 
 
 def make_loading(records: Iterable[Record]) -> Spread:

@@ -290,6 +290,8 @@ def _tiers(made: Page, report: Report) -> None:
         if wait.count:
             times = f"{say.measured(wait.mean)} ms on average, p99 {say.measured(wait.p99)} ms"
             text += f" {wait.count:,} requests waited for loads, {times}."
+        if report.left_requests:
+            text += f" {say.left_loads(report)}."
         cards.append(card("Transfers", text, table(["", *say.TRANSFERS], map(row, say.transfer_rows(report)))))
     made.cards("one", *cards)
 

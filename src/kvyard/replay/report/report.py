@@ -309,6 +309,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """By a name of ``MOVES``."""
     loading: Spread = Spread()
     """Milliseconds that requests waited for loads, of those that did."""
+    left_requests: int = 0
+    """Requests that began without something that lower tiers had: the load policy left it there."""
+    left_tokens: dict[str, int] = msgspec.field(default_factory=dict)
+    """How many tokens that was, by reason. Requests that were preempted count each time they begin."""
     handovers: HandoverReport | None = None
     """Of a fleet with prefill and decode workers."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)

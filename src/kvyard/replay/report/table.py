@@ -227,6 +227,9 @@ def _transfers(report: Report) -> Table:
         times = f"mean {say.measured(wait.mean)} ms, p99 {say.measured(wait.p99)} ms"
         table.caption = f"{wait.count:,} requests waited for loads: {times}"
         table.caption_justify = "left"
+    if report.left_requests:
+        table.caption = f"{table.caption}\n{say.left_loads(report)}" if table.caption else say.left_loads(report)
+        table.caption_justify = "left"
     return table
 
 

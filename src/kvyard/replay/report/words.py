@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import floor, log10
 
 from kvyard.replay.report.report import MOVES, Goodput, HandoverReport, Report, Slo, TimingReport
+from kvyard.tiers.load_policy import REASONS as WHY_LEFT
 
 SOURCES = {
     "device": "Found on the device",
@@ -17,6 +18,7 @@ REASONS = {
     "never_seen": "Never seen before",
     "other_worker": "Only on another worker",
     "evicted": "Evicted before",
+    "left": "Left in a lower tier",
     "partial_block": "Less than a block",
     "none": "Always computed again",
     "unknown": "Reason not known",
@@ -203,6 +205,13 @@ def transfer_rows(report: Report) -> list[list[str]]:
             counts = (whole(flow.transfers), whole(flow.blocks), amount(flow.bytes))
             found.append([words.capitalize(), *counts, span(flow.waiting_ms / 1000), f"{measured(each)} ms"])
     return found
+
+
+def left_loads(report: Report) -> str:
+    """What load policies left in lower tiers, and why."""
+    why = ", ".join(f"{WHY_LEFT.get(name, name)} {tokens:,}" for name, tokens in report.left_tokens.items())
+    tokens = sum(report.left_tokens.values())
+    return f"{report.left_requests:,} requests computed {tokens:,} tokens that lower tiers had: {why}"
 
 
 STAGES = {

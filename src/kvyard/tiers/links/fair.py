@@ -46,6 +46,9 @@ class FairLink(LinkBase[FairTransfer]):
         self._earliest: int | None = None
         self._earliest_known = True
 
+    def _constants(self) -> list[object]:
+        return [self.config, self._rates]
+
     def _queue(self, flow: FairTransfer, first_byte: int) -> None:
         flow.left = self._load(flow) * SECOND
         flow.scale = 1

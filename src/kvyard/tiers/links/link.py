@@ -4,10 +4,11 @@ The class here keeps the time, the transfers under way and the account. How band
 ``fair`` and ``fifo``, which derive from it.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from enum import IntEnum
 from operator import attrgetter, index
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -157,6 +158,33 @@ class LinkBase(ABC, Generic[T]):
             if len(landed) > 1:
                 landed.sort(key=attrgetter("ended", "number"))
         return landed
+
+    def foresee(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> int:
+        """When such a transfer would land, submitted at ``now`` or when the link was last told the time, if that is later, and
+        nothing after it. Changes nothing. Takes time by the transfers under way.
+        """
+        trial = self._trial()
+        return trial._landing(trial.submit(max(now, self._now), direction, nbytes, client, pieces))
+
+    def foresee_landing(self, transfer: Transfer) -> int:
+        """When ``transfer``, which is under way, lands if nothing else is submitted. Changes nothing."""
+        trial = self._trial()
+        return trial._landing(trial._live[transfer.number])
+
+    def _trial(self) -> Self:
+        """A copy to try things on."""
+        return copy.deepcopy(self, {id(part): part for part in self._constants()})
+
+    def _constants(self) -> list[object]:
+        """What a copy may share with this."""
+        return [self.config]
+
+    def _landing(self, transfer: Transfer) -> int:
+        while transfer.ended is None:
+            at = self.earliest()
+            assert at is not None, f"{transfer} never lands"
+            self.advance(at)
+        return transfer.ended
 
     def stats(self, direction: Direction) -> LaneStats:
         """The account of one direction, up to the last ``now``."""

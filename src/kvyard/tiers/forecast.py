@@ -1,0 +1,78 @@
+"""How long a load would take as things stand: what it must wait for, what must be fetched first, and the way to the device.
+
+It asks the links themselves, on copies, so it is exact as long as nothing else is submitted. Other requests will submit more,
+which can't be known: a forecast may be too short, hardly too long.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kvyard.blocks.spans import overlaps
+from kvyard.tiers.copies import Copy
+from kvyard.tiers.links import Direction
+from kvyard.tiers.prefix_lookup import Need, PrefixLookup
+from kvyard.tiers.state import OffloadState
+from kvyard.tiers.store import PageRange, PendingPages, total_pages
+
+
+def load_time(
+    state: OffloadState,
+    loading: Sequence[PendingPages],
+    lookup: PrefixLookup,
+    depth: int,
+    needs: Sequence[Need],
+    now: int,
+) -> Callable[[], int]:
+    """A function that says how many nanoseconds it takes from ``now`` on until ``needs`` are on the device, with tiers looked
+    at down to ``depth``. ``loading`` is what is on its way to the device for other requests. Ask it before anything changes.
+    """
+
+    def forecast() -> int:
+        lookup.depth = depth
+        layout, tiers = state.layout, state.tiers
+        at = now
+        pieces = [need.piece for need in needs]
+        if any(piece.group < len(loading) and _overlap(piece, loading[piece.group]) for piece in pieces):
+            at = max(at, _landing(state, 0, Direction.IN, pieces))
+        coming = [piece for piece in pieces if overlaps(piece.start, piece.stop, lookup.groups[piece.group].coming)]
+        if coming:
+            at = max(at, _landing(state, 0, Direction.OUT, coming))
+            if len(tiers) > 1:
+                at = max(at, _landing(state, 1, Direction.IN, coming))
+        for level in range(depth - 1, 0, -1):
+            fetched = lookup.only_from(level, list(needs))
+            blocks = total_pages(fetched) * layout.chunk
+            if not blocks:
+                continue
+            landing = _landing(state, level, Direction.IN, fetched)
+            if landing:  # for this request or another: it isn't fetched twice
+                at = max(at, landing)
+            else:
+                at = tiers[level].link.foresee(at, Direction.IN, blocks * layout.block_bytes, state.name, blocks)
+        blocks = sum([need.high - need.low for need in needs])
+        return tiers[0].link.foresee(at, Direction.IN, blocks * layout.block_bytes, state.name, blocks) - now
+
+    return forecast
+
+
+def _overlap(piece: PageRange, pending: PendingPages) -> bool:
+    return overlaps(piece.start, piece.stop, pending.spans(piece.chain.keys, piece.stop))
+
+
+def _landing(state: OffloadState, level: int, direction: Direction, pieces: Iterable[PageRange]) -> int:
+    """When the last copy lands that brings any of ``pieces`` that way over the link of tier ``level``; 0 if none does."""
+    tier = state.tiers[level]
+    last = 0
+    for transfer, copy in tier.under_way.items():
+        if copy.direction == direction and any(_same(piece, mine) for piece in pieces for mine in _all_pieces(copy)):
+            last = max(last, tier.link.foresee_landing(transfer))
+    return last
+
+
+def _all_pieces(copy: Copy) -> list[PageRange]:
+    return [piece for part in (copy, *copy.rest) for piece in part.pieces]
+
+
+def _same(one: PageRange, other: PageRange) -> bool:
+    """Whether the two have a page in common."""
+    at = max(one.start, other.start)
+    return one.group == other.group and at < min(one.stop, other.stop) and one.chain.keys[at] == other.chain.keys[at]

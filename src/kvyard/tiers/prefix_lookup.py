@@ -1,0 +1,103 @@
+"""What tiers have of one prompt, and what a load of it would need. Answers questions; changes nothing."""
+
+from typing import NamedTuple
+
+from kvyard.blocks import Hit, Request
+from kvyard.blocks.spans import Spans, intersect, unite, without
+from kvyard.tiers.state import OffloadState
+from kvyard.tiers.store import PageRange
+
+
+class Need(NamedTuple):
+    """What one group needs for a load."""
+
+    low: int
+    """Blocks ``low`` to ``high`` go to the device,"""
+    high: int
+    piece: PageRange
+    """out of these pages."""
+
+
+class GroupPages(NamedTuple):
+    """Where one group's pages of the prompt are, as intervals."""
+
+    local: Spans
+    coming: Spans
+    """On the way to the first tier."""
+    tiers: list[Spans]
+
+
+class PrefixLookup:
+    """One request's question, after ``hit`` was found on the device."""
+
+    def __init__(self, state: OffloadState, request: Request, hit: Hit, limit: int) -> None:
+        """``limit`` is how many tokens a load may bring at most."""
+        self.layout = layout = state.layout
+        self.request = request
+        self.hit = hit
+        self.limit = limit
+        self.depth = len(state.tiers)
+        """How many of the tiers are looked at, closest first."""
+        # A hit that ends inside a block can't be continued by a load: load it all, if that goes further.
+        self.local = hit if all(hit.tokens % size == 0 for size in layout.block_sizes) else None
+        self.groups: list[GroupPages] = []
+        local, chunk = self.local, layout.chunk
+        for group, size in enumerate(layout.page_tokens):
+            keys = layout.chain(request, group).keys
+            here: Spans = ()
+            if local is not None and local.tokens >= size:
+                here = ((-(-local.groups[group].low // chunk), local.tokens // size),)
+                here = here if here[0][0] < here[0][1] else ()
+            coming = state.first.on_the_way(group, keys, len(keys))
+            resident = [tier.store.resident(group, keys, len(keys)) for tier in state.tiers]
+            self.groups.append(GroupPages(here, coming, resident))
+
+    def everywhere(self) -> list[list[tuple[int, int]]]:
+        """Per group, what any tier has or the first is getting."""
+        return [unite(pages.local, pages.coming, *pages.tiers[: self.depth]) for pages in self.groups]
+
+    def above(self, level: int) -> list[list[tuple[int, int]]]:
+        """Per group, what the device and the tiers closer than ``level`` have."""
+        return [unite(pages.local, *pages.tiers[:level]) for pages in self.groups]
+
+    def longest(self, spans: list[list[tuple[int, int]]]) -> int:
+        """How many tokens of the prompt all groups can use of ``spans``."""
+        chain = self.request.chain
+        return self.layout.agreement.longest(spans, self.limit, len(chain.keys) * chain.block_size)
+
+    def needs(self, tokens: int, spans: list[list[tuple[int, int]]]) -> list[Need]:
+        """What groups need to resume after ``tokens``; nothing where that is no more than the hit, or where some group's rule
+        asks for more than there is in ``spans``.
+        """
+        found: list[Need] = []
+        if tokens <= self.hit.tokens:
+            return found
+        layout, chunk = self.layout, self.layout.chunk
+        for index, group in enumerate(layout.manager.groups):
+            adopted = self.local.groups[index].blocks if self.local is not None else 0
+            low = max(group.rule.stale(tokens) // group.block_size, adopted)
+            high = tokens // group.block_size
+            if low < high:
+                first, last = low // chunk, -(-high // chunk)
+                if without(first, last, spans[index]):
+                    return []
+                found.append(Need(low, high, PageRange(index, layout.chain(self.request, index), first, last)))
+        return found
+
+    def only_from(self, level: int, needs: list[Need]) -> list[PageRange]:
+        """What of ``needs`` tier ``level`` has and no closer one does."""
+        pieces: list[PageRange] = []
+        for _, _, (group, chain, start, stop) in needs:
+            tiers = self.groups[group].tiers
+            missing = without(start, stop, unite(*tiers[:level]))
+            for low, high in intersect(missing, tiers[level]):
+                pieces.append(PageRange(group, chain, low, high))
+        return pieces
+
+    def held_by(self, level: int, needs: list[Need]) -> list[PageRange]:
+        """What of ``needs`` tier ``level`` has."""
+        return [
+            PageRange(group, chain, low, high)
+            for _, _, (group, chain, start, stop) in needs
+            for low, high in intersect([(start, stop)], self.groups[group].tiers[level])
+        ]
