@@ -54,7 +54,7 @@ class HandoverLoads(LoadSource):
         if inner is not None:
             # An engine has one of each, whoever puts a job there.
             self.parked, self.stalled, self.leaving = inner.parked, inner.stalled, inner.leaving
-            self.cleans, self.stores_output = inner.cleans, inner.stores_output
+            self.cleans, self.stores_output, self.weighs = inner.cleans, inner.stores_output, inner.weighs
 
     # -- for the caller -----------------------------------------------------------------------------------------------
 
@@ -77,7 +77,10 @@ class HandoverLoads(LoadSource):
 
     def ask(self, job: Job, hit: Hit, now: int, others_run: bool) -> int:
         if not job.received:
-            return NO_HELP if self._inner is None else self._inner.ask(job, hit, now, others_run)
+            if self._inner is None:
+                return NO_HELP
+            self._inner.backlog = self.backlog
+            return self._inner.ask(job, hit, now, others_run)
         missing = job.num_tokens - hit.tokens
         if not self._peer.needs_transfer(job, missing, self._blocks_of(job, hit)):
             job.loaded = missing - 1
@@ -118,6 +121,10 @@ class HandoverLoads(LoadSource):
             back.append(job)
         self.free_ended(now)
         return back
+
+    def admitted(self, job: Job) -> None:
+        if self._inner is not None and not job.received:
+            self._inner.admitted(job)
 
     def receive(self, job: Job) -> None:
         if self._inner is not None and not job.received:
