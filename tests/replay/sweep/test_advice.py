@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.replay.report.support import reported
 
 from kvyard.replay.report import Slo
-from kvyard.replay.report.report import Goodput, share
+from kvyard.replay.report.report import Goodput, PercentileLimit, share
 from kvyard.replay.settings import make_config
 from kvyard.replay.sweep.advice import FleetCost, advice, fleet_cost
 from kvyard.replay.sweep.grid import make_grid
@@ -63,11 +63,12 @@ def test_an_slo() -> None:
     times = {"2": 900.0, "4": 410.0, "8": 300.0, "16": 305.0}
     found = advice(swept(times, {"2": 0.5, "4": 0.992, "8": 1.0, "16": 1.0}, num_gpu_blocks=100, host_bytes="1GiB"))
     assert found == [
-        "Take workers=4: of 4 points 3 keep 99% of requests within TTFT ≤ 500 ms, and this is the cheapest (99.3%): "
+        "Take workers=4: of 4 points 3 keep 99% of requests within TTFT ≤ 500 ms, and this is the cheapest: "
         "4 workers, 400 device blocks and 4.0 GiB of host memory in all."
     ]
     assert advice(swept(times, {"2": 0.5, "4": 0.9, "8": 0.95, "16": 0.96}))[0].startswith(
-        "No point keeps 99% of requests within TTFT ≤ 500 ms. workers=16 comes closest with 96.0%: 16 workers"
+        "No point keeps 99% of requests within TTFT ≤ 500 ms. workers=16 comes closest, with 96.0% of requests within "
+        "TTFT ≤ 500 ms: 16 workers"
     )
 
 
@@ -75,3 +76,30 @@ def test_nothing_has_run() -> None:
     made = swept({"2": 900.0})
     made.reports.clear()
     assert advice(made) == []
+
+
+def test_percentiles_of_the_run() -> None:
+    made = swept({"2": 900.0, "4": 410.0, "8": 300.0}, {"2": 0.1, "4": 0.1, "8": 0.1}, num_gpu_blocks=100)
+    slo = Slo(percentiles={"ttft_p99": 1000.0})
+    for point, met in zip(made.grid.points, (False, True, True)):
+        report = made.reports[point.key]
+        assert report.goodput is not None
+        limit = PercentileLimit(limit_ms=1000.0, value_ms=900.0, met=met)
+        good = replace(report.goodput, slo_ms=slo, percentiles={"ttft_p99": limit})
+        made.reports[point.key] = replace(report, goodput=good)
+    made.slo = slo
+    assert advice(made)[0].startswith("Take workers=4: of 3 points 2 keep TTFT p99 ≤ 1000 ms, and this is the cheapest")
+    lost = made.reports[made.grid.points[1].key]
+    made.reports[made.grid.points[1].key] = replace(lost, requests=lost.requests | {"finished": 1})
+    assert advice(made)[0].startswith("Take workers=8: of 3 points 1 keep")
+
+
+def test_an_oracle_is_not_recommended() -> None:
+    grid = make_grid({"workers": 2, "num_gpu_blocks": 100}, {"eviction": ["lru", "slru", "belady"]})
+    made = Sweep(grid, "trace", Path("x"))
+    run = reported()
+    for point, mean in zip(grid.points, (500.0, 480.0, 300.0)):
+        latency = run.latency | {"ttft": replace(run.latency["ttft"], mean=mean)}
+        made.reports[point.key] = replace(run, latency=latency)
+    assert advice(made)[0].startswith("Take eviction=slru: the soonest first token (480.0 ms on average)")
+    assert "eviction=belady knows the future" in advice(made)[1] and "300.0 ms" in advice(made)[1]

@@ -92,12 +92,8 @@ def time_parts(report: Report) -> TimeParts | None:
 def limits(report: Report, parts: TimeParts) -> Limits:
     """What relieving each resource would save."""
     waits = _waits(report)
-    all_ = report.reuse["all"].whole
-    computed = all_ - report.reuse["all"].part
-    evicted, elsewhere = (
-        report.missed_tokens[key].part / computed if computed and key in report.missed_tokens else 0.0
-        for key in ("evicted", "other_worker")
-    )
+    computed = 1 - report.reuse["all"].value
+    evicted, elsewhere = (share / computed if computed else 0.0 for share in _avoidable(report))
     wait = {kind: parts.waiting * share for kind, share in waits.items()}
 
     def less(share: float) -> float:
@@ -204,12 +200,12 @@ def _why(resource: Resource, report: Report, parts: TimeParts) -> str:
     """The figures that say so, where the parts of the time don't say it already."""
     waits = _waits(report)
     if resource == "cache":
-        evicted = _missed(report, "evicted")
+        evicted, _ = _avoidable(report)
         if _lacks_room(report, parts):
             return "requests wait while running ones hold the blocks"
         return f"{evicted:.1%} of prompt tokens were computed again because they had been evicted"
     if resource == "router":
-        elsewhere = _missed(report, "other_worker")
+        _, elsewhere = _avoidable(report)
         if waits["router"] * parts.waiting > elsewhere * parts.prefill:
             return "requests wait at some workers while others are idle"
         return f"{elsewhere:.1%} of prompt tokens were computed though another worker had them"
@@ -220,12 +216,24 @@ def _why(resource: Resource, report: Report, parts: TimeParts) -> str:
 
 def _lacks_room(report: Report, parts: TimeParts) -> bool:
     """Whether blocks are short for running requests, more than for what might be reused."""
-    return _waits(report)["cache"] * parts.waiting > _missed(report, "evicted") * parts.first
+    return _waits(report)["cache"] * parts.waiting > _avoidable(report)[0] * parts.first
 
 
-def _missed(report: Report, key: str) -> float:
-    found = report.missed_tokens.get(key)
-    return 0.0 if found is None else found.value
+def _avoidable(report: Report) -> tuple[float, float]:
+    """Prompt tokens that were computed though they had been cached, as shares of all: evicted by then, and on another worker.
+
+    What another worker once computed may be gone there too. A router that looks at caches knows what was there when it
+    chose; of one that doesn't, all of it counts as the router's.
+    """
+    evicted, elsewhere = (
+        report.missed_tokens[key].part if key in report.missed_tokens else 0 for key in ("evicted", "other_worker")
+    )
+    router, engine = report.router, _engine(report)
+    if router is not None and router.regret.whole:
+        there = min(elsewhere, router.regret.part * (engine.get("block_size") or BLOCK))
+        evicted, elsewhere = evicted + elsewhere - there, there
+    whole = report.reuse["all"].whole
+    return evicted / whole, elsewhere / whole
 
 
 def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
@@ -233,9 +241,11 @@ def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
     engine = _engine(report)
     workers, blocks = len(report.workers), engine.get("num_gpu_blocks", 0)
     if resource == "prefill":
+        policy = report.router.policy if report.router is not None else "least-time"
+        free = "" if workers < 2 or policy == "least-time" else "; --router least-time costs nothing to try"
         if parts.waiting >= QUEUED * parts.first:
-            return f"more workers (--workers {workers * 2}), or a card that computes faster"
-        return "a card that computes faster, or more of them for each worker; little is waiting, so more workers change little"
+            return f"more workers (--workers {workers * 2}), or a card that computes faster{free}"
+        return f"a card that computes faster: little of it is waiting, so more workers change little{free}"
     if resource == "decode":
         return f"a card with more memory bandwidth, or more workers for smaller batches (--workers {workers * 2})"
     if resource == "cache":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.config import ReplayConfig
-from kvyard.replay.report import Report
+from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.words import limits, measured
 from kvyard.replay.sweep.axes import number_of
 
@@ -19,6 +19,8 @@ WITHIN = 0.99
 NEAR = 0.05
 """A point whose mean TTFT is above the best by no more is as good, and may be cheaper."""
 GIB = 1 << 30
+ORACLE = "belady"
+"""The eviction order that knows the future."""
 
 
 class FleetCost(NamedTuple):
@@ -52,26 +54,65 @@ def fleet_cost(config: ReplayConfig) -> FleetCost:
 
 def advice(sweep: Sweep) -> list[str]:
     """What to take, and what it costs; nothing where no point has run."""
-    done = [(point, report) for point, report in sweep.done if report.latency["ttft"].count]
+    ran = [(point, report) for point, report in sweep.done if report.latency["ttft"].count]
+    done = [(point, report) for point, report in ran if not _foresees(point.config)]
     if not done:
         return []
     said = [_within(sweep, done) if sweep.slo is not None else _soonest(done)]
-    if edges := _edges(sweep, _best(done)[0]):
+    if sweep.slo is None and (edges := _edges(sweep, _best(done)[0])):
         said.append(edges)
+    if len(done) < len(ran):
+        point, report = _best([one for one in ran if _foresees(one[0].config)])
+        mean = measured(report.latency["ttft"].mean)
+        said.append(
+            f"{point.label} knows the future, so it can't be had: with foresight the first token comes after {mean} ms."
+        )
     return said
+
+
+def _foresees(config: ReplayConfig) -> bool:
+    """Whether a cache evicts by what comes next, as only a replay can."""
+    engines = [kind.engine for kind in config.workers]
+    orders = {engine.eviction for engine in engines}
+    orders |= {tier.eviction for engine in engines if engine.tiers is not None for tier in engine.tiers.tiers}
+    return ORACLE in orders
 
 
 def _within(sweep: Sweep, done: list[tuple[GridPoint, Report]]) -> str:
     """The cheapest point that keeps the SLO, or the one that comes closest."""
     assert sweep.slo is not None
-    kept = [(point, report) for point, report in done if _share(report) >= WITHIN]
-    wanted = f"{WITHIN:.0%} of requests within {limits(sweep.slo)}"
+    kept = [(point, report) for point, report in done if _keeps(report, sweep.slo)]
+    wanted = _wanted(sweep.slo)
     if not kept:
         point, report = max(done, key=lambda one: (_share(one[1]), -one[1].latency["ttft"].mean))
-        return f"No point keeps {wanted}. {point.label} comes closest with {_share(report):.1%}: {_cost(point)}."
+        within = f"{_share(report):.1%} of requests within {limits(sweep.slo)}"
+        return f"No point keeps {wanted}. {point.label} comes closest, with {within}: {_cost(point)}."
     point, report = min(kept, key=lambda one: (fleet_cost(one[0].config), one[1].latency["ttft"].mean))
     of = f"of {len(done)} points {len(kept)} keep {wanted}"
-    return f"Take {point.label}: {of}, and this is the cheapest ({_share(report):.1%}): {_cost(point)}."
+    return f"Take {point.label}: {of}, and this is the cheapest: {_cost(point)}."
+
+
+def _keeps(report: Report, slo: Slo) -> bool:
+    good = report.goodput
+    if good is None or (good.percentiles and not all(one.met for one in good.percentiles.values())):
+        return False
+    if slo.percentiles and report.requests.get("finished", 0) < report.requests["all"]:
+        return False  # percentiles are of requests that finished
+    return not _each(slo) or _share(report) >= WITHIN
+
+
+def _each(slo: Slo) -> bool:
+    """Whether it limits each request by itself."""
+    return any(getattr(slo, name) is not None for name in ("ttft", "itl", "e2e"))
+
+
+def _wanted(slo: Slo) -> str:
+    """An SLO in words."""
+    pieces = [f"{WITHIN:.0%} of requests within {limits(slo)}"] if _each(slo) else []
+    for name, ms in (slo.percentiles or {}).items():
+        kind, _, percentile = name.partition("_")
+        pieces.append(f"{kind.upper()} {percentile} ≤ {ms:g} ms")
+    return " and ".join(pieces)
 
 
 def _soonest(done: list[tuple[GridPoint, Report]]) -> str:
