@@ -12,13 +12,18 @@ from kvyard.cli.app import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "questions.md").read_text()
+ENDS = {
+    "replay": r"limits? this fleet",
+    "sweep": r"(Take|No point|has the soonest) ",
+    "league": "Route by ",
+    "hints": "points of reuse",
+}
 COMMANDS = [
     line
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     for line in re.findall(r"^\$ kvyard (.*)$", block, re.MULTILINE)
-    if line.split()[0] in ("replay", "sweep", "league") and "--live" not in line
+    if line.split()[0] in ENDS and "--live" not in line
 ]
-ENDS = {"replay": r"limits? this fleet", "sweep": r"(Take|No point|has the soonest) ", "league": "Route by "}
 
 
 def test_there_are_ten() -> None:
@@ -33,7 +38,10 @@ def test_answers(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     argv = shlex.split(command)
-    argv[argv.index("--limit") + 1] = "6"
+    if "--limit" in argv:
+        argv[argv.index("--limit") + 1] = "6"
+    else:
+        argv += ["--limit", "300"]
     with pytest.raises(SystemExit) as exit_:
         main([*argv, "-j", "1"] if argv[0] != "replay" else argv)
     assert exit_.value.code == 0
