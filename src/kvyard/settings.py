@@ -94,18 +94,15 @@ class Settings(dict[str, Declared]):
         """
         super().__init__({name: one for part in parts for name, one in part.items()})
         self.left_out = left_out or {}
+        self.tables = dict(tables or {})
         self._own = own
-        self._tables = {
-            table: {one.field: name for name, one in part.items()} for table, part in (tables or {}).items()
-        }
         self._passed_over = tuple(passed_over)
         self._also = {also: name for name, one in self.items() for also in one.mark.also if not also.startswith("-")}
 
     def joined(self, more: "Settings", tables: "Mapping[str, Settings]") -> "Settings":
         """These and ``more``, which a file may have in further ``tables``."""
-        made = Settings(self, more, left_out=self.left_out, own=self._own, tables=tables, passed_over=self._passed_over)
-        made._tables |= self._tables
-        return made
+        both = {**self.tables, **tables}
+        return Settings(self, more, left_out=self.left_out, own=self._own, tables=both, passed_over=self._passed_over)
 
     def named(self, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         """``given`` with further names replaced by the first ones. Raises ``KvyardError`` for what is given under two."""
@@ -165,8 +162,9 @@ class Settings(dict[str, Declared]):
         """What a file says, with its tables laid flat. Raises ``KvyardError`` for what is said twice."""
         flat: dict[str, Any] = {}
         parts: list[tuple[str, Mapping[str, Any]]] = [("", found)]
-        own: dict[str, str] = {}
-        for table, named in [(self._own, own), *self._tables.items()]:
+        fields: dict[str, dict[str, str]] = {self._own: {}}
+        fields |= {table: {one.field: name for name, one in part.items()} for table, part in self.tables.items()}
+        for table, named in fields.items():
             given = found.get(table)
             if table and isinstance(given, Mapping):
                 for field in given:

@@ -23,7 +23,7 @@ LOST = 1e6
 """The violation of a point that couldn't be replayed."""
 
 
-class Wanted(NamedTuple):
+class WantedFigure(NamedTuple):
     """A figure that can be wanted."""
 
     title: str
@@ -42,17 +42,17 @@ def _rate(name: str) -> Callable[[Report], float]:
 
 
 COST = "cost"
-FIGURES: Mapping[str, Wanted] = {
-    COST: Wanted("Cost per hour", "min", lambda report: 0.0),  # of a configuration, not of a report
-    "reuse": Wanted("Prompt tokens not computed / admitted", "max", lambda one: one.reuse["all"].value, "share"),
+FIGURES: Mapping[str, WantedFigure] = {
+    COST: WantedFigure("Cost per hour", "min", lambda report: 0.0),  # of a configuration, not of a report
+    "reuse": WantedFigure("Prompt tokens not computed / admitted", "max", lambda one: one.reuse["all"].value, "share"),
     **{
-        f"{name}_{field}": Wanted(f"{name.upper()} {field}, ms", "min", latency(name, field), "ms")
+        f"{name}_{field}": WantedFigure(f"{name.upper()} {field}, ms", "min", latency(name, field), "ms")
         for name in LATENCIES
         for field in SPREADS
     },
-    "output_tokens_per_s": Wanted("Output tokens per second", "max", _rate("output_tokens_per_s")),
-    "requests_per_s": Wanted("Requests finished per second", "max", _rate("requests_per_s")),
-    "balance": Wanted(
+    "output_tokens_per_s": WantedFigure("Output tokens per second", "max", _rate("output_tokens_per_s")),
+    "requests_per_s": WantedFigure("Requests finished per second", "max", _rate("requests_per_s")),
+    "balance": WantedFigure(
         "Prompt tokens of the busiest worker / mean", "min", lambda one: one.balance.get("max_over_mean", 1.0)
     ),
 }
@@ -147,7 +147,7 @@ def parse_limits(text: str | None) -> list[Limit]:
     return limits
 
 
-def _limit(part: str, figure: Wanted, value: str) -> float:
+def _limit(part: str, figure: WantedFigure, value: str) -> float:
     try:
         if figure.unit == "ms" and value[-1:].isalpha():
             limit = duration("", value) / MS
@@ -163,7 +163,7 @@ def _limit(part: str, figure: Wanted, value: str) -> float:
     return limit
 
 
-def _figure(name: str, flag: str) -> Wanted:
+def _figure(name: str, flag: str) -> WantedFigure:
     from difflib import get_close_matches
 
     found = FIGURES.get(name)

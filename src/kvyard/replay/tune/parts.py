@@ -17,7 +17,7 @@ FEWEST = 100
 """Requests of a prefix that is worth the trouble."""
 
 
-class Parts(msgspec.Struct, frozen=True):
+class TraceParts(msgspec.Struct, frozen=True):
     """Where a trace is cut."""
 
     train: TracePart
@@ -29,7 +29,7 @@ class Parts(msgspec.Struct, frozen=True):
     """Of each."""
 
 
-def cut(trace: Trace, test: float) -> Parts:
+def cut(trace: Trace, test: float) -> TraceParts:
     """``trace`` in parts, the last ``test`` share of its time for the test. Reads it once. Raises ``KvyardError``."""
     if not 0 <= test < 1:
         raise KvyardError(
@@ -53,7 +53,7 @@ def cut(trace: Trace, test: float) -> Parts:
     return _checked(parts, requests, test)
 
 
-def _by_sessions(trace: Trace, test: float) -> Parts:
+def _by_sessions(trace: Trace, test: float) -> TraceParts:
     starts: list[int] = []
     seen: set[str] = set()
     total = 0
@@ -72,7 +72,7 @@ def _by_sessions(trace: Trace, test: float) -> Parts:
     return _checked(parts, {"train": train, "prefix": prefix, "test": total - train if test else 0}, test)
 
 
-def _checked(parts: dict[str, TracePart | None], requests: dict[str, int], test: float) -> Parts:
+def _checked(parts: dict[str, TracePart | None], requests: dict[str, int], test: float) -> TraceParts:
     train = parts["train"]
     if train is None or not requests["train"] or (test and not requests["test"]):
         raise KvyardError(
@@ -81,7 +81,7 @@ def _checked(parts: dict[str, TracePart | None], requests: dict[str, int], test:
         )
     if not FEWEST <= requests["prefix"] < requests["train"]:
         parts["prefix"], requests["prefix"] = None, 0
-    return Parts(train, parts["prefix"], parts["test"], requests)
+    return TraceParts(train, parts["prefix"], parts["test"], requests)
 
 
 def _at(length: int, share: float) -> int:

@@ -9,7 +9,7 @@ from kvyard.files import write_whole
 from kvyard.replay.tune.cost import Prices
 from kvyard.replay.tune.goals import Goal, Limit
 from kvyard.replay.tune.look import Look
-from kvyard.replay.tune.parts import Parts
+from kvyard.replay.tune.parts import TraceParts
 from kvyard.replay.tune.space import Space
 
 
@@ -24,7 +24,7 @@ class Tuned(msgspec.Struct):
     goals: list[Goal]
     limits: list[Limit]
     prices: Prices
-    parts: Parts
+    parts: TraceParts
     seed: int
     looks: list[Look] = msgspec.field(default_factory=list)
     """All points, in the order in which they were asked for."""
