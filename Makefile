@@ -3,6 +3,7 @@
 #   make demo    a real trace through eight workers, three ways: what routing by cache and host memory buy
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
 #   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once)
+#   make test-ray    the tests that start a Ray cluster of two nodes here (installs Ray, 260 MB, once)
 #   make lint    ruff: rules and formatting          make format  applies what lint asks for
 #   make types   mypy, strict
 #   make peers   environments of the engines that benchmarks run beside kvyard (3.2 GB), into build/peers
@@ -23,7 +24,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-real lint format types peers bench docs lock clean setup
+.PHONY: demo test test-real test-ray lint format types peers bench docs lock clean setup
 
 demo: $(READY)
 	@$(RUN) examples/demo.py
@@ -37,6 +38,12 @@ test-real: $(READY)
 	@[ -n "$$KVYARD_VLLM_PYTHON" ] || PYTHON=$(PYTHON) scripts/peers.sh vllm
 	@KVYARD_VLLM_PYTHON="$${KVYARD_VLLM_PYTHON:-build/peers/vllm/bin/python}" \
 		$(RUN) -m pytest -m vllm $(or $(ARGS),tests/real tests/vllm)
+
+# Ray lies beside the environment, in a folder of its own: no other test needs it.
+RAY := build/ray
+test-ray: $(READY)
+	@[ -e $(RAY)/.ready ] || { rm -rf $(RAY); $(PIP) --target $(RAY) 'ray==2.60.0' && touch $(RAY)/.ready; }
+	@PYTHONPATH="$(RAY):$$PYTHONPATH" $(RUN) -m pytest -m ray $(or $(ARGS),tests/replay/jobs)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -11,9 +11,31 @@ from kvyard.cli.app import INTERRUPTED
 from kvyard.errors import KvyardError
 
 if TYPE_CHECKING:
+    from kvyard.replay.jobs import Executor
     from kvyard.replay.sweep import Sweep
 
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", help="Replays at a time; by default one per core.")]
+
+
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="auto|ADDRESS",
+        help="Run on a Ray cluster: the one of this machine, or at an address; --jobs is its number of CPUs then.",
+    ),
+]
+
+
+def executor(jobs: int | None, ray: str | None) -> Executor:
+    """Those who run the replays of a command. Raises ``KvyardError``."""
+    from kvyard.replay.jobs import LocalExecutor
+
+    if ray is None:
+        return LocalExecutor(count_jobs(jobs))
+    from kvyard.replay.jobs.cluster import RayExecutor
+
+    return RayExecutor(ray, None if jobs is None else count_jobs(jobs))
 
 
 def count_jobs(jobs: int | None) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kvyard.cli.app import OUTPUT
-from kvyard.cli.grid import Bars, Jobs, count_jobs, finish
+from kvyard.cli.grid import Bars, Jobs, Ray, executor, finish
 from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
 from kvyard.cli.serving import Json
@@ -36,6 +36,7 @@ def league(
         ),
     ] = None,
     jobs: Jobs = None,
+    ray: Ray = None,
     slo: Slo = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -50,10 +51,9 @@ def league(
     from kvyard.replay.league import league as run
     from kvyard.replay.league.table import write_json
 
-    at_a_time = count_jobs(jobs)
     given = dict(settings)
     jitter = given.pop("jitter", None)
-    with Bars(quiet) as bars:
+    with executor(jobs, ray) as crew, Bars(quiet) as bars:
         done = run(
             trace,
             folder=out or Path(f"league-{trace.name.partition('.')[0]}"),
@@ -63,7 +63,7 @@ def league(
             jitters=["0", str(jitter)] if jitter is not None and duration("jitter", jitter) else ["0"],
             config=given,
             slo=slo,
-            jobs=at_a_time,
+            executor=crew,
             **reading,
             counted=bars.counted,
             progress=bars.told,

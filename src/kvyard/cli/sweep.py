@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvyard.cli.app import OUTPUT
-from kvyard.cli.grid import Bars, Jobs, count_jobs, finish
+from kvyard.cli.grid import Bars, Jobs, Ray, executor, finish
 from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
 from kvyard.cli.serving import Json
@@ -40,6 +40,7 @@ def sweep(
         ),
     ] = None,
     jobs: Jobs = None,
+    ray: Ray = None,
     slo: Slo = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -54,16 +55,15 @@ def sweep(
     from kvyard.replay.sweep import sweep as run
     from kvyard.replay.sweep.table import write_json
 
-    at_a_time = count_jobs(jobs)
     folder = out or Path(f"sweep-{trace.name.partition('.')[0]}")
-    with Bars(quiet) as bars:
+    with executor(jobs, ray) as crew, Bars(quiet) as bars:
         done = run(
             trace,
             parse_vary(vary or []),
             folder=folder,
             config=settings,
             slo=slo,
-            jobs=at_a_time,
+            executor=crew,
             **reading,
             counted=bars.counted,
             progress=bars.told,

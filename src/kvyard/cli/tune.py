@@ -7,13 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from kvyard.cli.app import INTERRUPTED
-from kvyard.cli.grid import Bars, Jobs, count_jobs
+from kvyard.cli.grid import Bars, Ray, executor
 from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, with_reading
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 from kvyard.replay.tune.cost import TUNE_SETTINGS, parted
 
+TOGETHER = 8
+"""Points that are looked at together on a cluster: more of them learn less from each other."""
 UNMET = 1
 """The exit code where no point keeps the limits."""
 
@@ -48,7 +50,11 @@ def tune(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder of results; by default tune-TRACE in this one.")
     ] = None,
-    jobs: Jobs = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", help=f"Points to look at at a time; 1 by default, {TOGETHER} on a cluster."),
+    ] = None,
+    ray: Ray = None,
     quiet: Quiet = False,
 ) -> None:
     """Search for the settings of a fleet that keep an SLO and are best by a goal: how many, how much, which policy.
@@ -59,7 +65,6 @@ def tune(
     one goal Optuna's TPE searches, with several NSGA-II. The same --seed and --jobs give the same search. Exit code 1 if no
     point meets the SLO, 130 if interrupted.
     """
-    from kvyard.replay.jobs import LocalExecutor
     from kvyard.replay.tune import parse_goals, parse_limits
     from kvyard.replay.tune import tune as run
 
@@ -67,7 +72,8 @@ def tune(
         raise KvyardError("say what to search, as in --search 'router.*,host_bytes=0..1TiB,workers=2..32'")
     base, prices = parted(settings)
     goals, limits = parse_goals(goal), parse_limits(slo)
-    with Bars(quiet) as bars, LocalExecutor(count_jobs(jobs)) as crew:
+    at_a_time = jobs if jobs is not None else 1 if ray is None else TOGETHER
+    with executor(at_a_time, ray) as crew, Bars(quiet) as bars:
         done = run(
             trace,
             search,

@@ -35,7 +35,7 @@ def page(league: League) -> str:
         made.cards("two", *(made.figure(figure.title, "", _bars(figure, standings)) for figure in wanted))
         made.add('<section class="card wide">' + _table(standings) + "</section>")
     made.section("What was run", "What is not varied is the same for all.")
-    base = next(iter(league.sweep.reports.values()))
+    base = league.sweep.done[0][1]
     made.add('<section class="card">' + listing("Configuration of the first point", base.config) + "</section>")
     made.add(f"<footer>kvyard {esc(__version__)}</footer>")
     return made.text()

@@ -65,7 +65,7 @@ def page(sweep: Sweep) -> str:
     made.section("All points", "Milliseconds, and shares of the prompt tokens of admitted requests.")
     made.add('<section class="card wide">' + _table(sweep) + "</section>")
     made.section("What was run", "What is not varied is the same at every point.")
-    base = next(iter(sweep.reports.values()))
+    base = sweep.done[0][1]
     made.add('<section class="card">' + listing("Configuration of the first point", base.config) + "</section>")
     made.add(f"<footer>kvyard {esc(__version__)}</footer>")
     return made.text()
