@@ -115,7 +115,7 @@ def test_a_file_that_several_commands_read(tmp_path: Path) -> None:
     for text, words in (
         ("size = 1\n[mine]\nsize = 2\n", "size is said twice, once in [mine]"),
         ("[part]\ndelay = 1\n", "unknown setting 'delay' of [part]: there are size, mode, lag"),
-        ("[mine]\nsise = 1\n", "unknown setting 'sise': did you mean size?"),
+        ("[mine]\nsise = 1\n", "unknown setting 'sise': did you mean size"),
         ("others = 1\n", "unknown setting 'others'"),
         ("[elsewhere]\na = 1\n", "unknown setting 'elsewhere'"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import re
 import shlex
@@ -45,6 +46,8 @@ def test_an_answer_and_its_files(
     assert "card = 1.5" in (folder / "tune.toml").read_text()
     assert run(*argv, "--price-card", "1.5", "-q") == 0
     assert capsys.readouterr() == ("", "")
+    assert run(*argv, "--price-card", "1.5", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["met"] is True
     assert run(CONVERSATION, "--config", folder / "tune.toml", *SMALL[:2], "--search", "overlap_credit=0..2", "--goal",
                "min ttft_mean", "--trials", 2, "-o", "again") == 0  # fmt: skip
     assert "card = 1.5" in (tmp_path / "again" / "tune.toml").read_text()

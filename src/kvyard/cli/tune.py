@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.app import INTERRUPTED, OUTPUT
 from kvyard.cli.grid import Bars, Ray, executor
 from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, with_reading
+from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
+from kvyard.files import STDOUT, write_whole
 from kvyard.replay.tune.cost import TUNE_SETTINGS, parted
 
 TOGETHER = 8
@@ -48,7 +50,10 @@ def tune(
         float, typer.Option(help="The share of the trace, its end, that is kept for the test; 0: none.")
     ] = 0.3,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder of results; by default tune-TRACE in this one.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The folder of results; by default tune-TRACE in this one.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -56,6 +61,7 @@ def tune(
     ] = None,
     ray: Ray = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Search for the settings of a fleet that keep an SLO and are best by a goal: how many, how much, which policy.
 
@@ -67,6 +73,7 @@ def tune(
     """
     from kvyard.replay.tune import parse_goals, parse_limits
     from kvyard.replay.tune import tune as run
+    from kvyard.replay.tune.table import as_json as json_of
 
     if not search:
         raise KvyardError("say what to search, as in --search 'router.*,host_bytes=0..1TiB,workers=2..32'")
@@ -90,7 +97,9 @@ def tune(
             progress=bars.told,
         )
     paths = done.save()
-    if not quiet:
+    if as_json:
+        write_whole(STDOUT, json_of(done))
+    elif not quiet:
         if done.answer is not None:
             done.show()
         if done.found:

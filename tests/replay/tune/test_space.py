@@ -107,7 +107,7 @@ def test_edges() -> None:
         ("workers=2..", "can't be read"),
         ("workers=8..2", "a range goes from a lower to a higher value"),
         ("workers=4", "that is one value"),
-        ("wrokers=2..4", "unknown setting 'wrokers' after --search: did you mean workers?"),
+        ("wrokers=2..4", "unknown setting 'wrokers' after --search: did you mean workers"),
         ("workers=2..8,workers=9..12", "workers is searched twice"),
         ("block_size=16..64", "block_size is both set and searched"),
         ("host_bytes=0..lots", "host_bytes is 'lots': it must be a size"),

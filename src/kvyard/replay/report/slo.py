@@ -28,7 +28,7 @@ def read_slo(slo: Slo | Mapping[str, float | str] | str | None) -> Slo | None:
     percentiles: dict[str, float] = {}
     for name, value in given.items():
         kind, _, percentile = name.partition("_")
-        limit = _milliseconds(value)
+        limit = milliseconds(value)
         if not 0 < limit < float("inf"):
             raise KvyardError(f"an SLO has times above 0, {FORM}; not {name}={value}")
         if name in OF_A_REQUEST:
@@ -57,8 +57,8 @@ def _parts(text: str) -> dict[str, float | str]:
     return found
 
 
-def _milliseconds(value: object) -> float:
-    """-1 for what is no time."""
+def milliseconds(value: object) -> float:
+    """A time from a number, or from text with or without its unit; -1 for what is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     matched = _LIMIT.fullmatch(value) if isinstance(value, str) else None

@@ -6,13 +6,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from kvyard.clock import MS
 from kvyard.errors import KvyardError
 from kvyard.replay.report import Report
 from kvyard.replay.report.report import LATENCIES
+from kvyard.replay.report.slo import milliseconds
 from kvyard.replay.report.words import measured, percent
 from kvyard.replay.sweep.table import latency
-from kvyard.settings import duration, number
+from kvyard.settings import number
 
 SPREADS = ("mean", "p50", "p90", "p95", "p99", "max")
 MOST_GOALS = 3
@@ -149,8 +149,8 @@ def parse_limits(text: str | None) -> list[Limit]:
 
 def _limit(part: str, figure: WantedFigure, value: str) -> float:
     try:
-        if figure.unit == "ms" and value[-1:].isalpha():
-            limit = duration("", value) / MS
+        if figure.unit == "ms":
+            limit = milliseconds(value)
         elif figure.unit == "share" and value.endswith("%"):
             limit = number("", value[:-1]) / 100
         else:
