@@ -221,6 +221,19 @@ def test_options_of_the_router_reach_the_file(tmp_path: Path) -> None:
     assert replay(CONVERSATION, config=tmp_path / "tune.toml", limit=5).report.config
 
 
+def test_prefill_and_decode_workers_are_counted_apart(tmp_path: Path) -> None:
+    made = searched(tmp_path, "min ttft_mean", None, search="prefill=1..3,decode=1..2", trials=3)
+    made.save()
+    answer = made.answer
+    assert answer is not None
+    assert answer.cost == float(str(answer.point["prefill"])) + float(str(answer.point["decode"])), "a card each at 1.0"
+    found = tomllib.loads((tmp_path / "tune.toml").read_text())
+    assert "workers" not in found["replay"] and found["replay"]["prefill"] == answer.point["prefill"]
+    assert made.parts.test is not None
+    tested = replay(made.parts.test.of(open_trace(CONVERSATION, limit=60)), config=tmp_path / "tune.toml").report
+    assert tested.latency["ttft"].mean == answer.test["ttft_mean"]
+
+
 def test_rows(done: Tuned) -> None:
     done.save()
     with (done.folder / "tune.csv").open() as file:

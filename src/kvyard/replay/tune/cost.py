@@ -53,7 +53,7 @@ def cost(settings: Mapping[str, object], config: ReplayConfig, prices: Prices) -
     """What the fleet of ``config``, made from flat ``settings``, costs per hour."""
     total = 0.0
     shared: dict[str, float] = {}
-    for kind, cards in zip(config.workers, _cards(settings), strict=True):
+    for kind, cards in zip(config.workers, _cards(settings, len(config.workers)), strict=True):
         total += kind.count * cards * prices.card
         below = kind.engine.tiers
         for tier, room in below.levels if below is not None else ():
@@ -66,12 +66,12 @@ def cost(settings: Mapping[str, object], config: ReplayConfig, prices: Prices) -
     return total + sum(shared.values())
 
 
-def _cards(settings: Mapping[str, object]) -> list[int]:
-    """Per kind of workers, the cards of each."""
+def _cards(settings: Mapping[str, object], count: int) -> list[int]:
+    """Per kind of workers, of which there are so many, the cards of each."""
     given = SETTINGS.parse(settings)
     kinds = given.get("workers")
     own: list[Mapping[str, Any]] = (
-        [OF_A_WORKER.parse(kind) for kind in kinds] if isinstance(kinds, list | tuple) else [{}]
+        [OF_A_WORKER.parse(kind) for kind in kinds] if isinstance(kinds, list | tuple) else [{}] * count
     )
     found = []
     for kind in own:

@@ -24,7 +24,7 @@ def as_toml(tuned: Tuned) -> str:
     policy = own.pop("policy", RouterConfig().policy)
     rest = {name: value for name, value in settings.items() if name not in router and value is not None}
     kinds = rest.pop("workers", None)
-    if not isinstance(kinds, list | tuple):
+    if not isinstance(kinds, list | tuple) and not rest.keys() & {"prefill", "decode"}:
         rest = {"workers": kinds if kinds is not None else 8, **rest}
     lines = [f"# {line}" for line in answered(tuned)]
     lines += ["", "[router]", f"policy = {_value(policy)}"]
