@@ -62,7 +62,7 @@ def gateway(
     except ImportError as error:
         raise KvyardError(f"the gateway needs {error.name}: pip install 'kvyard[server]'") from None
     from kvyard.server.indexer.config import load
-    from kvyard.server.running import Running, allow_files, listen
+    from kvyard.server.running import Running, allow_files, listen, tls_files
 
     log_to_stderr(verbose)
     where = "the flags" if config is None else str(config)
@@ -98,6 +98,7 @@ def gateway(
         index_token=read_token(made.index_token_file, None),
         admin_token=read_token(made.admin_token_file, ADMIN_VARIABLE),
     )
+    tls = tls_files(made.tls_cert, made.tls_key)
     allow_files()
     bound = listen(made.host, made.port)
     warn_if_open(made.host, token)
@@ -123,6 +124,7 @@ def gateway(
             ending=served.drain,
             drain_seconds=made.drain_seconds,
             keep_alive_seconds=KEEP_ALIVE,
+            tls=tls,
         ).run()
     typer.echo("stopped", err=True)
 

@@ -11,6 +11,7 @@ import typer
 
 from kvyard.cli.outputs import print_json
 from kvyard.cli.serving import (
+    ADMIN_VARIABLE,
     TOKEN_VARIABLE,
     Announced,
     Json,
@@ -66,7 +67,7 @@ def serve(
     listens on this machine only, unless told otherwise.
     """
     from kvyard.server.indexer.routes import build
-    from kvyard.server.running import Running, listen
+    from kvyard.server.running import Running, listen, tls_files
 
     log_to_stderr(verbose)
     made = _over(
@@ -88,8 +89,9 @@ def serve(
         announced.ready([url])
 
     with bound, announced:
-        served, service = build(made, token)
-        Running(served, bound, around=service, ready=ready).run()
+        served, service = build(made, token, token_of(made.admin_token_file, ADMIN_VARIABLE))
+        tls = tls_files(made.tls_cert, made.tls_key)
+        Running(served, bound, around=service, ready=ready, tls=tls).run()
     typer.echo("stopped", err=True)
 
 

@@ -12,6 +12,8 @@ from kvyard.cli.serving import (
     Announced,
     PortFile,
     ReadyFile,
+    TlsCert,
+    TlsKey,
     Verbose,
     log_to_stderr,
     read_token,
@@ -44,6 +46,11 @@ def mock(
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")
     ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    called: Annotated[
+        list[str] | None, typer.Option("--hosts", metavar="NAME", help="A name it may be called by; may be repeated.")
+    ] = None,
     ready_file: ReadyFile = None,
     port_file: PortFile = None,
     verbose: Verbose = False,
@@ -57,6 +64,7 @@ def mock(
     from kvyard.server.mock.config import Lora, make_config
     from kvyard.server.mock.faults import MockFaults, changed
     from kvyard.server.mock.fleet import MockFleet
+    from kvyard.server.running import tls_files
 
     log_to_stderr(verbose)
     given = dict(settings)
@@ -76,7 +84,7 @@ def mock(
     )
     token = read_token(token_file)
     announced = Announced(ready_file, port_file)
-    fleet = MockFleet(config, host, port, token=token)
+    fleet = MockFleet(config, host, port, token=token, tls=tls_files(tls_cert, tls_key), hosts=called or ())
     warn_if_open(host, token)
 
     def ready(urls: list[str]) -> None:

@@ -17,10 +17,13 @@ from kvyard.errors import KvyardError
 from kvyard.files import check_outputs, is_regular, write_whole
 
 TOKEN_VARIABLE = "KVYARD_TOKEN"
+ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.", rich_help_panel=OUTPUT)]
 Lora = Annotated[str | None, typer.Option(help="The adapter's name.")]
 Salt = Annotated[str | None, typer.Option(help="The cache salt.")]
+TlsCert = Annotated[str | None, typer.Option(help="A certificate as PEM: serve HTTPS.")]
+TlsKey = Annotated[str | None, typer.Option(help="Its key.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say more on stderr; never what a request says.")]
 
 ReadyFile = Annotated[

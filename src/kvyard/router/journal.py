@@ -207,7 +207,7 @@ class JournalFile:
         try:
             self._file = LineFile(self.path)
         except KvyardError as error:
-            raise KvyardError(f"no journal can be begun: {error}") from None
+            raise KvyardError(f"can't write the journal: {error}") from None
 
     def write(self, entry: Entry) -> None:
         """Add an entry."""

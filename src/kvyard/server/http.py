@@ -24,6 +24,7 @@ from kvyard.openai import ErrorBody, ErrorInfo
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
+FORMS = ("text/plain", "multipart/form-data")
 
 
 class RefusalBody(msgspec.Struct, kw_only=True):
@@ -92,6 +93,9 @@ class Raw(msgspec.Struct):
     """Another than the operation's."""
 
 
+GuardCheck = Callable[[str, Mapping[str, str], bool], None]
+"""Takes method, headers and whether a token is wanted; raises ``Refusal`` for what a page of another site sends. See
+``Guard``."""
 Handler = Callable[[Any, Mapping[str, str]], Awaitable[Any]]
 """Takes the decoded body (``None`` where there is none) and the headers; returns a value to encode, ``Raw``, or an ASGI
 application with a ``status_code``."""
@@ -121,7 +125,10 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     as_vllm: bool = False
     """Whether bodies are taken as vLLM takes them: only where they say that they are JSON, and with types that nearly fit."""
     guarded: bool = False
-    """Whether a browser may not send it from another site's page: those reach servers that listen on this machine only."""
+    """Whether pages of other sites may not send it even where a token is wanted. Without one they never may, unless it is
+    ``open``."""
+    closed: str = ""
+    """Why it is answered with 403, whoever asks; empty where it isn't."""
 
 
 def get(path: str, handler: Handler, reply: Any = None, **more: Any) -> Operation:
@@ -154,15 +161,17 @@ def application(
     title: str,
     bounds: Bounds,
     token: str | None = None,
+    guard: GuardCheck | None = None,
     seen: Callable[[str, int, float], None] | None = None,
     openai: bool = False,
     vllm: bool = False,
 ) -> Any:
     """A Starlette application of ``operations``, with its own description at ``/openapi.json``.
 
-    ``seen`` is told the path, status and seconds of every answered request. With ``openai``, refusals are written as clients of
-    OpenAI read them. With ``vllm``, routes that aren't there and methods that aren't for them are answered as vLLM does, whose
-    routes don't take HEAD. Raises ``KvyardError`` where Starlette isn't installed.
+    ``guard`` is asked about requests that no token protects. ``seen`` is told the path, status and seconds of every answered
+    request. With ``openai``, refusals are written as clients of OpenAI read them. With ``vllm``, routes that aren't there and
+    methods that aren't for them are answered as vLLM does, whose routes don't take HEAD. Raises ``KvyardError`` where Starlette
+    isn't installed.
     """
     try:
         from starlette.applications import Starlette
@@ -205,8 +214,12 @@ def application(
             loop = asyncio.get_running_loop()
             began = loop.time()
             try:
-                if operation.guarded:
-                    check_origin(request.headers)
+                if guard is not None and (operation.guarded or (wanted is None and not operation.open)):
+                    guard(request.method, request.headers, wanted is not None)
+                    if wanted is None and operation.body is not None and not operation.as_vllm:
+                        check_is_no_form(request.headers.get("content-type", ""))
+                if operation.closed:
+                    raise Refusal(403, operation.closed)
                 if wanted is not None and not operation.open:
                     check_token(request.headers.get("authorization", ""), wanted)
                 body = None
@@ -274,11 +287,12 @@ def check_token(header: str, token: str) -> None:
         )
 
 
-def check_origin(headers: Mapping[str, str]) -> None:
-    """Raise ``Refusal`` where a browser says that a page of another site sends this. Who isn't a browser says nothing."""
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        raise Refusal(403, "a page of another site may not do this", fix="send it without Origin")
+def check_is_no_form(content_type: str) -> None:
+    """Raise ``Refusal`` for what a form of a web page sends, wherever the page is from. What curl says of a body by itself,
+    ``application/x-www-form-urlencoded``, is let through: with it browsers say where they are.
+    """
+    if content_type.partition(";")[0].strip().lower() in FORMS:
+        raise Refusal(415, "this is what forms of web pages send", fix="send Content-Type: application/json")
 
 
 async def _read(request: Any, bounds: Bounds) -> bytes:

@@ -8,10 +8,13 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import Any, Self, TypeVar
+
+import msgspec
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
@@ -66,10 +69,38 @@ def allow_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def url_of(bound: socket.socket) -> str:
+class TlsFiles(msgspec.Struct, frozen=True):
+    """What a server shows its clients: a certificate, with those that vouch for it behind it, and its key, both as PEM."""
+
+    certificate: str
+    key: str
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` where they can't be used."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+            raise KvyardError(
+                f"TLS can't be had with {self.certificate} and {self.key}: {why}; give both as PEM"
+            ) from None
+
+
+def tls_files(certificate: str | None, key: str | None) -> TlsFiles | None:
+    """Both files, or ``None`` where neither is given. Raises ``KvyardError`` where one is missing or can't be used."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise KvyardError("TLS needs a certificate and its key: give both --tls-cert and --tls-key")
+    found = TlsFiles(certificate, key)
+    found.check()
+    return found
+
+
+def url_of(bound: socket.socket, scheme: str = "http") -> str:
     """Where a bound socket is reached from this machine."""
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
@@ -105,16 +136,24 @@ class HttpServer:
     """One uvicorn server on a loop that it may share. Starts once; ends in order, or at once."""
 
     def __init__(
-        self, app: Any, bound: socket.socket, *, drain_seconds: float = 5, keep_alive_seconds: int = 5
+        self,
+        app: Any,
+        bound: socket.socket,
+        *,
+        drain_seconds: float = 5,
+        keep_alive_seconds: int = 5,
+        tls: TlsFiles | None = None,
     ) -> None:
         """At the end, requests under way have ``drain_seconds``. Connections are kept for ``keep_alive_seconds`` between
-        requests. Raises ``KvyardError`` without uvicorn.
+        requests. With ``tls`` it speaks HTTPS. Raises ``KvyardError`` without uvicorn, and for files that can't be used.
         """
         try:
             import uvicorn
         except ImportError:
             raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
-        self.url = url_of(bound)
+        if tls is not None:
+            tls.check()
+        self.url = url_of(bound, "http" if tls is None else "https")
         self.port: int = bound.getsockname()[1]
         self._bound = bound
         self._serving: asyncio.Task[None] | None = None
@@ -131,6 +170,8 @@ class HttpServer:
             h11_max_incomplete_event_size=HEADER_BYTES,
             timeout_graceful_shutdown=max(1, round(drain_seconds)),
             timeout_keep_alive=keep_alive_seconds,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
         self._server = uvicorn.Server(config)
         # Signals are the caller's: uvicorn would end the process by the signal that it had just survived.
@@ -202,13 +243,16 @@ class Running:
         ending: Callable[[], None] | None = None,
         drain_seconds: float = 5,
         keep_alive_seconds: int = 5,
+        tls: TlsFiles | None = None,
     ) -> None:
         """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
 
         ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end.
         The rest is as for ``HttpServer``.
         """
-        self._server = HttpServer(app, bound, drain_seconds=drain_seconds, keep_alive_seconds=keep_alive_seconds)
+        self._server = HttpServer(
+            app, bound, drain_seconds=drain_seconds, keep_alive_seconds=keep_alive_seconds, tls=tls
+        )
         self.url = self._server.url
         self._around = around or nullcontext()
         self._ready = ready

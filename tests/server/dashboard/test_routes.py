@@ -121,7 +121,7 @@ def test_a_viewer_that_does_not_read_is_dropped_and_others_see_everything() -> N
         with socket.socket() as idle:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             idle.connect(("127.0.0.1", shown.port))
-            idle.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             eventually(lambda: shown.dashboard.feed.viewers == 1)
             with watched(shown.url) as events:
                 next(events)

@@ -262,7 +262,7 @@ class TestRefusals:
             import socket
 
             with socket.create_connection((host, int(port)), timeout=20) as slow:
-                slow.sendall(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+                slow.sendall(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
                 assert slow.recv(1000).startswith(b"HTTP/1.1 408")
 
     def test_paths_and_methods(self, served: Served) -> None:
@@ -508,7 +508,7 @@ def test_slow_clients_do_not_hold_up_others(served: Served) -> None:
 
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as slow:
-        slow.sendall(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        slow.sendall(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
         began = time.monotonic()
         done = threading.Event()
         threading.Thread(target=lambda: (served.get("/health"), done.set())).start()

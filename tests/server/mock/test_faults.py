@@ -201,7 +201,7 @@ def test_a_body_that_never_comes() -> None:
     with Served(limits=Bounds(body_seconds=0.2)) as served:
         address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
         with socket.create_connection(address, timeout=30) as slow:
-            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             assert b" 408 " in slow.recv(200).split(b"\r\n")[0]
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.zmq
 
 def request(**body: Any) -> bytes:
     content = json.dumps({"ignore_eos": True, "stream": True, **body}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
     return head % (len(content), content)
 
 

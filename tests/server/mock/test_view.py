@@ -133,7 +133,7 @@ def test_who_reads_nothing_is_reset() -> None:
         with socket.socket() as idle, watched(served.url) as events:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             idle.connect(("127.0.0.1", port))
-            idle.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             next(events)
             eventually(lambda: dashboard.feed.viewers == 2)
             eventually(lambda: dashboard.feed.viewers == 1)

@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard.server.dashboard.feed import ViewFeed
 from kvyard.server.dashboard.view import ViewSource
-from kvyard.server.http import JSON, Refusal, check_token, while_connected
+from kvyard.server.http import JSON, GuardCheck, Refusal, check_token, while_connected
 
 SLOW = 10.0
 """Seconds that a viewer may take to accept a frame."""
@@ -36,13 +36,24 @@ GUARDS = {
 class Dashboard:
     """One dashboard, which several applications of one event loop may serve."""
 
-    def __init__(self, source: ViewSource, token: str | None = None, cut: Callable[[Any], None] | None = None) -> None:
-        """``cut`` resets the connection that an ASGI scope came over: without it, a viewer that reads nothing is let go of
-        politely, and its connection stays until it reads or leaves.
+    def __init__(
+        self,
+        source: ViewSource,
+        token: str | None = None,
+        cut: Callable[[Any], None] | None = None,
+        *,
+        closed: str = "",
+        guard: GuardCheck | None = None,
+    ) -> None:
+        """``closed`` says why nothing is shown to any viewer; ``guard`` is asked about each. ``cut`` resets the connection that
+        an ASGI scope came over: without it, a viewer that reads nothing is let go of politely, and its connection stays until
+        it reads or leaves.
         """
         self.feed = ViewFeed(source)
         self.slow = SLOW
         self._token = token
+        self._closed = closed
+        self._guard = guard
         self._cut = cut
         self._files = {name: one.read_bytes() for name, one in _FILES.items()}
 
@@ -54,6 +65,10 @@ class Dashboard:
         def guarded(endpoint: Callable[[Any], Any]) -> Callable[[Any], Any]:
             async def checked(request: Any) -> Any:
                 try:
+                    if self._guard is not None:
+                        self._guard(request.method, request.headers, self._token is not None)
+                    if self._closed:
+                        raise Refusal(403, self._closed)
                     if self._token is not None:
                         check_token(request.headers.get("authorization", ""), self._token)
                     return endpoint(request)

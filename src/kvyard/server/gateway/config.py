@@ -122,7 +122,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     admin_token_file: Annotated[
         str | None, Setting(f"A file with a token of its own for /admin; or set {ADMIN_VARIABLE}.", flag=True)
     ] = None
-    """That of /explain too, where it isn't to be the clients'."""
+    """That of /explain and the dashboard too. With a token for clients and none for /admin, /admin is closed; the same file for
+    both lets clients in."""
+    hosts: list[str] = []
+    """Names by which clients may call it where no token protects it; empty: those of this machine where only that reaches it,
+    any otherwise. Against names that are made to point here."""
+    networks: list[str] = []
+    """Where engines and their events may be, such as 10.0.0.0/8, when POST /admin/engines names them; empty: anywhere."""
+    tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve HTTPS.", flag=True)] = None
+    tls_key: Annotated[str | None, Setting("Its key.", flag=True)] = None
     upstream_token_file: Annotated[
         str | None, Setting(f"A file with the token for engines; or set {UPSTREAM_VARIABLE}.", flag=True)
     ] = None

@@ -21,10 +21,17 @@ from kvyard.server.gateway.intake import RequestIntake
 from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.view import GatewaySource, state_samples
+from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, picked, post
+from kvyard.server.networks import Networks
 
 Headers = Mapping[str, str]
+
+ADMIN_CLOSED = (
+    "there is a token for clients and none for /admin: "
+    "give --admin-token-file or KVYARD_ADMIN_TOKEN, the clients' own if they may"
+)
 
 PASSED = {
     openai.CHAT: ("Answer a conversation.", openai.ChatRequest),
@@ -47,6 +54,10 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     intake: RequestIntake
     admin_token: str | None = None
     """Where there is one, routes that show or change engines want it."""
+    admin_closed: str = ""
+    """Why those routes are closed."""
+    networks: Networks = Networks(())
+    """Where engines may be."""
 
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
         """Every model and adapter that some engine serves."""
@@ -135,6 +146,9 @@ class GatewayRoutes(msgspec.Struct, eq=False):
 
     async def add(self, body: GatewayEngine, headers: Headers) -> schemas.EngineInfo:
         """Take an engine in."""
+        named = [body.events, body.replay]
+        listed = [each for one in named for each in (one if isinstance(one, list) else [one])]
+        await self.networks.check([body.url, *listed])
         return self._info(await self.gateway.members.add(body))
 
     async def remove(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
@@ -160,7 +174,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
 
     def operations(self) -> list[Operation]:
         """Every route."""
-        admin: dict[str, Any] = {"token": self.admin_token, "guarded": True}
+        admin: dict[str, Any] = {"token": self.admin_token, "guarded": True, "closed": self.admin_closed}
         passed = [
             Operation(
                 method="POST",
@@ -216,14 +230,19 @@ def build(
     gateway.metrics.sources.append(lambda: state_samples(members, traffic, index))
     gateway.metrics.sources.append(gateway.samples)
     proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries)
+    # Clients aren't operators unless that is said: who may add engines can have the gateway connect anywhere.
+    closed = ADMIN_CLOSED if token is not None and admin_token is None else ""
+    guard = Guard(config.host, tuple(config.hosts)).check
+    intake = RequestIntake(config, members, proxy, token is None)
     app = application(
-        GatewayRoutes(gateway, RequestIntake(config, members, proxy, token is None), admin_token).operations(),
+        GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks)).operations(),
         title="kvyard gateway",
         bounds=config.limits,
         token=token,
+        guard=guard,
         openai=True,
     )
-    dashboard = Dashboard(GatewaySource(gateway).view, admin_token or token)
+    dashboard = Dashboard(GatewaySource(gateway).view, admin_token, closed=closed, guard=guard)
     gateway.on_drain += [proxy.drain, dashboard.feed.close]
     app.router.routes.extend(dashboard.routes())
     return app, gateway

@@ -63,6 +63,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Annotated[str, Setting("Where to listen.", flag=True)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), Setting("0 for any.", flag=True)] = 8090
     token_file: Annotated[str | None, Setting("A file with the bearer token; or set KVYARD_TOKEN.", flag=True)] = None
+    admin_token_file: str | None = None
+    """A token of its own for /register, /unregister and /dump; or set KVYARD_ADMIN_TOKEN. Left out, the clients' is wanted
+    there too."""
+    hosts: list[str] = []
+    """Names by which clients may call it where no token protects it; empty: those of this machine where only that reaches it,
+    any otherwise. Against names that are made to point here."""
+    networks: list[str] = []
+    """Where endpoints may be, such as 10.0.0.0/8, when POST /register names them; empty: anywhere."""
+    tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve HTTPS.", flag=True)] = None
+    tls_key: Annotated[str | None, Setting("Its key.", flag=True)] = None
     block_size: Annotated[Size | None, Setting("Tokens per block of the index.", flag=True)] = None
     """Left out, a model's first stream that says one decides, else 16."""
     direct: Names | None = None

@@ -10,6 +10,7 @@ import msgspec
 
 from kvyard.clock import pause
 from kvyard.index import Holder
+from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness, say_health
 from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, picked, post
 from kvyard.server.indexer import answers, schemas
@@ -28,8 +29,12 @@ PROMETHEUS = "text/plain"
 class IndexerRoutes:
     """What is done for each request."""
 
-    def __init__(self, service: Service, measures: IndexerMetrics | None = None) -> None:
-        """Without ``measures`` there is no /metrics to be asked."""
+    def __init__(
+        self, service: Service, measures: IndexerMetrics | None = None, admin_token: str | None = None
+    ) -> None:
+        """Without ``measures`` there is no /metrics to be asked. ``admin_token`` is wanted by routes that change what there
+        is."""
+        self._admin: dict[str, Any] = {"token": admin_token, "guarded": True}
         self.service = service
         self.measures = measures
         self._bounds = service.config.limits
@@ -38,15 +43,28 @@ class IndexerRoutes:
         """Every route; what it is for is its handler's docstring."""
         return [
             post(
-                "/register", self.register, schemas.Register, schemas.RegistrationResponse, status=201, refusals=(409,)
+                "/register",
+                self.register,
+                schemas.Register,
+                schemas.RegistrationResponse,
+                status=201,
+                refusals=(403, 409),
+                **self._admin,
             ),
-            post("/unregister", self.unregister, schemas.Unregister, schemas.RegistrationResponse, refusals=(404,)),
+            post(
+                "/unregister",
+                self.unregister,
+                schemas.Unregister,
+                schemas.RegistrationResponse,
+                refusals=(404,),
+                **self._admin,
+            ),
             post("/query", self.query, schemas.Query, schemas.Matches, refusals=(404,)),
             post("/query_by_hash", self.query_by_hash, schemas.QueryByHash, schemas.Matches, refusals=(404,)),
             post("/score", self.score, schemas.ScoreRequest, schemas.ScoreResponse, refusals=(404,)),
             post("/explain", self.explain, schemas.ExplainRequest, schemas.ExplainResponse, refusals=(404,)),
             get("/workers", self.workers, list[schemas.WorkerInfo]),
-            get("/dump", self.dump, schemas.Rows, media_types=(JSON, MSGPACK)),
+            get("/dump", self.dump, schemas.Rows, media_types=(JSON, MSGPACK), **self._admin),
             get("/health", self.health, schemas.IndexerHealth, open=True),
             get("/ready", self.ready, Readiness, open=True, refusals=(503,)),
             get("/metrics", self.metrics, None, media_types=(PROMETHEUS,)),
@@ -201,16 +219,17 @@ class IndexerRoutes:
         return Raw(*self.measures.text())
 
 
-def build(config: Config, token: str | None = None) -> tuple[Any, Service]:
+def build(config: Config, token: str | None = None, admin_token: str | None = None) -> tuple[Any, Service]:
     """The application, and the service to be entered around serving it. Raises ``KvyardError``."""
-    service = Service(config, token)
+    service = Service(config, admin_token or token)
     service.beside["health"] = partial(say_health, partial(conditions, service))
     measures = IndexerMetrics(service)
     app = application(
-        IndexerRoutes(service, measures).operations(),
+        IndexerRoutes(service, measures, admin_token).operations(),
         title="kvyard indexer",
         bounds=config.limits,
         token=token,
+        guard=Guard(config.host, tuple(config.hosts)).check,
         seen=measures.seen,
     )
     return app, service

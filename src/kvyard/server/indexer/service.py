@@ -17,6 +17,7 @@ from kvyard.server.indexer.bootstrap import bootstrap
 from kvyard.server.indexer.config import Config
 from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.schemas import ModelRequest, Register, Unregister
+from kvyard.server.networks import Networks
 from kvyard.server.running import AsyncService
 from kvyard.server.supervisor import Supervised, Supervisor, Work
 
@@ -46,6 +47,7 @@ class Service(AsyncService):
             raise KvyardError("peers are for the memory backend: replicas on Redis share their rows already")
         self.config = config
         self.token = token
+        self._networks = Networks(config.networks)
         self.clock = clock or WallClock()
         self._make = make
         self.models: dict[tuple[str, str], IndexedModel] = {}
@@ -108,6 +110,7 @@ class Service(AsyncService):
 
     async def register(self, told: Register) -> list[str]:
         """Listen to one more worker, or more ranks of one. Raises ``Refusal`` or ``KvyardError``, changing nothing."""
+        await self._networks.check([told.endpoint, told.replay_endpoint])
         async with self._changing:
             opened = await self.open(told)
             for listener in opened:

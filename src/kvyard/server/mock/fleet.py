@@ -9,13 +9,14 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.events.transport.endpoint import reachable
 from kvyard.server.dashboard.routes import Dashboard
+from kvyard.server.guard import Guard
 from kvyard.server.http import picked
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import MockConfig
@@ -24,7 +25,7 @@ from kvyard.server.mock.routes import build
 from kvyard.server.mock.tally import RecentWork
 from kvyard.server.mock.view import fleet_view
 from kvyard.server.mock.worker import MockWorker
-from kvyard.server.running import AsyncService, HttpServer, listen, patiently
+from kvyard.server.running import AsyncService, HttpServer, TlsFiles, listen, patiently
 from kvyard.server.supervisor import Supervisor
 from kvyard.server.tokens import make_tokenizer
 
@@ -39,15 +40,20 @@ class MockFleet(AsyncService):
         port: int = 0,
         *,
         token: str | None = None,
+        tls: TlsFiles | None = None,
+        hosts: Sequence[str] = (),
         journal: Callable[[int], Journal] | None = None,
     ) -> None:
-        """Binds the ports: worker i is at ``port + i``, or at any where that is 0. ``journal`` gives each worker, by number,
-        what is told of stamps. Raises ``KvyardError``, with nothing left open.
+        """Binds the ports: worker i is at ``port + i``, or at any where that is 0. ``hosts`` are names
+        by which it may be called. ``journal`` gives each worker, by number, what is told of stamps. Raises ``KvyardError``,
+        with nothing left open.
         """
         config.check()
         self.config = config
         tokenizer = make_tokenizer(config.tokenizer)
         self._host = host
+        self._tls = tls
+        guard = Guard(host, tuple(hosts)).check
         self._sockets: list[socket.socket] = []
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,8 +66,10 @@ class MockFleet(AsyncService):
             MockWorker(number, config, self.clock, None if journal is None else journal(number), recent)
             for number in range(config.workers)
         ]
-        self.dashboard = Dashboard(partial(fleet_view, self, wall, wall.now() / SECOND), token, cut=self._cut_viewer)
-        self._apps = [build(worker, self, tokenizer, token) for worker in self.workers]
+        self.dashboard = Dashboard(
+            partial(fleet_view, self, wall, wall.now() / SECOND), token, cut=self._cut_viewer, guard=guard
+        )
+        self._apps = [build(worker, self, tokenizer, token, guard) for worker in self.workers]
         for app in self._apps:
             app.router.routes.extend(self.dashboard.routes())
         try:
@@ -71,7 +79,8 @@ class MockFleet(AsyncService):
             self._close()
             raise
         self.ports = [
-            HttpServer(app, bound, drain_seconds=config.drain_seconds) for app, bound in zip(self._apps, self._sockets)
+            HttpServer(app, bound, drain_seconds=config.drain_seconds, tls=tls)
+            for app, bound in zip(self._apps, self._sockets)
         ]
 
     @property
@@ -159,7 +168,9 @@ class MockFleet(AsyncService):
         bound = await patiently(partial(listen, self._host, self.ports[number].port))
         self._sockets.append(bound)
         await worker.start()
-        self.ports[number] = HttpServer(self._apps[number], bound, drain_seconds=self.config.drain_seconds)
+        self.ports[number] = HttpServer(
+            self._apps[number], bound, drain_seconds=self.config.drain_seconds, tls=self._tls
+        )
         await self.ports[number].start()
 
     def do_later(self, seconds: float, action: Callable[..., Awaitable[None]], *args: Any) -> None:

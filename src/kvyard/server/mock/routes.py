@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
-from kvyard.server.http import Operation, Raw, Refusal, application, get, post
+from kvyard.server.http import GuardCheck, Operation, Raw, Refusal, application, get, post
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import Lora
 from kvyard.server.mock.faults import Fate, MockFaults, changed, fate
@@ -256,13 +256,16 @@ class MockRoutes:
         ]
 
 
-def build(worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer, token: str | None) -> Any:
+def build(
+    worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer, token: str | None, guard: GuardCheck | None = None
+) -> Any:
     """The ASGI application of one worker. Raises ``KvyardError`` where something isn't installed."""
     return application(
         MockRoutes(worker, fleet, tokenizer).operations(),
         title="kvyard mock",
         bounds=worker.config.limits,
         token=token,
+        guard=guard,
         seen=worker.seen,
         openai=True,
         vllm=True,
