@@ -2,8 +2,8 @@
 
 At one instant passes end, worker by worker, and with them their events come out; what moves between tiers lands; prompts are
 handed over from worker to worker; workers start, drain and fail as planned; requests that lost their worker, or had none, are
-routed, and then those that arrive, by all that is visible by now; passes start, in the order of the workers' numbers; and
-when all is done a sample is taken.
+routed, and then those that arrive, by all that is visible by now; the autoscaler is asked; passes start, in the order of the
+workers' numbers; and when all is done a sample is taken.
 
 The agenda knows times and numbers. What is done is the fleet's business, and whether it is still to be done is up to ``put``.
 """
@@ -17,10 +17,11 @@ HANDOVER: Final = 2
 WORKER_LIFE: Final = 3
 REROUTING: Final = 4
 ARRIVAL: Final = 5
-PASS_START: Final = 6
-SAMPLE: Final = 7
+SCALING: Final = 6
+PASS_START: Final = 7
+SAMPLE: Final = 8
 
-_KINDS: Final = 8
+_KINDS: Final = 9
 _BITS: Final = 32
 _NUMBER: Final = (1 << _BITS) - 1
 _NEVER: Final = -1

@@ -2,22 +2,24 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from kvyard.clock import SECOND
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
+from kvyard.replay.scaling import SCALERS, make_scaler
 from kvyard.replay.traces.hinting import parse_hints
 from kvyard.router import RouterConfig
 from kvyard.router.deciders import DECIDERS, make_decider
 from kvyard.router.policies import make_policy
-from kvyard.settings import Setting, as_it_is, bandwidth, chosen, duration, figures, settings_of
+from kvyard.settings import Setting, as_it_is, bandwidth, chosen, count, duration, figures, flag, number, settings_of
 
 LEFT_OUT = {
     "disaggregation_mode": "say prefill and decode, how many workers of each role there are, or role in a table of workers",
-    "autoscaling": "autoscaling is not modelled: give workers a start, drain or fail time instead",
-    "planner": "autoscaling is not modelled: give workers a start, drain or fail time instead",
+    "autoscaling": "say autoscale, as in autoscale=threshold:ttft_p99=1s,min=2,max=16,startup=90s",
+    "planner": "say autoscale, as in autoscale=predictive:min=2,max=16,startup=90s",
 }
 """What this replay refuses by name."""
 
@@ -126,6 +128,63 @@ class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise KvyardError(f"workers_per_node must be at least 1, got {self.workers_per_node}")
 
 
+class AutoscaleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How workers come and go by what there is to do. Times are nanoseconds."""
+
+    policy: str = "threshold"
+    options: dict[str, float] = msgspec.field(default_factory=dict)
+    """Figures of that policy alone."""
+    least: int = 1
+    """Workers of each role, at least."""
+    most: int = 16
+    startup: int = 60 * SECOND
+    """From asking for a worker until it takes requests."""
+    period: int = 10 * SECOND
+    """How often the policy is asked."""
+    warm: bool = False
+    """Whether a worker that was switched off still has its caches when it is started again."""
+    moves: bool = True
+    """Whether requests that wait at a worker which is let go are routed again."""
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for what can't be."""
+        make_scaler(self.policy, self.options)
+        if not 1 <= self.least <= self.most:
+            raise KvyardError(f"autoscale: min must be at least 1 and at most max, got {self.least} and {self.most}")
+        if self.startup < 0 or self.period < 1:
+            raise KvyardError("autoscale: startup must not be negative, and period must be more than nothing")
+
+
+def read_autoscale(name: str, value: object) -> AutoscaleConfig:
+    """``POLICY:NAME=VALUE,...``, or a table with ``policy`` and the same names. Raises ``KvyardError`` for anything else."""
+    if isinstance(value, str):
+        head, _, rest = value.rpartition(":") if value.count(":") > 1 or "=" in value else (value, "", "")
+        pairs = [one.partition("=") for one in rest.split(",") if one.strip()]
+        value = {"policy": head, **{key.strip(): worth.strip() for key, _, worth in pairs}}
+    if not isinstance(value, Mapping):
+        raise KvyardError(
+            f"{name} is {value!r}: write POLICY:NAME=VALUE,..., such as threshold:ttft_p99=1s,min=2,max=16"
+        )
+    own: dict[str, Any] = {"options": {}}
+    for key, worth in value.items():
+        where = f"{name}, {key}"
+        if key in ("min", "max"):
+            own["least" if key == "min" else "most"] = count(where, worth)
+        elif key in ("startup", "period"):
+            own[key] = duration(where, worth)
+        elif key in ("warm", "moves"):
+            own[key] = flag(where, worth)
+        elif key == "policy":
+            own[key] = str(worth)
+        else:
+            # Figures of a policy: plain numbers, and times in seconds.
+            timed = isinstance(worth, str) and worth.strip()[-1:].isalpha()
+            own["options"][key] = duration(where, worth) / SECOND if timed else number(where, worth)
+    made = AutoscaleConfig(**own)
+    made.check()
+    return made
+
+
 def _router(name: str, value: object) -> RouterConfig:
     if isinstance(value, str):
         return RouterConfig(policy=value)
@@ -185,6 +244,15 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         Setting("The policy among decode workers. [default: the fewest blocks held]", flag=True, parse=_router),
     ] = None
     handover: HandoverConfig = HandoverConfig()
+    autoscale: Annotated[
+        AutoscaleConfig | None,
+        Setting(
+            "Workers come and go: {choices} or module:Class, as in threshold:ttft_p99=1s,min=2,max=16,startup=90s.",
+            flag=True,
+            parse=read_autoscale,
+            choices=SCALERS.names,
+        ),
+    ] = None
     event_lag: Annotated[
         int, Setting("Until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
     ] = 0
@@ -209,6 +277,22 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             blind = not make_policy(first).needs_keys
             second = first if blind else RouterConfig(policy="kv", prefill_scale=0.0, overlap_credit=0.0)
         return first, second
+
+    def _check_autoscale(self, autoscale: AutoscaleConfig) -> None:
+        autoscale.check()
+        roles = [kind.engine.role for kind in self.workers]
+        if len(set(roles)) < len(roles):
+            raise KvyardError(
+                "autoscale starts workers like those that are there: give one kind of workers for each role"
+            )
+        for kind in self.workers:
+            if kind.start or kind.drain is not None or kind.fail is not None:
+                raise KvyardError("autoscale says when workers come and go: leave out start, drain and fail")
+            if not autoscale.least <= kind.count <= autoscale.most:
+                raise KvyardError(
+                    f"autoscale: {kind.count} workers {kind.name!r} at the start are not from min {autoscale.least} to "
+                    f"max {autoscale.most}"
+                )
 
     def _check_roles(self) -> None:
         self.handover.check()
@@ -238,6 +322,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             raise KvyardError("no worker is there at the start: let one start at 0")
         if self.disaggregated:
             self._check_roles()
+        if self.autoscale is not None:
+            self._check_autoscale(self.autoscale)
         if self.samples < 2:
             raise KvyardError(f"samples must be at least 2, got {self.samples}")
         if self.event_lag < 0:

@@ -27,6 +27,7 @@ from kvyard.replay.agenda import (
     PASS_START,
     REROUTING,
     SAMPLE,
+    SCALING,
     WORKER_LIFE,
     Agenda,
 )
@@ -37,6 +38,7 @@ from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.heeding import hints_of
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder, Seen
+from kvyard.replay.scaling.autoscaler import Autoscaler, make_autoscaler
 from kvyard.replay.shared import SharedTiers
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import SampleSeries, Worker
@@ -83,11 +85,13 @@ class Fleet:
         """What is planned for workers, as the agenda numbers it."""
         self._facts = TraceFacts() if any(kind.engine.reads_facts for kind in config.workers) else None
         self._shared = SharedTiers(config, self.indexer)
+        scaled = config.autoscale
         for kind in config.workers:
             # One for all of a kind, since it remembers what it worked out.
-            pace = engine_pace(kind.engine) if reads_pace else None
-            for _ in range(kind.count):
+            pace = engine_pace(kind.engine) if reads_pace or scaled is not None else None
+            for number in range(kind.count if scaled is None else scaled.most):
                 self._make(kind, pace)
+                self.workers[-1].alive &= number < kind.count
         self._shared.credit(self._by_holder)
         self._open = 0
         """Ranks that take requests as they come."""
@@ -96,6 +100,18 @@ class Fleet:
             if worker.alive:
                 self._enlist(holder, worker)
         self.timeline = SampleSeries(config.samples)
+        self.scaling: Autoscaler | None = None
+        if scaled is not None:
+            self.scaling = make_autoscaler(
+                scaled,
+                self.workers,
+                self._by_holder,
+                self._paces,
+                config.workers,
+                self._come,
+                self._go,
+                self._switch_off,
+            )
 
     def _make_router(self, config: RouterConfig, number: int) -> Router:
         routing = replace(config, block_size=config.block_size or self._block_size)
@@ -148,7 +164,7 @@ class Fleet:
                     self._turn_away()  # no worker will come for these, but others may have waited for them
                     agenda.put(now, SAMPLE)
                 continue
-            if what == WORKER_LIFE and self._is_over():
+            if what in (WORKER_LIFE, SCALING) and self._is_over():
                 break
             self.now = now
             if shared.active:
@@ -165,6 +181,8 @@ class Fleet:
                 self._arrive(now)
             elif what == HANDOVER:
                 self._hand_over(now)
+            elif what == SCALING and self.scaling is not None:
+                agenda.put(self.scaling.tick(now), SCALING)
             elif what == WORKER_LIFE:
                 self._live(self._life[which], now)
             elif what == REROUTING:
@@ -178,7 +196,12 @@ class Fleet:
     def _is_over(self) -> bool:
         """Whether nothing is left to do but to sample, and to start, drain and fail workers for nothing."""
         assert self._arrivals is not None
-        return not self._agenda.holds_beyond(SAMPLE, WORKER_LIFE) and self._arrivals.exhausted and not self._homeless
+        return (
+            not self._touched
+            and not self._agenda.holds_beyond(SAMPLE, WORKER_LIFE, SCALING)
+            and self._arrivals.exhausted
+            and not self._homeless
+        )
 
     def _touch(self, number: int, now: int) -> None:
         """Something happened to a worker: it may start a pass at the end of this instant."""
@@ -215,14 +238,19 @@ class Fleet:
         arrivals = self._arrivals
         assert arrivals is not None
         self._look(now)
+        scaling = self.scaling
         if not self.records:
             self._agenda.put(now, SAMPLE)  # the first of all
+            if scaling is not None:
+                self._agenda.put(scaling.begin(now), SCALING)
         while batch := arrivals.take(now):
             for row in batch:
                 self._rows[row.id] = row
                 self.records[row.id] = record = Record(
                     id=row.id, session=row.session, arrival=now, input=row.input_length, wanted=row.output_length
                 )
+                if scaling is not None:
+                    scaling.offered(row.input_length, row.output_length)
                 self._dispatch(row, record, now)
         self._agenda.put(arrivals.peek(), ARRIVAL)
 
@@ -299,6 +327,8 @@ class Fleet:
 
     def _done(self, worker: Worker, job: Job, now: int) -> None:
         worker.jobs.pop(job.id, None)
+        if self.scaling is not None:
+            self.scaling.ended(worker, now)
         self.router.finished(job.id, now)
         self._over(self._rows.pop(job.id), now)
 
@@ -352,9 +382,14 @@ class Fleet:
             self.records,
             self._seen,
             worker.block_size,
-            first_token=lambda job, now: self.router.prefill_done(job.id, now),
+            first_token=self._first_token,
             ended=partial(self._done, worker),
         )
+
+    def _first_token(self, job: Job, now: int) -> None:
+        self.router.prefill_done(job.id, now)
+        if self.scaling is not None:
+            self.scaling.first_token(self.records[job.id])
 
     def _peer(self, worker: Worker) -> HandoverPeer | None:
         """Who moves prompts between this worker and others."""
@@ -413,6 +448,55 @@ class Fleet:
                 core.offload.close(now)
         self._lose(worker, now)
         worker.jobs = {}
+
+    # -- workers that come and go by what there is to do ------------------------------------------------------------
+
+    def _come(self, worker: Worker, now: int) -> None:
+        """``worker`` takes requests from now on."""
+        worker.alive, worker.draining = True, False
+        self._agenda.put(now + 1, REROUTING)  # requests of this instant have been routed
+        for holder, (home, _) in self._by_holder.items():
+            if home is worker:
+                self._enlist(holder, worker)
+
+    def _go(self, worker: Worker, now: int) -> None:
+        """``worker`` takes no more requests, and those that wait there may go elsewhere."""
+        worker.draining = True
+        for holder, (home, _) in self._by_holder.items():
+            if home is worker:
+                self._drain(holder, worker)
+        if self.config.autoscale is not None and self.config.autoscale.moves:
+            self._move(worker, now)
+
+    def _move(self, worker: Worker, now: int) -> None:
+        """Requests that wait at ``worker``, and of which it has computed nothing, are routed again."""
+        worker.engine.advance(now)
+        for rank, core in enumerate(worker.cores):
+            for job in [one for one in core.scheduler.waiting if not one.tables and not one.output]:
+                del worker.jobs[job.id]
+                worker.recorders[rank].withdrawn.add(job)
+                worker.cancel(job, now, rank)
+                self.router.finished(job.id, now)
+                self._homeless.append(self._rows[job.id])
+        self._touch(worker.number, now)
+        self._agenda.put(now + 1, REROUTING)
+
+    def _switch_off(self, worker: Worker, now: int) -> int:
+        """``worker``, which has nothing to do, is gone; returns how many cached blocks went with it."""
+        lost = 0
+        for core in worker.cores:
+            pools = [core.scheduler.manager.pool]
+            if core.offload is not None:
+                pools += [tier.store.pool for tier in core.offload.tiers if not tier.shared]
+            for pool in pools if self.config.autoscale is None or not self.config.autoscale.warm else ():
+                lost += pool.num_blocks - 1 - pool.unnamed
+                pool.reset()
+            core.begin(now)  # announces it
+        if lost:
+            for recorder in worker.recorders:
+                self._seen.switched_off(recorder.number)
+        worker.alive = False
+        return lost
 
     def _lose(self, worker: Worker, now: int) -> None:
         """``worker`` has failed: what it had starts over."""

@@ -67,6 +67,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """Prompt tokens behind it that a lower tier has, and that were computed all the same."""
     elsewhere: int = 0
     """Prompt tokens behind those that only other workers had computed."""
+    gone: int = 0
+    """Prompt tokens of those, and of what this worker lost, that only workers had which were switched off since."""
     preemptions: int = 0
     loading: int = 0
     """Nanoseconds it waited for loads."""

@@ -24,6 +24,34 @@ class Seen:
 
     def __init__(self) -> None:
         self._by_id: dict[int, int] = {}
+        self._off: dict[int, int] = {}
+        """Of those, the ones that were switched off since."""
+
+    def switched_off(self, worker: int) -> None:
+        """``worker`` is gone, and all that it had."""
+        bit = 1 << worker
+        for name, bits in self._by_id.items():
+            if bits & bit:
+                self._off[name] = self._off.get(name, 0) | bit
+
+    def gone(self, job: Job, found: int, worker: int) -> int:
+        """How many tokens of ``job`` behind the ``found`` ones only workers had computed that were switched off since. Then
+        notes that ``worker`` has them.
+        """
+        chain, known, off = job.chain, self._by_id, self._off
+        if not off or not isinstance(chain, TraceChain):
+            return 0
+        keys = chain.trace
+        ids, size, tokens = keys.ids, keys.id_block_size, 0
+        for at in range(found // size, len(ids)):
+            bits, left = known.get(ids[at], 0), off.get(ids[at], 0)
+            if bits and not bits & ~left:
+                tokens += min((at + 1) * size, keys.num_prompt_tokens) - max(found, at * size)
+        bit = 1 << worker
+        for name in ids:
+            if off.get(name, 0) & bit:
+                off[name] &= ~bit
+        return max(0, tokens)
 
     def reason(self, job: Job, found: int, worker: int, block_size: int) -> tuple[str, int, int]:
         """Why ``worker`` found only ``found`` tokens of ``job``; how many behind them it had computed before, and how many
@@ -91,6 +119,8 @@ class Recorder(Watcher):
         """Prompt tokens computed, again ones included."""
         self.steps = 0
         """Decode steps, one per request and pass."""
+        self.withdrawn: set[Job] = set()
+        """Jobs whose requests are elsewhere by now: nothing of them counts any more."""
         self._first_token = first_token
         self._ended = ended
         self._silent: dict[str, int] = {}
@@ -110,6 +140,7 @@ class Recorder(Watcher):
             record.admitted = now
             record.cached = cached
             record.loaded = job.tier_tokens
+            record.gone = self.seen.gone(job, cached + external, self.number)
             record.miss, record.lost, record.elsewhere = self.seen.reason(
                 job, cached + external, self.number, self.block_size
             )
@@ -169,6 +200,9 @@ class Recorder(Watcher):
             self._silent.setdefault(job.id, now)  # its last token came with the pass that just ended
 
     def ended(self, job: Job, now: int, reason: str) -> None:
+        if self.withdrawn and job in self.withdrawn:
+            self.withdrawn.discard(job)
+            return
         record = self.record(job)
         record.ended = now
         record.output = job.output

@@ -20,7 +20,7 @@ from kvyard.replay.split_recorder import PREFILL, SplitRecorder
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import Worker
 from kvyard.router import Router
-from kvyard.router.deciders import Decider, Place, SplitInput, make_decider
+from kvyard.router.deciders import Decider, Prospect, SplitInput, make_decider
 from kvyard.router.pace import Pace
 from kvyard.router.request import Decision
 
@@ -91,11 +91,11 @@ class SplitFleet(Fleet):
         send_ms = self.handovers.send_ms(decode.uncached)
         return self._decider.splits(SplitInput(row.input_length, decode, prefill, send_ms))
 
-    def _place(self, decision: Decision) -> Place:
+    def _place(self, decision: Decision) -> Prospect:
         worker, _ = self._by_holder[decision.worker]
         pace = self._paces[decision.worker]
         assert pace is not None
-        return Place(decision, pace, self._per_pass[worker.number])
+        return Prospect(decision, pace, self._per_pass[worker.number])
 
     def _keep(self, row: TraceRequest, record: Record, job: Job, now: int) -> None:
         """A decode worker does all of it."""
@@ -136,6 +136,8 @@ class SplitFleet(Fleet):
     def _prompt_done(self, worker: Worker, job: Job, now: int) -> None:
         """``worker`` has computed a prompt for another."""
         worker.jobs.pop(job.id, None)
+        if self.scaling is not None:
+            self.scaling.ended(worker, now)
         name = job.id.removesuffix(PREFILL)
         self.router.prefill_done(name, now)
         self.router.finished(name, now)
@@ -168,11 +170,15 @@ class SplitFleet(Fleet):
     def _first_token(self, job: Job, now: int) -> None:
         assert self.decode_router is not None
         self.decode_router.prefill_done(job.id, now)
+        if self.scaling is not None:
+            self.scaling.first_token(self.records[job.id])
         self._decider.served((now - self.records[job.id].arrival) / MS)
 
     def _done(self, worker: Worker, job: Job, now: int) -> None:
         assert self.decode_router is not None
         worker.jobs.pop(job.id, None)
+        if self.scaling is not None:
+            self.scaling.ended(worker, now)
         name = job.id.removesuffix(PREFILL) if job.handed_over else job.id
         hand = self.handovers.under_way.get(name)
         if hand is not None:  # one of the two refused it
@@ -186,6 +192,9 @@ class SplitFleet(Fleet):
             self._agenda.put(now, HANDOVER, _COMPUTED)
 
     # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _move(self, worker: Worker, now: int) -> None:
+        """What waits at ``worker`` stays there: its other part is at another worker already, or follows from this one."""
 
     def _make(self, kind: WorkerConfig, pace: Pace | None) -> None:
         self._per_pass.append(kind.engine.tokens_per_pass)
@@ -249,9 +258,7 @@ class SplitFleet(Fleet):
                 continue
             other, rank = place
             if other.jobs.pop(job.id, None) is not None:
-                recorder = other.recorders[rank]
-                assert isinstance(recorder, SplitRecorder)
-                recorder.withdrawn.add(job)
+                other.recorders[rank].withdrawn.add(job)
                 other.engine.advance(now)
                 other.cancel(job, now, rank)
                 self.handovers.withdraw(place, job)

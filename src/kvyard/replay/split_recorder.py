@@ -27,8 +27,6 @@ class SplitRecorder(Recorder):
         """``computed`` is called with a job that has computed its prompt for another worker."""
         super().__init__(number, records, seen, block_size, first_token=first_token, ended=ended)
         self._handed = computed
-        self.withdrawn: set[Job] = set()
-        """Jobs whose requests started over elsewhere while they were here: nothing of them counts any more."""
 
     def record(self, job: Job) -> Record:
         name = job.id
@@ -43,9 +41,7 @@ class SplitRecorder(Recorder):
             super().produced(job, count, end)
 
     def ended(self, job: Job, now: int, reason: str) -> None:
-        if job in self.withdrawn:
-            self.withdrawn.discard(job)
-        elif job.handed_over and job.state is JobState.FINISHED:
+        if job.handed_over and job.state is JobState.FINISHED:
             self._handed(job, now)
         else:
             super().ended(job, now, reason)

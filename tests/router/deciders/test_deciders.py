@@ -6,7 +6,7 @@ import pytest
 
 from kvyard.errors import KvyardError
 from kvyard.index import Holder
-from kvyard.router.deciders import DECIDERS, Place, SplitInput, make_decider
+from kvyard.router.deciders import DECIDERS, Prospect, SplitInput, make_decider
 from kvyard.router.pace import LearntPace
 from kvyard.router.request import Decision
 
@@ -25,7 +25,7 @@ class Pace(LearntPace):
         return 2.0 * requests
 
 
-def place(new: int, waiting: int = 0, requests: int = 0, blocks: int = 0) -> Place:
+def place(new: int, waiting: int = 0, requests: int = 0, blocks: int = 0) -> Prospect:
     decision = Decision(
         worker=Holder("w"),
         cost=0.0,
@@ -39,10 +39,10 @@ def place(new: int, waiting: int = 0, requests: int = 0, blocks: int = 0) -> Pla
         active_requests=requests,
         active_blocks=blocks,
     )
-    return Place(decision, Pace(), 8192)
+    return Prospect(decision, Pace(), 8192)
 
 
-def at(decode: Place, prefill: Place | None = None, tokens: int = 4000, send_ms: float = 0.0) -> SplitInput:
+def at(decode: Prospect, prefill: Prospect | None = None, tokens: int = 4000, send_ms: float = 0.0) -> SplitInput:
     return SplitInput(tokens, decode, prefill or place(tokens), send_ms)
 
 

@@ -72,6 +72,7 @@ COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
     "miss": (str, lambda record: record.miss or None),
     "lost_tokens": (int, lambda record: _known(record.lost)),
     "elsewhere_tokens": (int, lambda record: _known(record.elsewhere)),
+    "gone_tokens": (int, lambda record: _known(record.gone)),
     "overlap_blocks": (int, lambda record: _known(record.overlap)),
     "best_overlap_blocks": (int, lambda record: _known(record.best_overlap)),
     # Where prompts are handed over; null for requests that weren't.

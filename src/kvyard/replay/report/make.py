@@ -29,6 +29,7 @@ from kvyard.replay.report.report import (
     WorkerReport,
     share,
 )
+from kvyard.replay.report.scaling import make_scaling
 from kvyard.replay.report.waterfall import make_waterfall
 from kvyard.replay.split_fleet import SplitFleet
 from kvyard.router.pace import engine_pace
@@ -90,6 +91,7 @@ def make_report(
         transfers=make_transfers(fleet),
         loading=make_loading(records),
         **make_left(fleet),
+        scaling=make_scaling(fleet, duration),
         handovers=make_handovers(fleet, duration) if isinstance(fleet, SplitFleet) else None,
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),

@@ -35,6 +35,14 @@ def page(report: Report) -> str:
         _workers(made, report)
     if report.reuse:
         _misses(made, report)
+    if report.scaling is not None:
+        made.section("Scaling", " ".join(say.scaled(report.scaling)))
+        rows = [
+            row([say.span(at), role, say.whole(before), say.whole(after)])
+            for at, role, before, after in report.scaling.actions
+        ]
+        table_ = table(["at", "role", "workers before", "after"], rows, tall=len(rows) > 16)
+        made.cards("one", card("What was done when", "Workers that take requests or start.", table_))
     if report.handovers is not None:
         _handovers(made, report.handovers)
     if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):

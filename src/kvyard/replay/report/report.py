@@ -216,6 +216,27 @@ class HandoverReport(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, RoleReport] = msgspec.field(default_factory=dict)
 
 
+class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an autoscaler did, and what that did to caches."""
+
+    policy: str
+    startup_s: float
+    worker_seconds: dict[str, float]
+    """By role, from asking for a worker until it was off: what they cost."""
+    mean_workers: dict[str, float]
+    """By role: those, over the duration of the run."""
+    actions: list[tuple[float, str, int, int]]
+    """When (seconds from the start of the replay), which role, workers before and after."""
+    stops: int
+    """Workers that were switched off."""
+    cancelled: int
+    """Start-ups that were cancelled."""
+    lost_blocks: int
+    """Cached blocks that went with them, lower tiers included."""
+    lost: Share
+    """Of what requests computed, what only workers had that were switched off since."""
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """What happened in equal windows of time, from the first arrival to the last end."""
 
@@ -315,6 +336,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens that was, by reason. Requests that were preempted count each time they begin."""
     handovers: HandoverReport | None = None
     """Of a fleet with prefill and decode workers."""
+    scaling: ScalingReport | None = None
+    """Where workers come and go by what there is to do."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)
     """What caches could have reached at best, where it was asked for."""
     waterfall: Waterfall = Waterfall()

@@ -47,6 +47,10 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_prompts(report))
     if report.waterfall.steps:
         console.print(fitted(_waterfall(report), console, ("by", "of prompts", "prefill time")))
+    if report.scaling is not None:
+        for sentence in say.scaled(report.scaling):
+            console.print(_safe(sentence))
+        console.print()
     if report.handovers is not None:
         console.print(fitted(_handovers(report.handovers), console, ("std", "min", "p95", "max")))
         console.print(fitted(_roles(report.handovers), console, ("of bandwidth",)))

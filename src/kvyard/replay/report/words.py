@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import floor, log10
 
-from kvyard.replay.report.report import MOVES, Goodput, HandoverReport, Report, Slo, TimingReport
+from kvyard.replay.report.report import MOVES, Goodput, HandoverReport, Report, ScalingReport, Slo, TimingReport
 from kvyard.tiers.load_policy import REASONS as WHY_LEFT
 
 SOURCES = {
@@ -258,6 +258,23 @@ def handed_over(handovers: HandoverReport) -> str:
         f"{handovers.decider}: {share.part:,} of {share.whole:,} prompts handed over, {handovers.protocol}; "
         f"{amount(handovers.bytes)} sent, each {measured(waited)} ms later than on an idle network."
     )
+
+
+def scaled(scaling: ScalingReport) -> list[str]:
+    """What an autoscaler did, in sentences."""
+    costs = []
+    for role, seconds in scaling.worker_seconds.items():
+        kind = "" if role == "both" else f"{role} "
+        costs.append(
+            f"{measured(seconds / 3600)} {kind}worker-hours ({measured(scaling.mean_workers[role])} on average)"
+        )
+    ups = sum(after > before for _, _, before, after in scaling.actions)
+    return [
+        f"Autoscaled by {scaling.policy}, start-up {span(scaling.startup_s)}: {' and '.join(costs)}.",
+        f"{ups:,} times up and {len(scaling.actions) - ups:,} down; {scaling.stops:,} workers were switched off and "
+        f"{scaling.cancelled:,} start-ups cancelled. {scaling.lost_blocks:,} cached blocks went with them: "
+        f"{percent(scaling.lost.value)} of the prompt tokens that were computed had been there.",
+    ]
 
 
 def notes(report: Report) -> list[str]:

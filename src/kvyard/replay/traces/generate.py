@@ -33,7 +33,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     requests: Annotated[int, Setting("How many requests.", flag=True)]
     """In all; the last session is cut short if need be."""
     arrivals: Annotated[
-        str, Setting("Of sessions: poisson:RATE, gamma:RATE,CV, constant:RATE, onoff:RATE,ON,OFF (seconds).", flag=True)
+        str,
+        Setting(
+            "Of sessions: poisson:RATE, gamma:RATE,CV, constant:RATE, onoff:RATE,ON,OFF (seconds), daily:LOW,HIGH,DAY (hours).",
+            flag=True,
+        ),
     ] = "poisson:rate=1"
     input: Annotated[
         str,

@@ -171,6 +171,26 @@ def _onoff(p: Mapping[str, float]) -> Gaps:
     return gaps
 
 
+def _daily(p: Mapping[str, float]) -> Gaps:
+    """Poisson, with a rate that goes from ``low`` at the start to ``high`` half a ``day`` (hours) later and back."""
+    _positive(p, "high", "day")
+    low, high, day = p["low"], p["high"], p["day"] * 3600
+    if low > high:
+        raise ValueError("needs low at most high")
+
+    def gaps(random: Random) -> Iterator[float]:
+        now = last = 0.0
+        while True:
+            # Candidates come at the highest rate, and are taken as often as the rate then is of that.
+            now += random.expovariate(high)
+            rate = (low + high) / 2 - (high - low) / 2 * math.cos(2 * math.pi * now / day)
+            if random.random() * high < rate:
+                yield now - last
+                last = now
+
+    return gaps
+
+
 NUMBERS: Mapping[str, Law] = {
     "fixed": Law({"value": None}, _fixed),
     "uniform": Law({"min": None, "max": None}, _uniform),
@@ -183,4 +203,5 @@ ARRIVALS: Mapping[str, Law] = {
     "gamma": Law({"rate": None, "cv": 2.0}, _gamma),
     "constant": Law({"rate": None}, _constant),
     "onoff": Law({"rate": None, "on": None, "off": None}, _onoff),
+    "daily": Law({"low": None, "high": None, "day": 24.0}, _daily),
 }

@@ -16,7 +16,7 @@ from kvyard.router.pace import Pace
 from kvyard.router.request import Decision
 
 
-class Place(NamedTuple):
+class Prospect(NamedTuple):
     """A worker that a router would choose now."""
 
     decision: Decision
@@ -39,8 +39,8 @@ class SplitInput(NamedTuple):
     """One request, and both ways it could go."""
 
     num_tokens: int
-    decode: Place
-    prefill: Place
+    decode: Prospect
+    prefill: Prospect
     send_ms: float
     """What handing over would take on an idle network, for what the decode worker lacks."""
 

@@ -1,0 +1,37 @@
+"""What a fleet that scales says beyond others: what it cost, what was done when, and what that did to caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvyard.clock import SECOND
+from kvyard.replay.report.report import ScalingReport, share
+
+if TYPE_CHECKING:
+    from kvyard.replay.fleet import Fleet
+
+
+def make_scaling(fleet: Fleet, duration: int) -> ScalingReport | None:
+    """What the autoscaler of ``fleet`` did; ``None`` where it has none. ``duration`` is the run's, in nanoseconds."""
+    scaling = fleet.scaling
+    if scaling is None:
+        return None
+    end = fleet.now
+    costs: dict[str, float] = {role: scaling.on_seconds(role, end) for role in scaling.roles}
+    records = [record for record in fleet.records.values() if record.admitted >= 0]
+    computed = sum(record.input - record.cached - sum(record.loaded) for record in records)
+    return ScalingReport(
+        policy=scaling.config.policy,
+        startup_s=scaling.config.startup / SECOND,
+        worker_seconds=costs,
+        mean_workers={role: seconds * SECOND / duration for role, seconds in costs.items()},
+        actions=[(one.at_s, one.role, one.before, one.after) for one in scaling.actions],
+        stops=scaling.stops,
+        cancelled=scaling.cancelled,
+        lost_blocks=scaling.lost_blocks,
+        lost=share(
+            sum(record.gone for record in records),
+            computed,
+            "prompt tokens whose last copy went with a worker that was switched off / prompt tokens computed",
+        ),
+    )

@@ -1,0 +1,108 @@
+"""Scalers: how many workers there should be, asked now and then in the time of the replay.
+
+Each is one file and one entry of ``SCALERS``. A scaler sees what a controller in life would: offered load, queues, cache use
+and the first tokens of the last period, by role. What follows from its answer (start-up times, drains, caches) is in
+``autoscaler``.
+
+An installed package adds its own by an entry point of the group ``kvyard.scalers``, a program by ``SCALERS.register``; a name
+with a colon in it, ``package.module:Class``, is imported.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import ClassVar, NamedTuple, cast
+
+from kvyard.engine.role import Role
+from kvyard.errors import KvyardError
+from kvyard.registry import Registry
+from kvyard.router.pace import Pace
+
+
+class RoleState(NamedTuple):
+    """The workers of one role at one instant."""
+
+    role: Role
+    active: int
+    """Those that take requests."""
+    starting: int
+    draining: int
+    running: int
+    """Requests, all workers together."""
+    waiting: int
+    """The same; those that load included."""
+    used: float
+    """The share of device blocks that requests hold, of workers that take requests."""
+    pace: Pace
+    """How fast one of them is."""
+    slots: int
+    """Requests that one of them runs at most."""
+
+
+class Snapshot(NamedTuple):
+    """What a controller sees at one instant; counts are of the period since the last one."""
+
+    now_s: float
+    period_s: float
+    roles: Mapping[Role, RoleState]
+    requests: int
+    """Offered, whatever became of them."""
+    input_tokens: int
+    cached_tokens: int
+    """Prompt tokens that workers found in their caches, of requests admitted in the period."""
+    admitted_tokens: int
+    """Prompt tokens of those."""
+    output_tokens: int
+    """Asked for by those that were offered."""
+    ttfts_ms: Sequence[float]
+    """First tokens that came."""
+    startup_s: float
+
+    def ttft(self, percentile: float) -> float | None:
+        """Of the first tokens that came; ``None`` for none."""
+        ranked = sorted(self.ttfts_ms)
+        return ranked[min(len(ranked) - 1, int(len(ranked) * percentile / 100))] if ranked else None
+
+
+class Scaler:
+    """The interface."""
+
+    OPTIONS: ClassVar[Mapping[str, float]] = {}
+    """Its figures with their defaults; times are seconds."""
+
+    def __init__(self, options: Mapping[str, float] | None = None) -> None:
+        """Raises ``KvyardError`` for an option that this scaler doesn't have, or that is negative."""
+        for name, value in (options or {}).items():
+            if name not in self.OPTIONS:
+                has = f"it has {', '.join(self.OPTIONS)}" if self.OPTIONS else "it has none"
+                raise KvyardError(f"unknown option {name!r} of this scaler: {has}, and min, max, startup and period")
+            if value < 0:
+                raise KvyardError(f"{name} of a scaler must not be negative, got {value}")
+        self.options = {**self.OPTIONS, **(options or {})}
+
+    def wanted(self, seen: Snapshot) -> Mapping[Role, int]:
+        """How many workers of each role there should be; roles that are left out stay as they are."""
+        raise NotImplementedError
+
+
+_HERE = "kvyard.replay.scaling"
+SCALERS: Registry[Callable[[Mapping[str, float]], Scaler]] = Registry(
+    "scaler",
+    "kvyard.scalers",
+    {
+        "constant": f"{_HERE}.constant:Constant",
+        "threshold": f"{_HERE}.threshold:Threshold",
+        "predictive": f"{_HERE}.predictive:Predictive",
+    },
+)
+
+
+def make_scaler(name: str, options: Mapping[str, float] | None = None) -> Scaler:
+    """The scaler called ``name``. Raises ``KvyardError`` for an unknown one, one that can't be imported, or its options."""
+    if ":" not in name:
+        return SCALERS.get(name)(options or {})
+    module, _, attribute = name.partition(":")
+    try:
+        made = cast(Callable[[Mapping[str, float]], Scaler], getattr(import_module(module), attribute))
+    except (ImportError, AttributeError) as problem:
+        raise KvyardError(f"the scaler {name} can't be imported: {problem}") from None
+    return made(options or {})

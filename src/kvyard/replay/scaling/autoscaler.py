@@ -1,0 +1,250 @@
+"""The autoscaler: has a scaler say how many workers there should be, and carries that out in the time of the replay.
+
+A worker that is started takes requests after its start-up time, with cold caches. One that is let go takes no more requests,
+ends when those that it has are through, and loses its caches then; with ``warm`` it keeps them until it is started again.
+Start-ups under way are cancelled before any worker is let go. All roles are changed at the same instant.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from kvyard.clock import MS, SECOND
+from kvyard.engine.role import Role
+from kvyard.index import Holder
+from kvyard.replay.config import AutoscaleConfig, WorkerConfig
+from kvyard.replay.record import Record
+from kvyard.replay.scaling import RoleState, Snapshot, make_scaler
+from kvyard.replay.worker import Worker
+from kvyard.router.pace import Pace
+
+
+class WorkerLife(Enum):
+    """Where a worker is."""
+
+    OFF = "off"
+    STARTING = "starting"
+    ACTIVE = "active"
+    DRAINING = "draining"
+
+
+class ScalingAction(NamedTuple):
+    """A change of the number of workers."""
+
+    at_s: float
+    role: Role
+    before: int
+    """Workers that are active or starting."""
+    after: int
+
+
+class ScaledWorker:
+    """One worker that may come and go."""
+
+    def __init__(self, worker: Worker, pace: Pace, slots: int, active: bool) -> None:
+        self.worker = worker
+        self.pace = pace
+        self.slots = slots
+        self.life = WorkerLife.ACTIVE if active else WorkerLife.OFF
+        self.ready = 0
+        """When it will have started."""
+        self.since = 0
+        """When it was last switched on."""
+        self.on_ns = 0
+        """How long it was on, up to when it was last switched off."""
+        self.idle_from = 0
+        """When the last of its requests ended."""
+
+
+class Autoscaler:
+    """Of one fleet. It says what is to be done with workers; the fleet does it."""
+
+    def __init__(
+        self,
+        config: AutoscaleConfig,
+        workers: Sequence[ScaledWorker],
+        *,
+        start: Callable[[Worker, int], None],
+        drain: Callable[[Worker, int], None],
+        stop: Callable[[Worker, int], int],
+    ) -> None:
+        """``start`` lets a worker take requests, ``drain`` none any more, and ``stop`` switches one off that has none, and
+        returns how many cached blocks were lost.
+        """
+        self.config = config
+        self._scaler = make_scaler(config.policy, config.options)
+        self._workers = workers
+        self._start, self._drain, self._stop = start, drain, stop
+        self.roles: list[Role] = list(dict.fromkeys(one.worker.role for one in workers))
+        self.actions: list[ScalingAction] = []
+        self.lost_blocks = 0
+        """Cached blocks of workers that were switched off."""
+        self.stops = 0
+        self.cancelled = 0
+        """Start-ups that were cancelled."""
+        self._last = 0
+        self._offered = [0, 0, 0]
+        self._ttfts: list[float] = []
+        self._admitted = [0, 0]
+
+    def begin(self, now: int) -> int:
+        """The first request has come: workers count from now on. Returns when to ask for the first time."""
+        self._last = now
+        for one in self._workers:
+            one.since = one.idle_from = now
+        return now + self.config.period
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def offered(self, input_tokens: int, output_tokens: int) -> None:
+        """A request came."""
+        counts = self._offered
+        counts[0] += 1
+        counts[1] += input_tokens
+        counts[2] += output_tokens
+
+    def first_token(self, record: Record) -> None:
+        """A request has its first token."""
+        self._ttfts.append(record.ttft / MS)
+        self._admitted[0] += record.cached + sum(record.loaded)
+        self._admitted[1] += record.input
+
+    def ended(self, worker: Worker, now: int) -> None:
+        """``worker`` is through with a request."""
+        self._workers[worker.number].idle_from = now
+
+    # -- what is done about it ----------------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> int:
+        """Start and stop what is due, and ask the scaler. Returns when to come back."""
+        self._progress(now)
+        if now - self._last >= self.config.period:
+            wanted = self._scaler.wanted(self._look(now))
+            for role in self.roles:
+                if role in wanted:
+                    self._scale(role, wanted[role], now)
+            self._last = now
+            self._offered, self._ttfts, self._admitted = [0, 0, 0], [], [0, 0]
+            self._progress(now)
+        ready = [one.ready for one in self._workers if one.life is WorkerLife.STARTING]
+        return min([self._last + self.config.period, *ready])
+
+    def _progress(self, now: int) -> None:
+        for one in self._workers:
+            if one.life is WorkerLife.STARTING and one.ready <= now:
+                one.life = WorkerLife.ACTIVE
+                self._start(one.worker, now)
+            elif one.life is WorkerLife.DRAINING and not one.worker.jobs and _rests(one.worker):
+                one.life = WorkerLife.OFF
+                one.on_ns += max(one.idle_from, one.since) - one.since
+                self.stops += 1
+                self.lost_blocks += self._stop(one.worker, now)
+
+    def _look(self, now: int) -> Snapshot:
+        return Snapshot(
+            now_s=now / SECOND,
+            period_s=max(1, now - self._last) / SECOND,
+            roles={role: self._state(role) for role in self.roles},
+            requests=self._offered[0],
+            input_tokens=self._offered[1],
+            output_tokens=self._offered[2],
+            cached_tokens=self._admitted[0],
+            admitted_tokens=self._admitted[1],
+            ttfts_ms=self._ttfts,
+            startup_s=self.config.startup / SECOND,
+        )
+
+    def _state(self, role: Role) -> RoleState:
+        mine = [one for one in self._workers if one.worker.role == role]
+        counts = {life: sum(one.life is life for one in mine) for life in WorkerLife}
+        cores = [core for one in mine if one.life is WorkerLife.ACTIVE for core in one.worker.cores]
+        loading = [core.scheduler.loads.parked for core in cores if core.scheduler.loads is not None]
+        return RoleState(
+            role=role,
+            active=counts[WorkerLife.ACTIVE],
+            starting=counts[WorkerLife.STARTING],
+            draining=counts[WorkerLife.DRAINING],
+            running=sum(len(core.scheduler.running) for core in cores),
+            waiting=sum(len(core.scheduler.waiting) for core in cores) + sum(map(len, loading)),
+            used=sum(core.scheduler.manager.usage for core in cores) / len(cores) if cores else 0.0,
+            pace=mine[0].pace,
+            slots=mine[0].slots,
+        )
+
+    def _scale(self, role: Role, wanted: int, now: int) -> None:
+        mine = [one for one in self._workers if one.worker.role == role]
+        there = [one for one in mine if one.life in (WorkerLife.ACTIVE, WorkerLife.STARTING)]
+        target = min(len(mine), self.config.most, max(self.config.least, wanted))
+        if target == len(there):
+            return
+        if target > len(there):
+            # Those that still drain are there at once, and so are their caches.
+            back = [one for one in mine if one.life is WorkerLife.DRAINING]
+            off = [one for one in mine if one.life is WorkerLife.OFF]
+            for one in (back + off)[: target - len(there)]:
+                if one.life is WorkerLife.DRAINING:
+                    one.life = WorkerLife.ACTIVE
+                    self._start(one.worker, now)
+                else:
+                    one.life, one.ready, one.since = WorkerLife.STARTING, now + self.config.startup, now
+        else:
+            for one in self._leaving(there)[: len(there) - target]:
+                if one.life is WorkerLife.STARTING:
+                    one.life = WorkerLife.OFF
+                    one.on_ns += now - one.since
+                    self.cancelled += 1
+                else:
+                    one.life = WorkerLife.DRAINING
+                    one.idle_from = now
+                    self._drain(one.worker, now)
+        self.actions.append(ScalingAction(now / SECOND, role, len(there), target))
+
+    def _leaving(self, there: Sequence[ScaledWorker]) -> list[ScaledWorker]:
+        """In which order workers go: start-ups first, the last to be ready before the others; then those with the fewest
+        requests.
+        """
+        starting = [one for one in there if one.life is WorkerLife.STARTING]
+        active = [one for one in there if one.life is WorkerLife.ACTIVE]
+        starting.sort(key=lambda one: (-one.ready, -one.worker.number))
+        active.sort(key=lambda one: (len(one.worker.jobs), -one.worker.number))
+        return starting + active
+
+    def on_seconds(self, role: Role, now: int) -> float:
+        """What workers of ``role`` were on, together, from their start until they were off: what they cost."""
+        total = 0
+        for one in self._workers:
+            if one.worker.role == role:
+                total += one.on_ns + (0 if one.life is WorkerLife.OFF else now - one.since)
+        return total / SECOND
+
+
+def make_autoscaler(
+    config: AutoscaleConfig,
+    workers: Sequence[Worker],
+    holders: Mapping[Holder, tuple[Worker, int]],
+    paces: Mapping[Holder, Pace | None],
+    kinds: Sequence[WorkerConfig],
+    start: Callable[[Worker, int], None],
+    drain: Callable[[Worker, int], None],
+    stop: Callable[[Worker, int], int],
+) -> Autoscaler:
+    """Of a fleet with these ``workers``, of which there is one kind for each role."""
+    slots = {kind.engine.role: kind.engine.max_num_seqs for kind in kinds}
+    by_worker = {worker.number: paces[holder] for holder, (worker, _) in holders.items()}
+    scaled = []
+    for worker in workers:
+        pace = by_worker[worker.number]
+        assert pace is not None
+        scaled.append(ScaledWorker(worker, pace, slots[worker.role], worker.alive))
+    return Autoscaler(config, scaled, start=start, drain=drain, stop=stop)
+
+
+def _rests(worker: Worker) -> bool:
+    """Whether nothing of ``worker`` moves any more."""
+    for core in worker.cores:
+        loads = core.scheduler.loads
+        if core.busy or (
+            loads is not None and (loads.leaving or loads.parked or loads.earliest_deadline() is not None)
+        ):
+            return False
+    return True
