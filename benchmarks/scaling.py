@@ -44,7 +44,9 @@ def main() -> None:
         show(f"{workers} workers", trace, workers=workers)
     for name, policy in POLICIES.items():
         for startup in asked.startups.split(","):
-            show(f"{name}, start-up {startup} s", trace, workers=2, autoscale=f"{policy},min=2,max=10,startup={startup}s")
+            show(
+                f"{name}, start-up {startup} s", trace, workers=2, autoscale=f"{policy},min=2,max=10,startup={startup}s"
+            )
 
 
 def show(name: str, trace: list, **settings: object) -> None:
