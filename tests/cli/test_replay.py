@@ -167,7 +167,7 @@ WRONG = [
     ([CONVERSATION, "--host-blocks", "3", "--set", "host_blocks=3"], "set twice"),
     ([CONVERSATION, "--host-blocks", "3", "--host-bytes", "3GiB"], "give one of the two"),
     ([CONVERSATION, "--model", "llama-3.1-8b"], "how many blocks"),
-    ([CONVERSATION, "--prefill-workers", "2"], "disaggregation is not modelled"),
+    ([CONVERSATION, "--prefill-workers", "2"], "prefill and decode go together"),
     ([CONVERSATION, "--autoscaling", "on"], "autoscaling: say autoscale"),
     ([CONVERSATION, "--set", "planner=x"], "planner: say autoscale"),
     ([CONVERSATION, "--config", "no.toml"], "can't read no.toml"),

@@ -67,7 +67,7 @@ def test_a_point_that_fails_is_named_and_the_answer_is_no(tmp_path: Path, capsys
         ([CONVERSATION], "--vary host_blocks=0,20k,80k"),
         ([CONVERSATION, "--vary", "host_blocks"], "nothing to vary"),
         ([CONVERSATION, "--vary", "hostblocks=1,2"], "did you mean host_blocks"),
-        ([CONVERSATION, "--vary", "planner=1,2"], "autoscaling is not modelled"),
+        ([CONVERSATION, "--vary", "planner=1,2"], "planner: say autoscale"),
         ([CONVERSATION, "--vary", "router=kv,best"], "at the point router=best"),
         ([CONVERSATION, "--vary", "router=kv", "--router", "kv"], "both set and varied"),
         ([CONVERSATION, "--vary", "router=kv", "-j", "0"], "--jobs 0"),

@@ -133,8 +133,12 @@ class RoleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Workers by role, where they are alike otherwise."""
 
     heading: ClassVar[str] = HandoverConfig.heading
-    prefill: Annotated[int | None, Setting("Workers that compute prompts and hand them over ...", flag=True)] = None
-    decode: Annotated[int | None, Setting("... to these, which decode; instead of workers.", flag=True)] = None
+    prefill: Annotated[
+        int | None, Setting("Workers that compute prompts and hand them over ...", also=("prefill_workers",), flag=True)
+    ] = None
+    decode: Annotated[
+        int | None, Setting("... to these, which decode; instead of workers.", also=("decode_workers",), flag=True)
+    ] = None
 
 
 class TierDefaults(NamedTuple):
