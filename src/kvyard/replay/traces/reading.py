@@ -67,7 +67,8 @@ class Reading:
             try:
                 request = row(number, record)
             except UNREADABLE as bad:
-                if number > 1 and is_cut_off(self.path, record):
+                whole = isinstance(bad, BadRow | msgspec.ValidationError)  # it could be read, and is wrong
+                if number > 1 and not whole and is_cut_off(self.path, record):
                     self.leave_out("the last line was cut off, as where its writer is killed")
                 else:
                     self.reject(number, bad)
