@@ -19,7 +19,6 @@ LAYERS = [
     "router",
     "replay",
     "server",
-    "testing",
     "vllm",
     "cli",
 ]

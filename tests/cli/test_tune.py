@@ -57,6 +57,18 @@ def test_no_point_meets_the_slo(tmp_path: Path, capsys: pytest.CaptureFixture[st
     argv = [CONVERSATION, *SMALL, "--search", "workers=2..3", "--slo", "ttft_p99=1", "-o", tmp_path / "x"]
     assert run(*argv) == 1
     assert "meets the SLO. The closest is workers 3" in " ".join(capsys.readouterr().out.split())
+    assert run(*argv, "-q") == 1
+    assert capsys.readouterr().err.startswith("No point of 2 meets the SLO.")
+
+
+def test_no_point_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [CONVERSATION, "--limit", 20, "--num-gpu-blocks", 1, "--trials", 2, "--search", "workers=1..2"]
+    assert run(*argv, "-o", tmp_path / "x") == 1
+    err = capsys.readouterr().err
+    assert (
+        "No point could be replayed. The first because none of the" in err
+        and not (tmp_path / "x" / "tune.toml").exists()
+    )
 
 
 @pytest.mark.parametrize(

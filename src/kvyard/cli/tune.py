@@ -74,6 +74,7 @@ def tune(
     from kvyard.replay.tune import parse_goals, parse_limits
     from kvyard.replay.tune import tune as run
     from kvyard.replay.tune.table import as_json as json_of
+    from kvyard.replay.tune.words import verdict
 
     if not search:
         raise KvyardError("say what to search, as in --search 'router.*,host_bytes=0..1TiB,workers=2..32'")
@@ -111,4 +112,7 @@ def tune(
         )
         raise typer.Exit(INTERRUPTED)
     if not done.met:
+        if quiet or done.answer is None:
+            failed = next((f" The first because {one.why}" for one in done.looks if one.state == "failed"), "")
+            typer.echo(verdict(done) + ("" if done.answer else failed), err=True)
         raise typer.Exit(UNMET)

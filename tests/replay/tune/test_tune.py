@@ -234,6 +234,18 @@ def test_prefill_and_decode_workers_are_counted_apart(tmp_path: Path) -> None:
     assert tested.latency["ttft"].mean == answer.test["ttft_mean"]
 
 
+def test_a_fleet_that_is_scaled_costs_what_it_had(tmp_path: Path) -> None:
+    scaled = "threshold:ttft_p99=1s,min=1,max=6,startup=1s"
+    made = searched(tmp_path, slo=None, search="workers=2..3", autoscale=scaled, trials=2, test=0)
+    for one in made.looks:
+        if one.state == "done":
+            settings = {**BASE, "autoscale": scaled, **one.point}
+            report = replay(CONVERSATION, **settings).report
+            assert report.scaling is not None
+            (mean,) = report.scaling.mean_workers.values()
+            assert one.cost == one.figures["cost"] == pytest.approx(mean) and mean > 1
+
+
 def test_rows(done: Tuned) -> None:
     done.save()
     with (done.folder / "tune.csv").open() as file:

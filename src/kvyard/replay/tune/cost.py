@@ -49,12 +49,21 @@ def parted(settings: Mapping[str, object]) -> tuple[dict[str, object], Prices]:
     return {name: value for name, value in settings.items() if name not in known}, prices
 
 
-def cost(settings: Mapping[str, object], config: ReplayConfig, prices: Prices) -> float:
-    """What the fleet of ``config``, made from flat ``settings``, costs per hour."""
+def cost(
+    settings: Mapping[str, object], config: ReplayConfig, prices: Prices, mean: Mapping[str, float] | None = None
+) -> float:
+    """What the fleet of ``config``, made from flat ``settings``, costs per hour.
+
+    ``mean`` has workers by role that there were on average, of a fleet that an autoscaler changes. Without it such a fleet
+    counts as small as it may become: it costs that much at least.
+    """
     total = 0.0
     shared: dict[str, float] = {}
     for kind, cards in zip(config.workers, _cards(settings, len(config.workers)), strict=True):
-        total += kind.count * cards * prices.card
+        count = float(kind.count)
+        if config.autoscale is not None:
+            count = mean[kind.engine.role] if mean is not None else float(config.autoscale.least)
+        total += count * cards * prices.card
         below = kind.engine.tiers
         for tier, room in below.levels if below is not None else ():
             held = room.bytes if room.bytes is not None else (room.num_blocks or 0) * (kind.engine.bytes_per_block or 0)
@@ -62,7 +71,7 @@ def cost(settings: Mapping[str, object], config: ReplayConfig, prices: Prices) -
             if room.scope == "shared":
                 shared[tier.label] = max(shared.get(tier.label, 0.0), price)
             else:
-                total += kind.count * kind.dp_size * price
+                total += count * kind.dp_size * price
     return total + sum(shared.values())
 
 

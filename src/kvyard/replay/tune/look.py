@@ -26,6 +26,7 @@ class Look(msgspec.Struct):
     config: ReplayConfig | None
     """None where these settings can't be."""
     cost: float
+    """Per hour. Of a fleet that an autoscaler changes: at least, until it was replayed."""
     state: State = "done"
     why: str = ""
     """It was pruned, skipped or failed."""

@@ -13,12 +13,13 @@ from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.replay.jobs import Executor, LocalExecutor, Task, Told, TracePart
+from kvyard.replay.report import Report
 from kvyard.replay.report.files import read_report
 from kvyard.replay.settings import SETTINGS
 from kvyard.replay.sweep.grid import fingerprint, point_key
 from kvyard.replay.sweep.run import POINTS, kept_report
 from kvyard.replay.traces import open_trace
-from kvyard.replay.tune.cost import Prices
+from kvyard.replay.tune.cost import Prices, cost
 from kvyard.replay.tune.goals import COST, LOST, Goal, Limit
 from kvyard.replay.tune.look import Look, judged, look_at
 from kvyard.replay.tune.parts import cut
@@ -247,8 +248,17 @@ class _Search:
         for key, look in by_key.items():
             if look.state != "failed":
                 report = read_report(self._kept / f"{key}.json")
-                found[look.name] = judged(report, look.cost, self._made.limits)
+                price = self._price(look, report)
+                if part == self._made.parts.train:
+                    look.cost = price
+                found[look.name] = judged(report, price, self._made.limits)
         return found
+
+    def _price(self, look: Look, report: Report) -> float:
+        if look.config is None or report.scaling is None:
+            return look.cost
+        made = self._made
+        return cost(made.settings(look), look.config, made.prices, report.scaling.mean_workers)
 
     def _test(self) -> None:
         """Replay the best on the part that was kept for it; of a front, some of it."""
