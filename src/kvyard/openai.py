@@ -211,6 +211,7 @@ class ListedModel(msgspec.Struct):
 
     id: str
     parent: str | None = None
+    root: str | None = None
     max_model_len: int | None = None
 
 

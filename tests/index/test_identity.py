@@ -6,7 +6,8 @@ import pytest
 from tests.index.support import Bench
 
 from kvyard.events.types import Stored
-from kvyard.hashing import Media, Namespace
+from kvyard.hashing import PLAIN, Media, Namespace, algorithm
+from kvyard.index import Identity
 
 TEXT = list(range(1000, 1128))
 
@@ -56,3 +57,18 @@ def test_d12_what_cannot_be_placed_is_refused() -> None:
     assert bench.blocks([1, 2, 3, 4]) == 0
     ((_, feed),) = bench.indexer.feeds()
     assert feed.counters.refused == 1 and "can't be placed" in feed.counters.last_refusal
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_keys_by_turns_are_the_same_keys(size: int) -> None:
+    tokens = [(7 * at) % 1000 for at in range(500)]
+    media = (Media("a picture", 37, 20), Media("another", 300, 5))
+    for namespace in (PLAIN, Namespace(lora_name="l", salt="s"), Namespace(media=media)):
+        for blocks in (1, 3, 1000):
+            identity = Identity(size)
+            portions = list(identity.keys_by_turns(tokens, namespace, blocks))
+            assert [key for portion in portions for key in portion] == identity.keys(tokens, namespace)
+            assert all(len(portion) <= blocks for portion in portions) or len(portions) == 1
+    direct = Identity(size, algorithm("sha256_cbor", "0"), direct=True)
+    assert list(direct.keys_by_turns(tokens, blocks=3)) == [direct.keys(tokens)]
+    assert list(Identity(size).keys_by_turns([])) == [[]]

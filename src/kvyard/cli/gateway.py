@@ -1,7 +1,7 @@
 """``kvyard gateway``: an OpenAI-compatible proxy that routes by cache."""
 
-import gc
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,6 +61,7 @@ def gateway(
         from kvyard.server.gateway.routes import build
     except ImportError as error:
         raise KvyardError(f"the gateway needs {error.name}: pip install 'kvyard[server]'") from None
+    from kvyard.server.garbage import settle, stay_settled
     from kvyard.server.indexer.config import load
     from kvyard.server.running import Running, allow_files, listen, tls_files
 
@@ -104,10 +105,8 @@ def gateway(
     warn_if_open(made.host, token)
 
     def ready(url: str) -> None:
-        # What is here now stays. Looking through all of it again and again, an index of a million blocks too, makes pauses.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 20)
+        settle()
+        served.supervisor.keep("garbage", partial(stay_settled, lambda: not served.traffic.counters.under_way))
         count = len(served.members.engines)
         engines = "1 engine" if count == 1 else f"{count} engines"
         typer.echo(f"gateway serving at {url}, {engines}, policy {made.router.policy}", err=True)

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,6 +67,7 @@ def serve(
     Workers come from the configuration, from a peer, or by POST /register. GET /openapi.json says what else there is. It
     listens on this machine only, unless told otherwise.
     """
+    from kvyard.server.garbage import settle, stay_settled
     from kvyard.server.indexer.routes import build
     from kvyard.server.running import Running, listen, tls_files
 
@@ -85,6 +87,8 @@ def serve(
     warn_if_open(made.host, token)
 
     def ready(url: str) -> None:
+        settle()
+        service.supervisor.keep("garbage", partial(stay_settled, lambda: True))
         typer.echo(f"serving at {url}", err=True)
         announced.ready([url])
 

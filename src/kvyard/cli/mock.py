@@ -1,6 +1,7 @@
 """``kvyard mock``: a fleet of vLLM endpoints without a GPU."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,6 +62,7 @@ def mock(
     ZeroMQ. What is cached, evicted and announced, and when tokens come, is decided by the engine that kvyard replay runs.
     It listens on this machine only, unless told otherwise.
     """
+    from kvyard.server.garbage import settle, stay_settled
     from kvyard.server.mock.config import Lora, make_config
     from kvyard.server.mock.faults import MockFaults, changed
     from kvyard.server.mock.fleet import MockFleet
@@ -88,6 +90,8 @@ def mock(
     warn_if_open(host, token)
 
     def ready(urls: list[str]) -> None:
+        settle()
+        fleet.supervisor.keep("garbage", partial(stay_settled, lambda: not any(one.load for one in fleet.workers)))
         for state in fleet.states():
             where = "".join(
                 f", events of rank {one.rank} at {one.endpoint}"

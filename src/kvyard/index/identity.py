@@ -11,7 +11,7 @@ vLLM hashes an adapter's path, and the path isn't on the wire.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from kvyard.errors import KvyardError
@@ -56,6 +56,23 @@ class Identity:
             return [wire_hash(key) for key in chain.hashes(0, len(chain.keys))]
         marks = [] if namespace.plain else _marks_of_prompt(namespace, self.block_size, len(tokens))
         return self.chain(None, 0, tokens, marks)
+
+    def keys_by_turns(
+        self, tokens: Sequence[int], namespace: Namespace = PLAIN, blocks: int = 2048
+    ) -> Iterator[list[int]]:
+        """``keys`` in portions of ``blocks``, for a caller that lets others have their turn in between; whole in direct
+        mode."""
+        size = self.block_size
+        if self.direct or len(tokens) <= blocks * size:
+            yield self.keys(tokens, namespace)
+            return
+        marks = [] if namespace.plain else _marks_of_prompt(namespace, size, len(tokens))
+        last: int | None = None
+        for start in range(0, len(tokens), blocks * size):
+            found = self.chain(last, start, tokens[start : start + blocks * size], marks)
+            if found:
+                last = found[-1]
+                yield found
 
     def extras(self, blocks: int, namespace: Namespace) -> list[ExtraKeys | None] | None:
         """What joins the keys of a prompt's blocks beside their tokens; ``None`` where nothing does."""

@@ -4,7 +4,7 @@ A subscriber or a simulation calls ``apply``, a router calls ``score``. One thre
 or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes with each call.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Explanation, Scorer, Scores, Standing, Trust
-from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
+from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source, in_slices
 
 
 class Indexer:
@@ -123,6 +123,14 @@ class Indexer:
                 self._dirty = True
         if stream.state != state:
             self._dirty = True
+
+    def applying(self, update: Update, now: int = 0, most: int = 512) -> Iterator[None]:
+        """``apply`` in slices of about ``most`` blocks, for a caller that lets others have their turn in between. Until the
+        last one is applied, the stream counts as catching up.
+        """
+        for part in in_slices(update, most):
+            self.apply(part, now)
+            yield
 
     def apply_batch(self, batch: EventBatch, now: int = 0) -> None:
         """Take in a batch without a transport in between: one that came before changes nothing, a gap makes it stale."""

@@ -4,13 +4,14 @@ Sequencing (gaps, duplicates, restarts, replay, snapshots) is done before: by th
 ``BatchSequencer`` for batches that come without a transport.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.errors import KvyardError
 from kvyard.events.mirror import restates
+from kvyard.events.slices import slices
 from kvyard.events.transport import Origin, State, Update
 from kvyard.events.types import EventBatch
 from kvyard.index.feed import Feed
@@ -91,6 +92,24 @@ class FollowedStream(msgspec.Struct, eq=False):
         """Be stale until an update replaces all, whatever state updates before that say."""
         self.lost = True
         self.state, self.reason = State.STALE, reason
+
+
+def in_slices(update: Update, most: int) -> Iterator[Update]:
+    """``update`` as several, of about ``most`` blocks each; only the last says that the stream is as fresh as it is."""
+    last: Update | None = None
+    for events in slices(update.events, most):
+        if last is not None:
+            yield last
+        busy = (
+            {}
+            if update.state is State.STALE
+            else {"state": State.CATCHING_UP, "reason": "a large batch is being applied"}
+        )
+        last = msgspec.structs.replace(update, events=events, replaces=update.replaces and last is None, **busy)
+    if last is None:
+        yield update
+    else:
+        yield msgspec.structs.replace(last, state=update.state, reason=update.reason)
 
 
 class _BatchPosition(msgspec.Struct):

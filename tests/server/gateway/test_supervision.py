@@ -102,3 +102,23 @@ def test_a_moment_without_file_descriptors(tmp_path: Path) -> None:
                 body = {"prompt": PROMPT, "max_tokens": 2}
                 assert client.post("/v1/completions", json=body).status_code == 200
         assert len(process.text) < 100_000, "a log that fills disks"
+
+
+def test_prompts_longer_than_any_engine_takes_are_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvyard.index import Identity
+
+    hashed: list[int] = []
+    chain = Identity.chain
+
+    def watched(self: Identity, parent: int | None, start: int, tokens: list[int], marks: list[object]) -> list[int]:
+        hashed.append(len(tokens))
+        return chain(self, parent, start, tokens, marks)  # type: ignore[arg-type]
+
+    with front(1, mock={"engine": {"max_model_len": 50_000, "num_gpu_blocks": 8_000}}) as (gated, _):
+        (card,) = gated.client.get("/v1/models").json()["data"]
+        assert card["max_model_len"] == 50_000 and card["root"] == card["id"]
+        monkeypatch.setattr(Identity, "chain", watched)
+        gated.complete([1] * 60_000, 400)
+        assert not hashed
+        gated.complete([1] * 40_000)
+        assert hashed[0] == 2048 * 16 and sum(hashed[:2]) == 40_000, "by turns"

@@ -4,11 +4,14 @@ It has no task of its own: all work is done while ``receive`` is awaited, and ca
 stays away for long loses batches to the socket's high-water mark, as with any subscriber, and then sees them recovered.
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from kvyard.clock import MS, Clock, WallClock, from_seconds
+from kvyard.clock import MS, SECOND, Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, is_bound_by_subscriber
 from kvyard.events.transport.frames import request
@@ -17,15 +20,44 @@ from kvyard.events.transport.subscription import Subscription, SubscriptionCount
 from kvyard.events.transport.zeromq import attach, require
 from kvyard.events.wire import Decoder
 
+log = logging.getLogger(__name__)
+
 READ_AT_ONCE = 256
 """Messages taken from a socket before the others get their turn."""
+READ_BYTES = 1 << 20
+"""And bytes; one message may have more."""
+LARGE = 1 << 20
+"""Bytes from which on a message is read in a thread."""
+FRAME_BYTES = 64 << 20
+"""Of the longest message: who sends more is disconnected."""
+RECONNECT = SECOND
+"""How long ZeroMQ has to say that it connects again by itself."""
+REPLAY_HWM = 20_000
+"""Messages of an answer that may wait in its socket."""
+QUEUE_BYTES = 1 << 30
+"""What messages may take that wait in a socket."""
 
 
 class SubscriberSockets:
     """Carries messages from sockets to a ``Subscription`` and its requests to the publisher."""
 
-    def __init__(self, endpoint: str, *, replay: str | None, topic: str = "", rank: int = 0, hwm: int = 0) -> None:
-        """Raises ``KvyardError`` for endpoints that ``rank`` can't have."""
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        replay: str | None,
+        topic: str = "",
+        rank: int = 0,
+        hwm: int = 0,
+        frame_bytes: int = FRAME_BYTES,
+    ) -> None:
+        """A message has ``frame_bytes`` at most. So many messages wait as ``hwm`` says, and no more than ``QUEUE_BYTES`` have
+        room for even if each is as long as it may be: the publisher keeps the others. Raises ``KvyardError`` for endpoints that
+        ``rank`` can't have.
+        """
+        self._frame_bytes = frame_bytes
+        most = max(1, QUEUE_BYTES // frame_bytes)
+        hwm = min(hwm or most, most)
         self.endpoint = at_rank(endpoint, rank)
         self.replay_endpoint = None if replay is None else at_rank(replay, rank)
         self._topic = topic.encode()
@@ -34,6 +66,8 @@ class SubscriberSockets:
         self._sub: Any = None
         self._monitor: Any = None
         self._dealers: dict[int, Any] = {}
+        self._cut: int | None = None
+        """When to connect again by ourselves, after a connection broke."""
 
     def open(self) -> None:
         """Subscribe; to be called on the event loop. Raises ``KvyardError``, with nothing left open, where that fails."""
@@ -44,12 +78,15 @@ class SubscriberSockets:
         try:
             self._sub = self._context.socket(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, self._hwm)
+            self._sub.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes)
             self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
             # Notice a peer that vanished without closing, as machines do.
             self._sub.setsockopt(zmq.HEARTBEAT_IVL, 5000)
             self._sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
             self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
-            self._monitor = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self._monitor = self._sub.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+            )
             self.endpoint = attach(self._sub, self.endpoint, is_bound_by_subscriber(self.endpoint))
         except BaseException:
             self.close()
@@ -72,7 +109,9 @@ class SubscriberSockets:
         self._adjust(subscription)
         if subscription.updates:
             return
-        dues = [due for due in (until, subscription.due) if due is not None]
+        if self._cut is not None and now >= self._cut:
+            self._connect_again()
+        dues = [due for due in (until, subscription.due, self._cut) if due is not None]
         ready = await self._poll(
             [self._monitor, self._sub, *self._dealers.values()],
             -(-max(0, min(dues) - now) // MS) if dues else None,
@@ -81,13 +120,15 @@ class SubscriberSockets:
         # Connections first: the publisher may be another one.
         if self._monitor in ready:
             for parts in await _read(self._monitor):
-                _note_connection(parts, subscription, now)
+                self._note_connection(parts, subscription, now)
         for number, dealer in list(self._dealers.items()):
             if dealer in ready:
                 for parts in await _read(dealer):
+                    await _prepare(subscription, parts, number)
                     subscription.reply(number, parts, now)
         if self._sub in ready:
             for parts in await _read(self._sub):
+                await _prepare(subscription, parts)
                 (message or subscription.message)(parts, now)
 
     async def connected(self, seconds: float) -> bool:
@@ -106,6 +147,32 @@ class SubscriberSockets:
             self._monitor.close(linger=0)
         self._sub = self._monitor = None
 
+    def _note_connection(self, parts: list[bytes], subscription: Subscription, now: int) -> None:
+        zmq = require()
+        from zmq.utils.monitor import parse_monitor_message
+
+        event = parse_monitor_message(parts)["event"]
+        self._cut = None
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            subscription.connected(now)
+        elif event == zmq.EVENT_DISCONNECTED:
+            subscription.disconnected()
+            if not is_bound_by_subscriber(self.endpoint):
+                self._cut = now + RECONNECT
+
+    def _connect_again(self) -> None:
+        """ZeroMQ gives a connection up that broke its rules, as with a message that is too large, and doesn't try again."""
+        zmq = require()
+        self._cut = None
+        log.warning(
+            "%s was disconnected: a message was longer than %d bytes, or none of ZeroMQ's; it is connected to again",
+            self.endpoint,
+            self._frame_bytes,
+        )
+        with suppress(zmq.ZMQError):
+            self._sub.disconnect(self.endpoint)
+        attach(self._sub, self.endpoint, bind=False)
+
     def _adjust(self, subscription: Subscription) -> None:
         """Send the requests that ``subscription`` wants, and drop those that it no longer does."""
         requests, dealers = subscription.requests, self._dealers
@@ -115,7 +182,9 @@ class SubscriberSockets:
             if number not in dealers:
                 zmq = require()
                 dealer = dealers[number] = self._context.socket(zmq.DEALER)
-                dealer.setsockopt(zmq.RCVHWM, 0)
+                # vLLM's side drops what a slow reader has no room for: by number there is room for a whole replay.
+                dealer.setsockopt(zmq.RCVHWM, REPLAY_HWM)
+                dealer.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes)
                 attach(dealer, str(self.replay_endpoint), bind=False)
                 dealer.send_multipart(request(wanted.word), zmq.NOBLOCK)
 
@@ -130,23 +199,22 @@ class SubscriberSockets:
 async def _read(socket: Any) -> list[list[bytes]]:
     zmq = require()
     found: list[list[bytes]] = []
-    while len(found) < READ_AT_ONCE:
+    size = 0
+    while len(found) < READ_AT_ONCE and size < READ_BYTES:
         try:
             found.append(await socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             break
+        size += len(found[-1][-1])
     return found
 
 
-def _note_connection(parts: list[bytes], subscription: Subscription, now: int) -> None:
-    zmq = require()
-    from zmq.utils.monitor import parse_monitor_message
-
-    event = parse_monitor_message(parts)["event"]
-    if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-        subscription.connected(now)
-    elif event == zmq.EVENT_DISCONNECTED:
-        subscription.disconnected()
+async def _prepare(subscription: Subscription, parts: Sequence[bytes], number: int | None = None) -> None:
+    """Have a large message read in a thread of its own, while others have their turn."""
+    if parts and len(parts[-1]) > LARGE:
+        decoder = subscription.decoder_of(parts, number)
+        if decoder is not None:
+            await asyncio.to_thread(decoder.prepare, parts[-1])
 
 
 class Subscriber:
@@ -161,6 +229,7 @@ class Subscriber:
         rank: int = 0,
         dialect: str = "auto",
         hwm: int = 100_000,
+        frame_bytes: int = FRAME_BYTES,
         limits: Limits | None = None,
         stream: str | None = None,
         clock: Clock | None = None,
@@ -172,7 +241,9 @@ class Subscriber:
         out, the endpoint unless given. Raises ``KvyardError`` for what can't be an endpoint or a dialect.
         """
         Decoder(dialect)  # refuses an unknown one here, where the caller can act on it
-        self._sockets = SubscriberSockets(endpoint, replay=replay, topic=topic, rank=rank, hwm=hwm)
+        self._sockets = SubscriberSockets(
+            endpoint, replay=replay, topic=topic, rank=rank, hwm=hwm, frame_bytes=frame_bytes
+        )
         self.subscription = Subscription(
             stream or self._sockets.endpoint,
             source=replay is not None,

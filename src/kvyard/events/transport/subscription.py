@@ -46,7 +46,8 @@ class Follower:
         self._prefix = prefix
         self.log = UpdateLog(stream, topic, self.at, self.updates)
         self.inquiry = Inquiry(limits, numbers or count(1))
-        self.recovery = Recovery(self.at, self.log, self.inquiry, decoder or Decoder(), limits, source)
+        self.decoder = decoder or Decoder()
+        self.recovery = Recovery(self.at, self.log, self.inquiry, self.decoder, limits, source)
 
     def start(self, now: int) -> None:
         """Begin: ask for what there is, if there is a replay socket."""
@@ -177,6 +178,14 @@ class Subscription:
             follower = self._find(topic, now)
         if follower is not None:
             follower.resume(topic, *position, now)
+
+    def decoder_of(self, parts: Sequence[bytes], number: int | None = None) -> Decoder | None:
+        """Who will read a message: the decoder of its topic, or of request ``number``. ``None`` where that isn't known yet."""
+        for topic, follower in self._followers.items():
+            request = follower.inquiry.request
+            if (topic == parts[0]) if number is None else (request is not None and request.number == number):
+                return follower.decoder
+        return None
 
     def message(self, parts: Sequence[bytes], now: int) -> None:
         """A message arrived on the stream's socket."""

@@ -33,14 +33,24 @@ class Decoder:
         self.dialect = dialect
         self.stats = DecodeStats()
         self._max_bytes = max_bytes
+        self._prepared: tuple[object, Decoded] | None = None
         readers: dict[type[PayloadReader], PayloadReader] = {}
         for name in reading_order(dialect):
             reader = WIRES.get(name).reader(narrow, block_size)
             readers.setdefault(type(reader), reader)
         self._readers = list(readers.values())
 
+    def prepare(self, payload: bytes) -> None:
+        """Read ``payload`` ahead: the next ``decode`` of this very object has it already. A thread may do so while no other
+        uses the decoder.
+        """
+        self._prepared = (payload, self.decode(payload))
+
     def decode(self, payload: object) -> Decoded:
         """Read ``payload``: bytes, or what a JSON or msgpack decoder made of them. Never raises for any payload."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is payload:
+            return prepared[1]
         if isinstance(payload, bytearray | memoryview):
             payload = bytes(payload)
         try:

@@ -146,6 +146,10 @@ _RAW_MAP: msgspec.msgpack.Decoder[dict[str, Raw]] = msgspec.msgpack.Decoder(dict
 _ANY: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
+PIECEWISE = 1 << 20
+"""Bytes from which on a payload is read event by event: so that a reader in a thread of its own lets others have their turn."""
+
+
 class VllmReader:
     """Reads the payloads of one stream."""
 
@@ -161,6 +165,8 @@ class VllmReader:
             decoded = self._read_batch(msgspec.json.decode(payload), stats)
             stats.slow_payloads += decoded is not None
             return decoded
+        if len(payload) > PIECEWISE:
+            return self._read_parts(payload, stats, slow=False)
         for shape in (self._expected, ARRAY if self._expected == MAP else MAP):
             try:
                 batch = _WHOLE[shape].decode(payload)
@@ -174,8 +180,8 @@ class VllmReader:
     def _read_shape(self, event: AnyEvent, seen: set[str], stats: DecodeStats) -> Event:
         return read_event(event, self._narrow)
 
-    def _read_parts(self, payload: bytes, stats: DecodeStats) -> Decoded | None:
-        """Take a payload apart that isn't what it should be, and read what can be read."""
+    def _read_parts(self, payload: bytes, stats: DecodeStats, slow: bool = True) -> Decoded | None:
+        """Take a payload apart that is large, or isn't what it should be, and read what can be read, event by event."""
         if _shape_of(payload) == MAP:
             named = _RAW_MAP.decode(payload)
             if "data" in named:
@@ -185,7 +191,7 @@ class VllmReader:
             parts = list(_RAW_LIST.decode(payload))
             if parts and _shape_of(bytes(parts[0])) == MAP:  # type: ignore[arg-type]
                 return None
-        stats.slow_payloads += 1
+        stats.slow_payloads += slow
         if len(parts) < 2 or parts[1] is None:
             return no_events("a batch without events")
         rank = parts[2] if len(parts) > 2 else None

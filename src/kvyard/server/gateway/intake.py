@@ -47,7 +47,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             salt = asked.cache_salt if isinstance(asked, PeekedCompletion | PeekedChat) else None
             try:
                 if len(prompts[0]) <= self.config.limits.tokens:
-                    keys = pool.keys(prompts[0], lora, salt)
+                    keys = await pool.keys(prompts[0], lora, salt)
                     if pool.remote is not None:
                         known = await pool.remote.ask(prompts[0], Namespace(lora_name=lora, salt=salt or None))
             except KvyardError:

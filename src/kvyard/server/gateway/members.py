@@ -136,6 +136,8 @@ class Membership(msgspec.Struct, eq=False):
     async def _learn(self, engine: Engine, listed: list[ListedModel]) -> None:
         """An engine says which names it answers to; with the first time, which pool it belongs to."""
         models = {one.id: one.parent for one in listed}
+        engine.listed = {one.id: one for one in listed}
+        engine.longest = max(filter(None, (one.max_model_len for one in listed)), default=None)
         if engine.pool is not None and engine.config.model is None and engine.model not in models:
             log.warning("%s doesn't serve %s any more", engine.name, engine.model)
             await self._leave(engine)

@@ -12,10 +12,11 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
-from kvyard.clock import Clock
+from kvyard.clock import Clock, pause
 from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Indexer
+from kvyard.openai import ListedModel
 from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.overlaps import Known
 from kvyard.server.dashboard.view import PromptSources, prompt_sources
@@ -26,6 +27,8 @@ from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing
 from kvyard.server.http import Refusal
 
+LONG = 8192
+"""Tokens from which on a prompt is compared with what engines take."""
 EngineState = Literal["starting", "ready", "suspect", "down"]
 
 
@@ -69,6 +72,10 @@ class Engine:
         self.pool: EnginePool | None = None
         self.models: dict[str, str | None] = {}
         """Names that it answers to, with the base model of those that are adapters."""
+        self.listed: dict[str, ListedModel] = {}
+        """The same as it lists them."""
+        self.longest: int | None = None
+        """Tokens of prompt and answer together, where it says."""
         self.in_flight = 0
         self.misses = 0
         """Looks in a row that failed."""
@@ -168,10 +175,25 @@ class EnginePool(msgspec.Struct, eq=False):
     """Of those: which have as much as they may have."""
     _shut: dict[str, frozenset[Holder]] = {}
 
-    def keys(self, tokens: Sequence[int], lora: str | None, salt: str | None) -> list[int]:
-        """The index's names of a prompt's blocks. Raises ``KvyardError`` for what can't be named."""
+    async def keys(self, tokens: Sequence[int], lora: str | None, salt: str | None) -> list[int]:
+        """The index's names of a prompt's blocks, none of one that is longer than any engine takes. Others have their turn
+        while a long one is hashed. Raises ``KvyardError`` for what can't be named.
+        """
+        if len(tokens) > LONG and (longest := self.longest) is not None and len(tokens) > longest:
+            return []
         assert self.router.identity is not None
-        return self.router.identity.keys(tokens, Namespace(lora_name=lora, salt=salt or None))
+        found: list[int] = []
+        for portion in self.router.identity.keys_by_turns(tokens, Namespace(lora_name=lora, salt=salt or None)):
+            if found:
+                await pause()
+            found += portion
+        return found
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that some engine takes, prompt and answer together; ``None`` where one doesn't say."""
+        longest = [engine.longest for engine in self.engines.values()]
+        return max(filter(None, longest), default=None) if all(longest) else None
 
     # -- who there is -------------------------------------------------------------------------------------------------
 

@@ -62,10 +62,15 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
         """Every model and adapter that some engine serves."""
         created = self.gateway.started // SECOND
-        found = [
-            openai.ModelCard(id=name, created=created, root=pool.model, parent=None if lora is None else pool.model)
-            for name, (pool, lora) in self.gateway.members.names.items()
-        ]
+        found: list[openai.ModelCard] = []
+        for name, (pool, lora) in self.gateway.members.names.items():
+            listed = [engine.listed[name] for engine in pool.engines.values() if name in engine.listed]
+            lengths = [one.max_model_len for one in listed if one.max_model_len is not None]
+            root = next((one.root for one in listed if one.root), pool.model)
+            card = openai.ModelCard(id=name, created=created, root=root, parent=None if lora is None else pool.model)
+            # The shortest, where engines differ: that much any of them takes.
+            card.max_model_len = min(lengths, default=None)
+            found.append(card)
         return openai.ModelList(data=found)
 
     async def explain(self, body: schemas.ExplainRoute, headers: Headers) -> schemas.RouteExplained:

@@ -5,12 +5,13 @@ updates others get their turn. What arrives meanwhile waits in ZeroMQ's queue, w
 seen as a gap, and asked for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from kvyard.clock import MS, Clock, pause
+from kvyard.events.slices import blocks_of
 from kvyard.events.transport import Origin, State, Subscriber, Update
 from kvyard.events.types import Cleared, Stored
 from kvyard.index import Holder, Indexer, Source
@@ -21,6 +22,8 @@ from kvyard.server.supervisor import Supervised, Supervisor, said
 
 TURN = 5 * MS
 """How long updates are applied before others have their turn."""
+SLICE = 512
+"""Blocks of an update that are applied together."""
 
 
 class Listener:
@@ -51,6 +54,7 @@ class Listener:
             dialect=told.dialect,
             limits=patience.limits(),
             hwm=patience.queue,
+            frame_bytes=patience.frame_bytes,
             stream=self.source.stream,
             clock=self._clock,
         )
@@ -84,10 +88,10 @@ class Listener:
             update = await self.subscriber.receive()
             if update is None:
                 continue
-            self._apply(update)
-            if self._clock.now() >= turn:
-                await pause()
-                turn = self._clock.now() + TURN
+            for _ in self._applying(update):
+                if self._clock.now() >= turn:
+                    await pause()
+                    turn = self._clock.now() + TURN
 
     def _failed(self, error: Exception) -> None:
         """Nothing that was heard counts until all of it was heard again."""
@@ -110,20 +114,28 @@ class Listener:
             self._apply(updates.popleft())
 
     def _apply(self, update: Update) -> None:
+        for _ in self._applying(update):
+            pass
+
+    def _applying(self, update: Update) -> Iterator[None]:
+        """Apply ``update``; stops where others may have their turn."""
         nameless = not update.topic and update.seq < 0 and not update.epoch
         if nameless and update.origin is Origin.STATE and (update.stream, "") not in self._indexer.streams:
             # Nothing was heard yet, not even the topic. The index knows as much by itself, and under the right name later.
+            yield
             return
-        for event in update.events:
-            if isinstance(event, Stored) and event.block_size:
-                self.block_sizes.add(event.block_size)
+        self.block_sizes |= {event.block_size for event in update.events if isinstance(event, Stored)} - {0}
         if self._tier is not None and update.events:
             events: list[Any] = [
                 event if isinstance(event, Cleared) else msgspec.structs.replace(event, tier=self._tier)
                 for event in update.events
             ]
             update = msgspec.structs.replace(update, events=events)
-        self._indexer.apply(update, self._clock.now())
+        if len(update.events) > SLICE or blocks_of(update.events) > SLICE:
+            yield from self._indexer.applying(update, self._clock.now(), SLICE)
+        else:
+            self._indexer.apply(update, self._clock.now())
+            yield
         self.applied += 1
 
     # -- what there is to see ---------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Searches for garbage: set aside what stays, search all only when idle."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from kvyard.server import garbage
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("settings")
+def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(garbage, "INTERVAL", 0.001)
+        monkeypatch.setattr(garbage, "WHOLE", 0)
+        garbage.settle()
+        assert gc.get_threshold() == (garbage.YOUNG, garbage.ROUNDS, garbage.NEVER)
+        aside = gc.get_freeze_count()
+        assert aside > 1000
+        kept = [[at] for at in range(5000)]
+        busy, searches = True, []
+        collect = gc.collect
+        monkeypatch.setattr(gc, "collect", lambda generation=2: searches.append(generation) or collect(generation))
+        task = asyncio.create_task(garbage.stay_settled(lambda: not busy))
+        while gc.get_freeze_count() < aside + len(kept):
+            await asyncio.sleep(0.001)
+        assert searches and set(searches) == {1}, "all is left alone while something is under way"
+        busy = False
+        while 2 not in searches:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(garbage, "LONGEST", 0)
+        busy = True
+        searches.clear()
+        while 2 not in searches:
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(main())
