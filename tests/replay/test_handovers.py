@@ -17,6 +17,7 @@ from tests.replay.support import sessions
 from kvyard.engine.job import Job
 from kvyard.errors import KvyardError
 from kvyard.replay.handovers import Handover, Handovers
+from kvyard.replay.report.answers import answers
 from kvyard.replay.report.handovers import stage_times
 from kvyard.replay.run import SimulatedRun, replay
 from kvyard.replay.settings import make_config
@@ -358,3 +359,24 @@ def test_the_report_says_where_time_went():
         sum(worker.output_tokens for worker in done.report.workers if worker.role == "decode")
         == done.report.output_tokens
     )
+
+
+def test_bounds_go_by_where_prompts_were_computed():
+    """The room of decode workers has no part in it."""
+    trace = list(sessions(60, seed=3, arrivals="poisson:rate=10"))
+    pooled = []
+    for blocks in (400, 4000):
+        kinds = [
+            {"role": "prefill", "name": "p", "count": 2},
+            {"role": "decode", "name": "d", "num_gpu_blocks": blocks},
+        ]
+        done = replay(trace, workers=kinds, bounds=True, **{"router": "round-robin", **SMALL, "num_gpu_blocks": 700})
+        bounds, reused = done.report.bounds, done.report.reuse["all"].part
+        assert reused <= bounds["routed_infinite"].part <= bounds["infinite"].part
+        pooled.append(bounds["pooled"].part)
+    assert pooled[0] == pooled[1] > 0
+
+
+def test_advice_names_the_role():
+    done = replay(sessions(60, seed=3, arrivals="poisson:rate=50"), prefill=1, decode=4, router="kv", **SMALL)
+    assert "--prefill 2" in " ".join(answers(done.report))

@@ -260,6 +260,10 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """The same results, slowly."""
     samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
 
+    def made_of(self, kind: WorkerConfig) -> int:
+        """How many workers of ``kind`` a fleet makes, those included that may come later."""
+        return kind.count if self.autoscale is None else self.autoscale.most
+
     @property
     def disaggregated(self) -> bool:
         """Whether prompts and answers may be computed by different workers."""

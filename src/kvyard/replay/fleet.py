@@ -89,7 +89,7 @@ class Fleet:
         for kind in config.workers:
             # One for all of a kind, since it remembers what it worked out.
             pace = engine_pace(kind.engine) if reads_pace or scaled is not None else None
-            for number in range(kind.count if scaled is None else scaled.most):
+            for number in range(config.made_of(kind)):
                 self._make(kind, pace)
                 self.workers[-1].alive &= number < kind.count
         self._shared.credit(self._by_holder)
@@ -395,8 +395,14 @@ class Fleet:
         """Who moves prompts between this worker and others."""
         return None
 
+    @property
+    def used(self) -> list[Worker]:
+        """Workers that ever took requests."""
+        return [worker for worker in self.workers if worker.began]
+
     def _enlist(self, holder: Holder, worker: Worker) -> None:
         """Let requests go to a rank of ``worker``."""
+        worker.began = True
         self._open += 1
         self.router.add_worker(holder, worker.role, self._paces[holder])
 

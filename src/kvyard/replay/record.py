@@ -82,6 +82,11 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """Where another worker computed its prompt."""
 
     @property
+    def prefilled_by(self) -> str:
+        """The worker that computed its prompt, which may be another than the one that answered."""
+        return self.worker if self.stages is None else self.stages.prefill_worker
+
+    @property
     def ttft(self) -> int:
         """Nanoseconds to the first token, -1 where there was none."""
         return self.first_token - self.arrival if self.first_token >= 0 else -1

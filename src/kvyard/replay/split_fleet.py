@@ -221,6 +221,7 @@ class SplitFleet(Fleet):
         if worker.role != "decode":
             super()._enlist(holder, worker)
         if worker.role != "prefill":
+            worker.began = True
             self._decoders += 1
             router.add_worker(holder, worker.role, self._paces[holder])
 

@@ -35,6 +35,8 @@ class Worker:
         self.recorders: list[Recorder] = []
         self.jobs: dict[str, Job] = {}
         """Those that are here and not through."""
+        self.began = False
+        """Whether it ever took requests."""
         self.alive = True
         self.draining = False
         """It takes no new requests, for ever."""

@@ -200,3 +200,9 @@ def test_a_table_says_the_same_as_a_line():
 def test_every_name_makes_one():
     for name in SCALERS.names():
         assert isinstance(SCALERS.get(name)({}), Scaler)
+
+
+def test_workers_that_never_came_are_not_shown():
+    done = replay(steady(20), workers=1, autoscale="threshold:queue=50,min=1,max=8", **SMALL)
+    assert [worker.name for worker in done.report.workers] == ["w0"]
+    assert all(len(rows) == 1 for rows in done.report.timeline.values.values())

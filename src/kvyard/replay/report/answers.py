@@ -240,14 +240,19 @@ def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
     """What to try."""
     engine = _engine(report)
     workers, blocks = len(report.workers), engine.get("num_gpu_blocks", 0)
+    more = f"--workers {workers * 2}"
+    if report.handovers is not None and resource in ("prefill", "decode") and resource in report.handovers.roles:
+        more = f"--{resource} {report.handovers.roles[resource].workers * 2}"
+    elif report.scaling is not None:
+        more = "a larger max of --autoscale"
     if resource == "prefill":
         policy = report.router.policy if report.router is not None else "least-time"
         free = "" if workers < 2 or policy == "least-time" else "; --router least-time costs nothing to try"
         if parts.waiting >= QUEUED * parts.first:
-            return f"more workers (--workers {workers * 2}), or a card that computes faster{free}"
+            return f"more workers ({more}), or a card that computes faster{free}"
         return f"a card that computes faster: little of it is waiting, so more workers change little{free}"
     if resource == "decode":
-        return f"a card with more memory bandwidth, or more workers for smaller batches (--workers {workers * 2})"
+        return f"a card with more memory bandwidth, or more workers for smaller batches ({more})"
     if resource == "cache":
         if "host" not in report.tiers and not _lacks_room(report, parts):
             return f"a host tier (--host-blocks {blocks * 2}) or more blocks (--num-gpu-blocks {blocks * 2})"

@@ -55,7 +55,7 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
             answered = ids
             if request.ids is None and request.tokens is not None and request.output_tokens:
                 answered = token_ids([*request.tokens, *request.output_tokens], size)
-            row = (record.admitted, number, record.worker, ids or (), answered or (), per_id or 1, record.input)
+            row = (record.admitted, number, record.prefilled_by, ids or (), answered or (), per_id or 1, record.input)
             rows.append((*row, None if plainly else request))
     rows.sort(key=lambda row: row[:2])
     whole = sum(row[-2] for row in rows)
@@ -66,7 +66,8 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
         apart.setdefault(worker, _PromptLookups()).add(ids, answered, per_id, length)
     rooms = {
         (worker.name if len(worker.cores) == 1 else f"{worker.name}@{rank}"): _rooms(core)
-        for worker in fleet.workers
+        for worker in fleet.used
+        if worker.role != "decode" or worker.recorders[0].computed
         for rank, core in enumerate(worker.cores)
     }
     every = [pool for room in rooms.values() for pool in room]
@@ -99,7 +100,9 @@ def _managed(
     """The ``PLAIN`` caches by simulation, as far as they aren't ``absent``."""
     pools = {
         (worker.name if len(worker.cores) == 1 else f"{worker.name}@{rank}"): (kind.engine, core)
-        for worker, kind in zip(fleet.workers, (kind for kind in fleet.config.workers for _ in range(kind.count)))
+        for worker, kind in zip(
+            fleet.workers, (kind for kind in fleet.config.workers for _ in range(fleet.config.made_of(kind)))
+        )
         for rank, core in enumerate(worker.cores)
     }
     blocks = {name: core.scheduler.manager.pool.num_blocks - 1 for name, (_, core) in pools.items()}

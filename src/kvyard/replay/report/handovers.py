@@ -82,12 +82,14 @@ def _use(fleet: SplitFleet, kind: str, duration: int) -> LinkUse:
 def _roles(fleet: SplitFleet, duration: int) -> dict[str, RoleReport]:
     found: dict[str, RoleReport] = {}
     for role in ("prefill", "decode", "both"):
-        workers = [worker for worker in fleet.workers if worker.role == role]
+        workers = [worker for worker in fleet.used if worker.role == role]
         if workers:
             busy = sum(max(core.busy_ns for core in worker.cores) for worker in workers)
             found[role] = RoleReport(
                 workers=len(workers),
-                worker_seconds=len(workers) * duration / SECOND,
+                worker_seconds=len(workers) * duration / SECOND
+                if fleet.scaling is None
+                else fleet.scaling.on_seconds(role, fleet.now),
                 busy=share(
                     busy, duration * len(workers), "nanoseconds in passes / nanoseconds of the run, times workers"
                 ),

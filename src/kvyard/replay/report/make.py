@@ -73,7 +73,7 @@ def make_report(
     seen = Observations(records, simulated=True, now=fleet.now if fleet.interrupted else None)
     admitted = [record for record in records if record.admitted >= 0]
     duration = max(1, seen.end - seen.start)
-    workers = [_worker(worker, seen.by_worker.get(worker.name, []), duration) for worker in fleet.workers]
+    workers = [_worker(worker, seen.by_worker.get(worker.name, []), duration) for worker in fleet.used]
     gaps = together([recorder.gaps for worker in fleet.workers for recorder in worker.recorders])
     fields = seen.fields(workers, gaps, label=label, trace=trace, slo=slo)
     reuse, router = _reuse(admitted), _router(fleet, records)
@@ -279,4 +279,4 @@ def make_loading(records: Iterable[Record]) -> Spread:
 
 
 def _cores(fleet: Fleet) -> list[EngineCore]:
-    return [core for worker in fleet.workers for core in worker.cores]
+    return [core for worker in fleet.used for core in worker.cores]
