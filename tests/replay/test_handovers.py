@@ -378,5 +378,6 @@ def test_bounds_go_by_where_prompts_were_computed():
 
 
 def test_advice_names_the_role():
-    done = replay(sessions(60, seed=3, arrivals="poisson:rate=50"), prefill=1, decode=4, router="kv", **SMALL)
-    assert "--prefill 2" in " ".join(answers(done.report))
+    trace = sessions(60, seed=3, arrivals="poisson:rate=50")
+    done = replay(trace, prefill=1, decode=4, router="kv", **{**SMALL, "num_gpu_blocks": 2000})
+    assert "(--decode 8)" in " ".join(answers(done.report))
