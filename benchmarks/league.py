@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import lzma
 import os
@@ -27,6 +28,8 @@ from typing import Any, NamedTuple
 
 from _peers import conversation_trace
 from _plain import plain_environment
+
+from kvyard.files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "league"
@@ -151,15 +154,29 @@ def forget(policy: str) -> None:
             report.unlink()
 
 
-Cell = tuple[str, str, str, str, str]
+Key = tuple[str, int, str, int, str, str, str]
+"""A setting, a cell, a policy."""
 
 
-def cells(rows: list[dict[str, Any]]) -> dict[Cell, dict[str, dict[str, Any]]]:
+def row_key(row: dict[str, Any]) -> Key:
+    """What a row is of."""
+    setting = (row["trace"], int(row["workers"]), row["timing"], int(row["host_blocks"]), row["jitter"])
+    return (*setting, row["cell"], row["policy"])
+
+
+def read_rows(table: Path) -> list[dict[str, Any]]:
+    """What earlier runs left; nothing at first."""
+    if not table.exists():
+        return []
+    with table.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def cells(rows: list[dict[str, Any]]) -> dict[tuple[str, int, str, int, str, str], dict[str, dict[str, Any]]]:
     """By cell and policy."""
-    found: dict[Cell, dict[str, dict[str, Any]]] = {}
+    found: dict[tuple[str, int, str, int, str, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        key = (row["trace"], str(row["workers"]), row["timing"], str(row["host_blocks"]), row["cell"])
-        found.setdefault(key, {})[row["policy"]] = row
+        found.setdefault(row_key(row)[:-1], {})[row["policy"]] = row
     return found
 
 
@@ -167,15 +184,13 @@ def best_rivals(rows: list[dict[str, Any]]) -> list[str]:
     """The policies besides ``ALWAYS`` that have the least mean TTFT with 8 workers, against the first of each cell."""
     behind: dict[str, list[float]] = {}
     for key, by_policy in cells(rows).items():
-        if key[1] != "8" or any(int(row["overloaded"]) for row in by_policy.values()):
+        if key[1] != 8 or len(by_policy) < 12 or any(int(row["overloaded"]) for row in by_policy.values()):
             continue
         first = min(float(row["ttft_mean_ms"]) for row in by_policy.values())
         for policy, row in by_policy.items():
             behind.setdefault(policy, []).append(float(row["ttft_mean_ms"]) / first)
-    ranked = sorted((geometric_mean(ratios), policy) for policy, ratios in behind.items())
-    for ratio, policy in ranked:
-        print(f"  {policy:<14}{ratio:>7.3f} of the first's mean TTFT", flush=True)
-    return [policy for _, policy in ranked if policy not in ALWAYS][:BEST]
+    ranked = sorted(behind, key=lambda policy: geometric_mean(behind[policy]))
+    return [policy for policy in ranked if policy not in ALWAYS][:BEST]
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
@@ -200,9 +215,8 @@ def judge(rows: list[dict[str, Any]]) -> None:
         if not int(ours["overloaded"]):
             passed, lost = passed + (not missed), lost + bool(missed)
         name = "overloaded" if int(ours["overloaded"]) else "LOST" if missed else "ok"
-        host = "host" if int(key[3]) else "device"
         print(
-            f"{name:<11}{key[0]:<13}{key[1]:>3} {key[2].partition(':')[0]:<11}{host:<7}{key[4]:<33}"
+            f"{name:<11}{key[0]:<13}{key[1]:>3} {key[2].partition(':')[0]:<11}{'host' if key[3] else 'device':<7}{key[5]:<33}"
             f"{mean:>8.1f} ms, kv {float(kv['ttft_mean_ms']):>8.1f}  {'; '.join(missed)}"
         )
     print(f"{passed} cells as they should be, {lost} lost; {apart} overloaded apart")
@@ -210,40 +224,42 @@ def judge(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="", help="settings with this in their name alone, such as tenants-8")
-    parser.add_argument("--policies", default="", help="these alone, with commas between them")
+    parser.add_argument(
+        "--only", default="", help="settings with one of these in their names, such as tenants-8,weka-4"
+    )
+    parser.add_argument("--few", action="store_true", help="not all policies, wherever it is")
+    parser.add_argument(
+        "--table", type=Path, default=KEPT / "league.csv", help="where rows go, besides those that are there"
+    )
     parser.add_argument("--again", default="", help="a policy whose runs are made again")
     parser.add_argument("--judge", action="store_true", help="say what the rows of an earlier run say")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    table = KEPT / "league.csv"
-    if not args.plain and not args.judge:
+    if args.judge:
+        judge(read_rows(args.table))
+        return
+    if not args.plain:
         environment = plain_environment()
         raise SystemExit(
             subprocess.run([sys.executable, *sys.argv, "--plain"], env=environment, check=False).returncode
         )
-    rows: list[dict[str, Any]] = []
-    if args.judge:
-        with table.open() as lines:
-            rows = list(csv.DictReader(lines))
-        judge(rows)
-        return
     if args.again:
         forget(args.again)
-    named = args.policies.split(",") if args.policies else None
-    few: list[str] | None = None
+    rows = read_rows(args.table)
     for setting in SETTINGS:
-        if args.only not in setting.name:
+        if not any(one in setting.name for one in args.only.split(",")):
             continue
-        if not setting.for_all and few is None:
-            few = [*ALWAYS, *best_rivals(rows)]
-        made = list(play(setting, named or (None if setting.for_all else few)))
-        rows += made
+        few = None if setting.for_all and not args.few else [*ALWAYS, *best_rivals(rows)]
+        made = list(play(setting, few))
+        again = {(*setting, row["cell"], row["policy"]) for row in made}
+        rows = [row for row in rows if row_key(row) not in again] + made
+        rows.sort(key=row_key)
         print(f"{setting.name}: {len(made)} rows", flush=True)
-        with table.open("w") as out:
-            writer = csv.DictWriter(out, list(rows[0]) if rows else (), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]) if rows else (), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(args.table, text.getvalue())
     judge(rows)
 
 

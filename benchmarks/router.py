@@ -93,10 +93,11 @@ def run(policy: str, workers: int, blocks: int, active: int, routes: int = ROUTE
 def main() -> None:
     """Print the table."""
     quick = "--quick" in sys.argv
-    for policy in ("round-robin", "least-loaded", "approx", "kv"):
+    for policy in ("round-robin", "least-loaded", "approx", "kv", "least-time"):
         run(policy, 8, 160, 40)
     for workers, blocks, active in ((100, 160, 400), (8, 3200, 40), (100, 3200, 400)):
-        run("kv", workers, blocks, active, 400 if quick else 1500)
+        for policy in BY_INDEX:
+            run(policy, workers, blocks, active, 400 if quick else 1500)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ class Active:
     """One request under way."""
 
     __slots__ = (
-        "ahead",
         "blocks",
         "num_tokens",
         "output_blocks",
+        "pairs",
         "past",
         "prefill_tokens",
         "sent",
@@ -33,14 +33,14 @@ class Active:
         self.blocks = blocks
         self.prefill_tokens = prefill
         """Still to do; 0 once it is done."""
+        self.pairs = 0
+        """How often its tokens attend to others; 0 once they are computed."""
         self.past = 0.0
         """Milliseconds that attention to what is cached adds to its prefill; 0 once that is done."""
         self.output_blocks = 0
         self.sent = 0
         """Its number in the memory of what was routed; 0 where there is none."""
         self.since = since
-        self.ahead = 0
-        """Tokens to compute until its first one, when it was routed: those that waited there, and its own."""
 
 
 class ActiveLoads:
@@ -88,14 +88,13 @@ class ActiveLoads:
         tail = path[-1] if path else None
         entry = Active(slot, tail, request.num_tokens, len(request.keys), prefill, now)
         entry.output_blocks = reserved
-        entry.ahead = self.prefill[slot]
         self.active[request.id] = entry
         return entry
 
-    def attends(self, entry: Active, ms: float) -> None:
-        """Its prefill takes so much longer, because of what is cached of it."""
+    def attends(self, entry: Active, pairs: int, ms: float) -> None:
+        """Its tokens attend to others ``pairs`` times, so that its prefill takes ``ms`` longer."""
         self.past[entry.slot] += ms
-        entry.past = ms
+        entry.pairs, entry.past = pairs, ms
 
     def prefill_done(self, entry: Active, now: int) -> None:
         """Its prompt is computed."""
@@ -141,7 +140,7 @@ class ActiveLoads:
         self.prefill[slot] -= entry.prefill_tokens
         # Sums of floats drift, so it begins afresh whenever nothing waits.
         self.past[slot] = self.past[slot] - entry.past if self.prefill[slot] else 0.0
-        entry.prefill_tokens = 0
+        entry.prefill_tokens = entry.pairs = 0
         entry.past = 0.0
 
     def mean_age(self, slot: int, now: int) -> float:

@@ -39,8 +39,10 @@ class Pace(Protocol):
     def step(self, requests: int, context: int) -> float:
         """One pass that decodes so many requests with so many tokens of context in all."""
 
-    def observe(self, tokens: int, ms: float) -> None:
-        """A first token came ``ms`` after it was asked for, with ``tokens`` to compute until then, those before it included."""
+    def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
+        """A prompt's first token came ``ms`` after its turn had begun, with ``tokens`` to compute that attend to others
+        ``pairs`` times in all.
+        """
 
 
 class ModelPace:
@@ -110,7 +112,7 @@ class ModelPace:
             return 0.0
         return self._timing.pass_ns((), requests, context, context // requests) / NS_PER_MS
 
-    def observe(self, tokens: int, ms: float) -> None:
+    def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
         """Nothing to learn: the model is the worker's own."""
 
 
@@ -127,33 +129,41 @@ def engine_pace(config: EngineConfig) -> ModelPace:
     return ModelPace(timing, config.tokens_per_pass, config.num_gpu_blocks, loads)
 
 
+def pairs_of(tokens: int, cached: int) -> int:
+    """How often ``tokens`` attend to others: to the ``cached`` ones before them, and to each other."""
+    return tokens * cached + tokens * tokens // 2
+
+
 class LearntPace:
-    """By what was seen: a line through times to first token by tokens to compute, newer ones counting more.
+    """By what was seen: times to first token as a fixed part, so much per token to compute, and so much per pair of tokens that
+    attends; newer ones count more.
 
     It starts as ``PEAK_TOKENS_PER_S`` and holds on to that as if it had seen a few requests of that speed. What is far beyond
-    the line, a stall say, counts as if it had been ``OUTLIER`` times what was expected.
+    what was expected, a stall say, counts as if it had been ``OUTLIER`` times that.
     """
 
     OUTLIER = 8.0
     _KEPT = 0.98
     _MOST_MS = 600_000.0
+    _FAR = 8192.0
+    """Pairs are counted in so many, so that all figures are of one size."""
 
     def __init__(self, tokens_per_s: float = PEAK_TOKENS_PER_S) -> None:
         self.capacity: int | None = None
         self.fixed = 0.0
         """Milliseconds of a prompt however short."""
         self.per_token = 1e3 / tokens_per_s
-        # Weighted sums of 1, x, y, xx, xy: two made-up requests on the line that it starts with.
-        self._sums = [0.0] * 5
-        for tokens in (512.0, 8192.0):
-            self._add(tokens, self.per_token * tokens)
+        self.per_pair = 0.0
+        # Weighted sums of 1, x, p, y, xx, xp, pp, xy, py: made-up requests of the speed that it starts with.
+        self._sums = [0.0] * 9
+        for tokens, cached in ((256, 0), (2048, 0), (256, 8192)):
+            self._add(float(tokens), pairs_of(tokens, cached) / self._FAR, self.per_token * tokens)
 
     def prefill(self, tokens: int) -> float:
         return self.fixed + self.per_token * tokens if tokens > 0 else 0.0
 
     def past(self, tokens: int, cached: int) -> float:
-        """Unknown from here."""
-        return 0.0
+        return self.per_pair * pairs_of(tokens, cached) if tokens > 0 else 0.0
 
     def passes(self, tokens: int) -> int:
         """Unknown from here: what passes add is in what was seen."""
@@ -167,19 +177,88 @@ class LearntPace:
         """Unknown from here."""
         return 0.0
 
-    def observe(self, tokens: int, ms: float) -> None:
+    def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
         if tokens <= 0 or not 0 <= ms <= self._MOST_MS:
             return
         self._sums = [self._KEPT * one for one in self._sums]
-        self._add(float(tokens), min(ms, self.OUTLIER * self.prefill(tokens)))
-        weight, x, y, xx, xy = self._sums
-        spread = weight * xx - x * x
-        slope = (weight * xy - x * y) / spread if spread > 1e-9 * xx * weight else 0.0
-        if slope <= 0:  # all of one length, or noise: a line through nothing
-            slope = y / x
-        fixed = (y - slope * x) / weight
-        self.fixed, self.per_token = (fixed, slope) if fixed > 0 else (0.0, xy / xx)
+        expected = self.prefill(tokens) + self.per_pair * pairs
+        self._add(float(tokens), pairs / self._FAR, min(ms, self.OUTLIER * expected))
+        fixed, slope, bend = self._plane()
+        self.fixed, self.per_token, self.per_pair = fixed, slope, bend / self._FAR
 
-    def _add(self, tokens: float, ms: float) -> None:
-        for at, part in enumerate((1.0, tokens, ms, tokens * tokens, tokens * ms)):
+    def copy(self) -> "LearntPace":
+        """One that knows as much, and learns by itself from now on."""
+        made = LearntPace()
+        made.fixed, made.per_token, made.per_pair, made._sums = self.fixed, self.per_token, self.per_pair, self._sums[:]
+        return made
+
+    def _plane(self) -> tuple[float, float, float]:
+        """Least squares with no part below 0: what would be is left out."""
+        weight, x, p, y, xx, xp, pp, xy, py = self._sums
+        # About their means; then through the origin.
+        centred = (
+            weight * xx - x * x,
+            weight * xp - x * p,
+            weight * pp - p * p,
+            weight * xy - x * y,
+            weight * py - p * y,
+        )
+        slope, bend = _solved(*centred)
+        fixed = (y - slope * x - bend * p) / weight
+        if slope > 0 and fixed >= 0:
+            return fixed, slope, bend
+        slope, bend = _solved(xx, xp, pp, xy, py)
+        return 0.0, slope, bend
+
+    def _add(self, tokens: float, pairs: float, ms: float) -> None:
+        x, p, y = tokens, pairs, ms
+        for at, part in enumerate((1.0, x, p, y, x * x, x * p, p * p, x * y, p * y)):
             self._sums[at] += part
+
+
+def _solved(xx: float, xp: float, pp: float, xy: float, py: float) -> tuple[float, float]:
+    """The two factors of least squares; of one alone where the two can't be told apart or one would be negative."""
+    apart = xx * pp - xp * xp
+    if apart > 1e-6 * xx * pp:
+        slope, bend = (pp * xy - xp * py) / apart, (xx * py - xp * xy) / apart
+        if slope > 0 and bend >= 0:
+            return slope, bend
+    return (xy / xx if xx > 0 else 0.0), 0.0
+
+
+class PaceBook:
+    """The paces of all workers, by slot. Those that aren't given are learnt.
+
+    A worker that once seemed slow would get no requests as long as others are idle, and so could never show that it isn't.
+    So one that wasn't seen for ``FORGOTTEN`` first tokens of the fleet counts as the usual worker again.
+    """
+
+    FORGOTTEN = 200
+
+    def __init__(self) -> None:
+        self.all: list[Pace] = []
+        self._usual = LearntPace()
+        """By what was seen of all that are learnt."""
+        self._seen: list[int] = []
+        """By slot, at which first token of the fleet it was seen last; -1 where the pace was given."""
+        self._count = 0
+
+    def put(self, slot: int, pace: Pace | None) -> None:
+        """A worker takes ``slot``, the next one or one that is free; without a pace it starts as the usual one."""
+        if slot == len(self.all):
+            self.all.append(self._usual)
+            self._seen.append(-1)
+        self.all[slot] = self._usual.copy() if pace is None else pace
+        self._seen[slot] = self._count if pace is None else -1
+
+    def observe(self, slot: int, tokens: int, ms: float, pairs: int) -> None:
+        """``Pace.observe`` of that worker."""
+        self.all[slot].observe(tokens, ms, pairs)
+        if self._seen[slot] < 0:
+            return
+        self._usual.observe(tokens, ms, pairs)
+        self._count += 1
+        self._seen[slot] = self._count
+        other = self._count % len(self.all)  # each in its turn
+        if 0 <= self._seen[other] < self._count - self.FORGOTTEN:
+            self.put(other, None)

@@ -22,7 +22,7 @@ from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
-from kvyard.router.pace import LearntPace, Pace
+from kvyard.router.pace import Pace, PaceBook, pairs_of
 from kvyard.router.policies import Policy, load_of, make_policy
 from kvyard.router.request import Candidate, Decision, Load, RouteRequest
 from kvyard.router.tree import Path
@@ -74,7 +74,8 @@ class Router:
         """By slot; ``None`` where a slot is free."""
         self._roles: list[Role] = []
         """By slot."""
-        self.paces: list[Pace] = []
+        self._paces = PaceBook()
+        self.paces = self._paces.all
         """By slot."""
         self._slots: dict[Holder, int] = {}
         self._draining: set[int] = set()
@@ -109,10 +110,9 @@ class Router:
                 slot = len(self._workers)
                 self._workers.append(holder)
                 self._roles.append(role)
-                self.paces.append(LearntPace())
                 self.loads.grow(slot + 1)
             self._slots[holder] = slot
-            self.paces[slot] = pace or LearntPace()
+            self._paces.put(slot, pace)
         self._roles[slot] = role
         self._draining.discard(slot)
         self._changed()
@@ -172,7 +172,8 @@ class Router:
         record = _decision(self.policy, at, choice, prefill, self._workers, detail)
         entry = self._begin(request, choice.slot, found, prefill, now)
         if self.policy.needs_pace:
-            self.loads.attends(entry, self.paces[choice.slot].past(prefill, request.num_tokens - prefill))
+            cached = request.num_tokens - prefill
+            self.loads.attends(entry, pairs_of(prefill, cached), self.paces[choice.slot].past(prefill, cached))
         entry.sent = self.overlaps.sent(choice.slot, request.keys, now)
         self.policy.routed(at, choice)
         if self._journal is not None:
@@ -215,8 +216,9 @@ class Router:
         if entry is None:
             return False
         if self.policy.needs_pace and seen:
-            self.paces[entry.slot].observe(entry.ahead, (now - entry.since) / MS)
-            entry.ahead = 0  # once is enough
+            # Prompts are computed one after the other: from the first token before this one on it was its turn.
+            began = max(entry.since, self.loads.computing_since[entry.slot])
+            self._paces.observe(entry.slot, entry.prefill_tokens, (now - began) / MS, entry.pairs)
         self.loads.prefill_done(entry, now)
         if self._journal is not None:
             self._note(did.FirstToken, at=now, id=str(id_), seen=seen)

@@ -39,7 +39,7 @@ class Steady:
     def step(self, requests: int, context: int) -> float:
         return 10.0 * requests
 
-    def observe(self, tokens: int, ms: float) -> None:
+    def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
         raise AssertionError("no first token came")
 
 
