@@ -19,6 +19,7 @@ LAYERS = [
     "router",
     "replay",
     "server",
+    "testing",
     "vllm",
     "cli",
 ]

@@ -110,7 +110,7 @@ def gateway(
         count = len(served.members.engines)
         engines = "1 engine" if count == 1 else f"{count} engines"
         typer.echo(f"gateway serving at {url}, {engines}, policy {made.router.policy}", err=True)
-        if not count and not made.names:
+        if not count and not made.names and not made.fleets:
             typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
         announced.ready([url])
 

@@ -73,7 +73,7 @@ def test_a_bad_row_is_named_or_skipped(kind: str, tmp_path: Path) -> None:
         ([mooncake(5, session_id="a"), mooncake(6, session_id="a", delay=-3)], 2, "delay is -3"),
         ([weka({**WEKA, "in": 200})], 1, "request a:0: 1 hash_ids of 64 tokens where in is 200: there must be 3"),
         ([weka({**WEKA, "hash_ids": [-1]})], 1, "between 0 and"),
-        ([weka({**WEKA, "hash_ids": [1 << 63]})], 1, "63 bits"),
+        ([weka({**WEKA, "hash_ids": [1 << 63]})], 1, "between 0 and"),
         ([weka({**WEKA, "think_time": -2}, WEKA)], 1, "think_time is -2"),
         ([weka({**WEKA, "out": -2})], 1, "out is -2"),
         ([weka(WEKA, hash_id_scope="galactic")], 1, "hash_id_scope is 'galactic'"),
@@ -146,7 +146,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     refused(tmp_path / "empty.jsonl", "no requests in it", format="mooncake")
     (tmp_path / "blank.jsonl").write_text("\n\n  \n")
     refused(tmp_path / "blank.jsonl", "the file is empty")
-    refused(tmp_path, "a directory without .json files")
+    (tmp_path / "none").mkdir()
+    refused(tmp_path / "none", "a directory without .json files")
     (tmp_path / "secret.jsonl").touch(0o000)
     if (tmp_path / "secret.jsonl").stat().st_uid != 0:
         refused(tmp_path / "secret.jsonl", "can't be read")
@@ -227,6 +228,8 @@ def test_sorting(tmp_path: Path) -> None:
 @given(data=st.binary(max_size=300), cut=st.integers(0, 400), name=st.sampled_from(sorted(FORMATS.names())))
 def test_garbage_never_ends_in_anything_but_a_sentence(data: bytes, cut: int, name: str, tmp_path: Path) -> None:
     sample = next(path for path in sorted(SAMPLES.iterdir()) if path.name.startswith(name))
+    if sample.is_dir():
+        sample = min(sample.iterdir())
     text = sample.read_bytes()
     text = (
         gzip.decompress(text) if sample.suffix == ".gz" else lzma.decompress(text) if sample.suffix == ".xz" else text

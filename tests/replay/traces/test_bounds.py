@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from functools import cache
-from itertools import combinations
+from itertools import combinations, groupby, takewhile
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from tests.replay.traces.support import CONVERSATION
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
+from kvyard.replay.traces.prefixes import PrefixIndex
 
 Prompt = tuple[int, ...]
 PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=5).map(tuple), max_size=12)
@@ -24,11 +26,35 @@ def ids(prompt: Prompt) -> list[Prompt]:
     return [prompt[: end + 1] for end in range(len(prompt))]
 
 
+def numbers(prompt: Prompt) -> list[int]:
+    """The same as numbers."""
+    return [int("1" + "".join(map(str, one)), 4) for one in ids(prompt)]
+
+
 def accesses(prompts: list[Prompt], block_size: int = 1, short: int = 0) -> Accesses:
     found = Accesses()
     for prompt in prompts:
-        found.add(ids(prompt), max(0, len(prompt) * block_size - short), block_size)
+        found.add(numbers(prompt), max(0, len(prompt) * block_size - short), block_size)
     return found
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 2), max_size=9).map(tuple), max_size=40),
+    exactly=st.booleans(),
+    packed=st.booleans(),
+)
+def test_who_touched_what_last(prompts: list[Prompt], exactly: bool, packed: bool) -> None:
+    index = PrefixIndex()
+    last: dict[int, int] = {}
+    for me, prompt in enumerate(prompts):
+        given = numbers(prompt)
+        known = list(takewhile(last.__contains__, given))
+        wanted = [(owner, len(list(part))) for owner, part in groupby(last[one] for one in known)]
+        stretches, there = index.touch(array("q", given) if packed else given, me, exactly)
+        assert there == len(known)
+        assert [(owner, end - start) for owner, start, end in stretches] == wanted
+        assert [start for _, start, _ in stretches] == [0, *(end for _, _, end in stretches)][: len(stretches)]
+        last |= dict.fromkeys(given, me)
 
 
 def naive_lru(prompts: list[list[object]], capacity: int) -> int:

@@ -24,7 +24,7 @@ WEKA = ROOT.parent / "shared" / "traces" / "weka" / "claude_code_710.jsonl.xz"
 
 def lines(path: Path, *rows: dict[str, object]) -> Path:
     plain = {"timestamp": 0, "input_length": 20, "output_length": 2, "hash_ids": [1]}
-    path.write_text("\n".join(json.dumps(plain | row) for row in rows))
+    path.write_text("".join(json.dumps(plain | row) + "\n" for row in rows))
     return path
 
 

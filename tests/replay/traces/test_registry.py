@@ -35,7 +35,18 @@ FORMAT = Format("lengths", "Three numbers.", lambda head: head.columns and head.
 
 
 def test_the_order_in_which_they_are_tried() -> None:
-    assert list(OURS) == ["dynamo", "weka", "bailian", "mooncake", "sharegpt", "burstgpt", "azure", "plain"]
+    assert list(OURS) == [
+        "dynamo",
+        "weka",
+        "servegen",
+        "lmcache",
+        "bailian",
+        "mooncake",
+        "sharegpt",
+        "burstgpt",
+        "azure",
+        "plain",
+    ]
     assert all(FORMATS.get(name).name == name for name in OURS)
     with pytest.raises(KvyardError, match="unknown trace format 'x': choose one of azure, bailian"):
         FORMATS.get("x")

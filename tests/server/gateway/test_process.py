@@ -76,7 +76,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "two engines are called e" in refused("--engine", "http://a:1,name=e", "--engine", "http://b:1,name=e")
     assert "unknown policy" in refused("--router", "best")
     assert "write HOST:PORT first" in refused("--dns", "vllm")
-    assert "can't be asked for its workers" in refused("--fleet", "http://127.0.0.1:1")
     assert "leave index_url or journal out" in refused("--index", "http://a:1", "--journal", "j")
     assert "there is no tokenizer at" in refused("--engine", "http://a:1,model=m", "--tokenizer", "/nowhere")
     bad.write_text('router = "kv"\n')

@@ -12,12 +12,17 @@ blocks of a stretch were last used by the same prompt and are used next by the s
 
 import heapq
 from array import array
-from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvyard.errors import KvyardError
+from kvyard.replay.traces.prefixes import PrefixIndex
+
+CHECKED = 4096
+"""Prompts whose ids are looked at before they are taken to be cumulative: wrong ones give themselves away long before."""
+
+MOST = (1 << 63) - 1
+Numbers = Sequence[int]
 
 
 class Hits(NamedTuple):
@@ -58,12 +63,11 @@ class Accesses:
         self.length_tokens = array("q")
         self.distance = array("q")
         """Different blocks touched since its first block was: a larger LRU cache hits it."""
-        self._latest: dict[Hashable, int] = {}
-        self._tails: list[int] = []
-        """Where the part that wasn't touched since begins, by prompt."""
+        self._index = PrefixIndex()
+        self._seen: set[int] = set()
         self._live = _Sums()
 
-    def add(self, ids: Sequence[Hashable], tokens: int | None = None, block_size: int = 1) -> int:
+    def add(self, ids: Sequence[int], tokens: int | None = None, block_size: int = 1) -> int:
         """Look a prompt up and touch it. Returns how many of its blocks had been seen before.
 
         ``tokens`` is its length, if not a multiple of ``block_size``. Raises ``KvyardError`` where an id has been seen behind
@@ -72,21 +76,11 @@ class Accesses:
         if tokens is None:
             tokens = len(ids) * block_size
         me = self.prompts
-        latest, tails, live = self._latest, self._tails, self._live
-        stretches: list[tuple[int, int, int]] = []
-        start, stop = 0, len(ids)
-        while start < stop:
-            owner = latest.get(ids[start])
-            if owner is None:
-                break
-            if tails[owner] != start:
-                raise KvyardError(
-                    f"id {ids[start]} is block {start} of one prompt and block {tails[owner]} of another, or follows two "
-                    "different blocks; ids must name all that comes before them, or be chained (--chain-ids)"
-                )
-            end = self._end(ids, owner, start, stop)
-            stretches.append((owner, start, end))
-            start = end
+        live = self._live
+        stretches, start = self._index.touch(ids, me, me < CHECKED)
+        stop = len(ids)
+        if me < CHECKED:
+            self._check(ids[start:])
         for owner, begin, end in stretches:
             self.prompt.append(me)
             self.before.append(owner)
@@ -94,10 +88,7 @@ class Accesses:
             self.length_tokens.append(min(end * block_size, tokens) - begin * block_size)
             self.distance.append(live.total - live.before(owner) - 1)
         for owner, begin, end in stretches:
-            tails[owner] = end
             live.add(owner, begin - end)
-        latest.update(zip(ids, repeat(me)))
-        tails.append(0)
         live.append(stop)
         self.prompts += 1
         self.blocks += stop
@@ -105,10 +96,16 @@ class Accesses:
         self.unique += stop - start
         return start
 
-    def _end(self, ids: Sequence[Hashable], owner: int, start: int, stop: int) -> int:
-        """Where the stretch ends that begins at ``start``: the first block whose latest user isn't ``owner``."""
-        latest = self._latest
-        return bisect_left(ids, True, start + 1, stop, key=lambda one: latest.get(one) != owner)
+    def _check(self, new: Sequence[int]) -> None:
+        if not self._seen.isdisjoint(new):
+            again = next(one for one in new if one in self._seen)
+            raise KvyardError(
+                f"id {again} follows two different blocks, or none; ids must name all that comes before them, or be "
+                "chained (--chain-ids)"
+            )
+        self._seen.update(new)
+        if self.prompts == CHECKED - 1:
+            self._seen.clear()
 
 
 def infinite(accesses: Accesses) -> Hits:
@@ -118,16 +115,18 @@ def infinite(accesses: Accesses) -> Hits:
 
 def lru(accesses: Accesses, capacities: Iterable[int]) -> list[Hits]:
     """What LRU hits with each capacity, in blocks."""
-    order = sorted(range(len(accesses.distance)), key=accesses.distance.__getitem__)
-    distances = [accesses.distance[i] for i in order]
-    blocks, tokens = [0], [0]
-    for i in order:
-        blocks.append(blocks[-1] + accesses.length[i])
-        tokens.append(tokens[-1] + accesses.length_tokens[i])
+    import numpy
+
+    distances, lengths, tokens = (
+        numpy.array(one, dtype=numpy.int64) for one in (accesses.distance, accesses.length, accesses.length_tokens)
+    )
+    order = numpy.argsort(distances)
+    distances = distances[order]
+    sums = [numpy.concatenate(([0], numpy.cumsum(one[order]))) for one in (lengths, tokens)]
     found = []
     for capacity in _checked(capacities):
-        reach = bisect_left(distances, capacity)
-        found.append(Hits(blocks[reach], accesses.blocks, tokens[reach], accesses.tokens))
+        reach = int(numpy.searchsorted(distances, min(capacity, MOST), side="left"))
+        found.append(Hits(int(sums[0][reach]), accesses.blocks, int(sums[1][reach]), accesses.tokens))
     return found
 
 
@@ -137,34 +136,58 @@ def belady(accesses: Accesses, capacities: Iterable[int]) -> list[int]:
     A stretch that is kept from one use to the next takes room between them. Whenever there is too little, whatever is used
     again last of all goes, which no other choice beats.
     """
+    import numpy
+
     ends, lengths = accesses.prompt, accesses.length
-    by_start: list[list[int]] = [[] for _ in range(accesses.prompts)]
-    for i, begin in enumerate(accesses.before):
-        by_start[begin].append(i)
-    return [_belady(ends, lengths, by_start, capacity) for capacity in _checked(capacities)]
+    # Stretches in order of their first use; of their last they are in order already.
+    before = numpy.array(accesses.before, dtype=numpy.int64)
+    order = numpy.argsort(before, kind="stable")
+    begins, firsts = array("q", order.astype(numpy.int64).tobytes()), array("q", before[order].tobytes())
+    everything, most = sum(lengths), _most_held(ends, lengths, begins, firsts)
+    return [
+        everything if capacity >= most else _belady(ends, lengths, begins, firsts, capacity)
+        for capacity in _checked(capacities)
+    ]
 
 
-def _belady(ends: Sequence[int], lengths: Sequence[int], by_start: list[list[int]], capacity: int) -> int:
-    kept = [0] * len(ends)
-    heap: list[tuple[int, int]] = []
-    room, hit, due = capacity, 0, 0
-    for prompt, beginning in enumerate(by_start):
-        while due < len(ends) and ends[due] == prompt:
-            hit += kept[due]
-            room += kept[due]
+def _most_held(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers) -> int:
+    """The blocks that a cache holds at once at most which keeps everything that is used again."""
+    held = most = due = 0
+    for begin, i in zip(firsts, begins):
+        while ends[due] <= begin:
+            held -= lengths[due]
             due += 1
-        for i in beginning:
-            kept[i] = lengths[i]
-            room -= lengths[i]
-            heapq.heappush(heap, (-ends[i], i))
+        held += lengths[i]
+        most = max(most, held)
+    return most
+
+
+def _belady(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers, capacity: int) -> int:
+    kept = array("q", bytes(8 * len(ends)))
+    heap: list[int] = []
+    """Numbers of stretches, negated: what has the largest is used again last of all."""
+    push, pop = heapq.heappush, heapq.heappop
+    room, hit, due = capacity, 0, 0
+    for begin, i in zip(firsts, begins):
+        while ends[due] <= begin:
+            had = kept[due]
+            hit += had
+            room += had
+            due += 1
+        kept[i] = length = lengths[i]
+        room -= length
+        push(heap, -i)
         while room < 0:
-            _, i = heap[0]
-            given = min(kept[i], -room)
-            kept[i] -= given
-            room += given
-            if not kept[i]:
-                heapq.heappop(heap)
-    return hit
+            last = -heap[0]
+            had = kept[last]
+            if had > -room:
+                kept[last] = had + room
+                room = 0
+            else:
+                kept[last] = 0
+                room += had
+                pop(heap)
+    return hit + sum(kept[due:])
 
 
 def _checked(capacities: Iterable[int]) -> list[int]:
@@ -181,7 +204,7 @@ class _Sums:
     __slots__ = ("_tree", "total")
 
     def __init__(self) -> None:
-        self._tree = [0]
+        self._tree = array("q", (0,))
         self.total = 0
 
     def append(self, value: int) -> None:

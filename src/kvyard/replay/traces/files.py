@@ -1,7 +1,7 @@
 """Bytes of a trace from a file: plain, gzip or xz, a line at a time. It knows no format.
 
-A directory is a trace too, of one record per ``.json`` file, which is how agent sessions are published. A ``.json`` file is
-one record as a whole.
+A directory is a trace too, of one record per ``.json`` file, or else of the lines of all its ``.jsonl`` files, which is how
+agent sessions are published. A ``.json`` file is one record as a whole.
 """
 
 import codecs
@@ -41,10 +41,10 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     if path.is_dir():
         files = sorted(child for child in path.iterdir() if _is_document(child))
-        if not files:
-            raise TraceError(path, "a directory without .json files: name a trace file, or a directory of sessions")
         for number, child in enumerate(files, 1):
             yield number, whole(child)
+        if not files:
+            yield from _lines_of_all(path)
     elif _is_document(path):
         yield 1, whole(path)
     else:
@@ -54,6 +54,20 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
 def is_cut_off(path: Path, record: bytes) -> bool:
     """Whether a record is a line without its end: the last one of a file whose writer was killed."""
     return not record.endswith(b"\n") and not path.is_dir() and not _is_document(path)
+
+
+def _lines_of_all(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a directory's files, numbered as if they were one file."""
+    files = sorted(child for child in path.iterdir() if _plain_suffix(child) == ".jsonl")
+    if not files:
+        raise TraceError(
+            path, "a directory without .json files, or .jsonl files: name a trace file, or a directory of sessions"
+        )
+    before = last = 0
+    for child in files:
+        for last, record in _lines(child):
+            yield before + last, record
+        before += last
 
 
 def whole(path: Path) -> bytes:
@@ -98,5 +112,8 @@ def _broken(path: Path, error: Exception) -> str:
 
 
 def _is_document(path: Path) -> bool:
-    plain = path.with_suffix("") if path.suffix in PACKED else path
-    return plain.suffix == ".json"
+    return _plain_suffix(path) == ".json"
+
+
+def _plain_suffix(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix in PACKED else path).suffix

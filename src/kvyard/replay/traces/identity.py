@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
+from kvyard.replay.traces.bounds import CHECKED
 from kvyard.replay.traces.errors import TraceError
+from kvyard.replay.traces.prefixes import PrefixIndex
 from kvyard.replay.traces.request import TraceRequest
 
 TOKEN_BLOCK = 16
 """Tokens an id stands for where a trace has tokens and no other size was asked for: the usual block of an engine."""
 
-CHECKED = 4096
-"""Requests whose ids are looked at before a trace is taken to have cumulative ones."""
 _64_BITS = (1 << 64) - 1
 
 
@@ -41,19 +41,27 @@ def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
 
     Only the first ``CHECKED`` are looked at: such ids give themselves away long before, and a trace may be endless.
     """
+    index = PrefixIndex()
     before: dict[int, int | None] = {}
     for number, request in enumerate(requests):
         ids = request.ids
         if number == CHECKED:
             before.clear()
+            index = PrefixIndex()
         elif ids and number < CHECKED:
-            expected = [None, *ids[:-1]]
-            known = list(map(before.setdefault, ids, expected))
+            # What is in the index is behind the same ids as before; what isn't must not have been behind others.
+            _, there = index.touch(ids, 0, True)
+            new = ids[there:]
+            if not new:
+                yield request
+                continue
+            expected = [ids[there - 1] if there else None, *new[:-1]]
+            known = list(map(before.setdefault, new, expected))
             if known != expected:
                 at = next(at for at, pair in enumerate(zip(known, expected)) if pair[0] != pair[1])
                 raise TraceError(
                     getattr(requests, "name", "the trace"),
-                    f"in request {request.id}, id {ids[at]} {_follows(expected[at])}, and in an earlier one it "
+                    f"in request {request.id}, id {new[at]} {_follows(expected[at])}, and in an earlier one it "
                     f"{_follows(known[at])}; an id must name all that comes before it: if they name single blocks, "
                     "pass --chain-ids (chain_ids=True)",
                 )

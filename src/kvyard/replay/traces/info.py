@@ -1,7 +1,6 @@
 """What is in a trace: how many requests, how long, how fast, and what a cache could make of it. One pass over it."""
 
 from array import array
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
@@ -12,7 +11,7 @@ from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
 from kvyard.replay.traces.hinting import count_hints
-from kvyard.replay.traces.identity import TOKEN_BLOCK, cumulative, prefix_ids
+from kvyard.replay.traces.identity import TOKEN_BLOCK, prefix_ids
 from kvyard.replay.traces.trace import Trace
 
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
@@ -120,11 +119,13 @@ def describe(
     """
     inputs, outputs, arrivals, thinks = array("q"), array("q"), array("q"), array("q")
     arriving = array("q")
-    sessions: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    sessions: dict[str, int] = {}
+    """Their numbers."""
+    session_hits, session_tokens = array("q"), array("q")
     accesses = Accesses()
     size, unknown, tool_calls = 0, 0, 0
     hints: dict[str, int] = {}
-    for request in cumulative(trace) if bounds else trace:
+    for request in trace:
         inputs.append(request.input_length)
         outputs.append(request.output_length)
         if request.delay is None:
@@ -136,7 +137,10 @@ def describe(
         if request.hints is not NO_HINTS:
             count_hints(request.hints, hints)
         root = request.root or request.session
-        here = None if root is None else sessions[root]
+        here = None if root is None else sessions.setdefault(root, len(sessions))
+        if here == len(session_hits):
+            session_hits.append(0)
+            session_tokens.append(0)
         if not bounds:
             continue
         ids, per_id = prefix_ids(request, token_block)
@@ -148,9 +152,9 @@ def describe(
             raise KvyardError(f"{trace.name}: ids stand for {per_id} tokens in request {request.id}, for {size} before")
         hit = accesses.add(ids, request.input_length, per_id)
         if here is not None:
-            here[0] += min(hit * per_id, request.input_length)
-            here[1] += request.input_length
-    shares = [hit / tokens for hit, tokens in sessions.values() if tokens]
+            session_hits[here] += min(hit * per_id, request.input_length)
+            session_tokens[here] += request.input_length
+    shares = [hit / tokens for hit, tokens in zip(session_hits, session_tokens) if tokens]
     reuse = None
     if accesses.prompts:
         reuse = _reuse(accesses, size, list(capacities), median(shares) if shares else None, unknown)

@@ -42,7 +42,7 @@ class ReadingTally(msgspec.Struct):
 class Reading:
     """What a reader of a format works with. A new one is made for each pass."""
 
-    __slots__ = ("_names", "_start", "_time", "block_size", "path", "skip_bad", "tally", "unordered")
+    __slots__ = ("_names", "_numbered", "_start", "_time", "block_size", "path", "skip_bad", "tally", "unordered")
 
     def __init__(
         self, path: Path, *, block_size: int = 0, skip_bad: bool = False, unordered: bool = False, tally: ReadingTally
@@ -56,7 +56,10 @@ class Reading:
         self.tally = tally
         self._start: int | None = None
         self._time = 0
-        self._names: set[str] = set()
+        self._names: set[str] | None = None
+        """Those taken; ``None`` while all rows are called by their numbers."""
+        self._numbered = 0
+        """The latest of those."""
 
     def rows(self, row: Callable[[int, bytes], TraceRequest | None]) -> Iterator[TraceRequest]:
         """The requests that ``row`` makes of each record, and nothing for those it raises ``BadRow`` for or returns None."""
@@ -64,7 +67,8 @@ class Reading:
             try:
                 request = row(number, record)
             except UNREADABLE as bad:
-                if number > 1 and is_cut_off(self.path, record):
+                whole = isinstance(bad, BadRow | msgspec.ValidationError)  # it could be read, and is wrong
+                if number > 1 and not whole and is_cut_off(self.path, record):
                     self.leave_out("the last line was cut off, as where its writer is killed")
                 else:
                     self.reject(number, bad)
@@ -104,15 +108,23 @@ class Reading:
 
     def name(self, number: int, given: str | int | None = None) -> str:
         """The row's id: its own if it has one, else its number. Raises ``BadRow`` where another row has it already."""
-        if given is None:
-            if not self._names:
-                return str(number)
-            given = number
-        name = str(given)
+        own = str(number)
+        name = own if given is None else str(given)
+        if self._names is None:
+            if name == own:
+                self._numbered = number
+                return name  # as with all rows so far, so there is nothing to remember
+            self._names = {str(before) for before in range(1, self._numbered + 1)}
         if name in self._names:
             raise BadRow(f"the request id {name!r} is taken by an earlier row: ids must be unique")
         self._names.add(name)
         return name
+
+    def has_name(self, name: str) -> bool:
+        """Whether an earlier row is called so."""
+        if self._names is None:
+            return name.isdecimal() and name == str(int(name)) and 0 < int(name) <= self._numbered
+        return name in self._names
 
 
 def ns(value: float, unit: int, field: str) -> int:

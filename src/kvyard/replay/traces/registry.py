@@ -48,7 +48,18 @@ class Format(NamedTuple):
 HOME = "kvyard.replay.traces.formats"
 OURS = {
     name: f"{HOME}.{name}:FORMAT"
-    for name in ("dynamo", "weka", "bailian", "mooncake", "sharegpt", "burstgpt", "azure", "plain")
+    for name in (
+        "dynamo",
+        "weka",
+        "servegen",
+        "lmcache",
+        "bailian",
+        "mooncake",
+        "sharegpt",
+        "burstgpt",
+        "azure",
+        "plain",
+    )
 }
 """In the order in which they are tried: the more a format asks of a first record, the earlier."""
 FORMATS: Registry[Format] = Registry("trace format", "kvyard.traces", OURS)

@@ -154,12 +154,15 @@ class EngineClient:
         except ERRORS:
             return False
 
-    async def mock_fleet(self, url: str) -> list[GatewayEngine]:
-        """The workers of a mock, with their event streams: mocks tell, no real engine does. Raises ``KvyardError`` alone."""
+    async def mock_fleet(self, url: str) -> list[GatewayEngine] | None:
+        """The workers of a mock, with their event streams: mocks tell, no real engine does. ``None`` where it doesn't answer.
+
+        Raises ``KvyardError`` for what is no mock.
+        """
         try:
             status, content = await self._get(f"{url.rstrip('/')}/admin/workers", ASK_SECONDS)
-        except EngineFailed as failed:
-            raise KvyardError(f"{url} can't be asked for its workers: {failed}; start the mock first") from None
+        except EngineFailed:
+            return None
         if status != 200:
             raise KvyardError(
                 f"{url} doesn't tell of its workers: it answered {status}; give other engines with --engine"

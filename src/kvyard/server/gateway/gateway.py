@@ -27,6 +27,9 @@ from kvyard.server.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
+FLEET_SECONDS = 0.5
+"""Between two questions to a mock that doesn't answer yet."""
+
 
 class Gateway(AsyncService):
     """Use it in an ``async with`` block, or ``start`` and ``stop`` it."""
@@ -69,8 +72,9 @@ class Gateway(AsyncService):
         for engine in config.engines:
             await self.members.add(engine)
         for url in config.fleets:
-            for engine in await self.client.mock_fleet(url):
-                await self.members.add(engine)
+            if not await self._take_fleet(url):
+                log.warning("%s doesn't answer yet: its workers are taken in once it does", url)
+                self.supervisor.keep(f"workers of {url}", partial(self._await_fleet, url))
         for told in config.subscriptions:
             self.index.keep(told.model_name, told.tenant)
             await self.index.register(told)
@@ -118,6 +122,19 @@ class Gateway(AsyncService):
             self._maker.flush()
             if self.traffic.recorder is not None:
                 self.traffic.recorder.flush()
+
+    async def _take_fleet(self, url: str) -> bool:
+        """Take in the workers of a mock that aren't here; false where it doesn't answer. Raises ``KvyardError`` for no mock."""
+        found = await self.client.mock_fleet(url)
+        for engine in found or ():
+            if engine.name not in self.members.engines:
+                await self.members.add(engine)
+        return found is not None
+
+    async def _await_fleet(self, url: str) -> None:
+        """Ask a mock for its workers until it answers: it may be started after the gateway."""
+        while not await self._take_fleet(url):
+            await pause(FLEET_SECONDS)
 
     async def _follow(self, name: NameConfig, watch: DnsWatch) -> None:
         """Take in and let go engines as a name's addresses come and go."""

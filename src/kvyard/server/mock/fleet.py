@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from kvyard.clock import SECOND, WallClock, pause
-from kvyard.events.transport.endpoint import reachable
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.guard import Guard
 from kvyard.server.http import picked
@@ -90,8 +89,9 @@ class MockFleet(AsyncService):
 
     async def start(self) -> None:
         """Serve. Raises ``KvyardError`` where an address can't be had; ``stop`` is due then too."""
-        for worker, port in zip(self.workers, self.ports):
+        for worker in self.workers:
             await worker.start()
+        for port in self.ports:  # later: each tells of all workers, and of all their streams
             await port.start()
         for worker in self.workers:
             self.supervisor.keep(worker.name, partial(self._look_after, worker.number))
@@ -199,14 +199,7 @@ class MockFleet(AsyncService):
                 running=sum(len(core.scheduler.running) for core in worker.cores),
                 waiting=max(0, worker.waiting),
                 kv_cache_usage=sum(core.scheduler.manager.usage for core in worker.cores) / len(worker.cores),
-                streams=[
-                    schemas.EventStream(
-                        rank=one.rank,
-                        endpoint=reachable(one.endpoint),
-                        replay_endpoint=None if one.replay_endpoint is None else reachable(one.replay_endpoint),
-                    )
-                    for one in worker.publishers
-                ],
+                streams=worker.streams,
             )
             for worker, port in zip(self.workers, self.ports)
         ]

@@ -17,7 +17,7 @@ from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
 from kvyard.events.batcher import Batcher
 from kvyard.events.transport import Publisher
-from kvyard.events.transport.endpoint import split_tcp
+from kvyard.events.transport.endpoint import reachable, split_tcp
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Namespace, Run, TokenChain, algorithm
 from kvyard.replay.heeding import heeded
@@ -28,6 +28,7 @@ from kvyard.server.mock.driver import EngineDriver, Journal
 from kvyard.server.mock.faults import is_lost
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
 from kvyard.server.mock.rank_watcher import RankWatcher
+from kvyard.server.mock.schemas import EventStream
 from kvyard.server.mock.tally import RecentWork, WorkerTally
 from kvyard.server.running import patiently
 
@@ -58,6 +59,8 @@ class MockWorker:
         self.cores: list[EngineCore] = []
         self.watchers: list[RankWatcher] = []
         self.publishers: list[Publisher] = []
+        self.streams: list[EventStream] = []
+        """Where its ranks publish, or did before it died: that is where it comes back."""
         self._places: dict[int, tuple[str, str | None]] = {}
         """Where each rank's stream was first found, so that it is there again after a death."""
         self.loras: dict[str, Lora] = {}
@@ -130,6 +133,14 @@ class MockWorker:
             except BaseException:
                 self._close_streams()
                 raise
+        self.streams = [
+            EventStream(
+                rank=one.rank,
+                endpoint=reachable(one.endpoint),
+                replay_endpoint=None if one.replay_endpoint is None else reachable(one.replay_endpoint),
+            )
+            for one in self.publishers
+        ]
         self.alive = True
 
     async def _publisher(self, rank: int, batcher: Batcher) -> Publisher:

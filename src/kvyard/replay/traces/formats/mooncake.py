@@ -66,8 +66,6 @@ class _MooncakeSessions(msgspec.Struct):
 
     last: dict[str, int | None] = {}
     """The time of each session's latest turn."""
-    names: set[str] = set()
-    """Rows that can be waited for."""
     timed: bool | None = None
     """Whether rows that wait for no other have times: all of them, or none."""
 
@@ -100,7 +98,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             delay = None
         else:
             session = None if session is None else str(session)
-            delay = _delay(found, time, session, sessions)
+            delay = _delay(reading, found, time, session, sessions)
         if delay is not None:
             arrival = 0 if time is None else reading.offset(time)
         else:
@@ -110,8 +108,6 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
                 raise BadRow("timestamp is missing, and it waits for no other row")
             arrival = 0 if time is None else reading.arrive(time)
         name = reading.name(number, found.request_id)
-        if found.request_id is not None:
-            sessions.names.add(name)
         if session is not None:
             sessions.last[session] = time
         return TraceRequest(
@@ -164,10 +160,12 @@ def _retention(given: int | list[_Kept]) -> tuple[Retention, ...]:
         raise BadRow(f"retention: {wrong}") from None
 
 
-def _delay(row: _MooncakeRow, time: int | None, session: str | None, sessions: _MooncakeSessions) -> int | None:
+def _delay(
+    reading: Reading, row: _MooncakeRow, time: int | None, session: str | None, sessions: _MooncakeSessions
+) -> int | None:
     """How long the row waits after those before it. None where it waits for no other."""
     for name in row.wait_for:
-        if name not in sessions.names:
+        if not reading.has_name(name):
             raise BadRow(f"it waits for {name!r}, which is no request_id of an earlier row")
     given = row.delay if row.delay_ms is None else row.delay_ms
     first = session not in sessions.last

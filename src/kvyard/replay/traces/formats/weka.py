@@ -32,7 +32,8 @@ class _WekaRequest(msgspec.Struct, gc=False):
     type: str
     input: int = msgspec.field(default=0, name="in")
     output: int = msgspec.field(default=0, name="out")
-    hash_ids: list[int] = []
+    hash_ids: msgspec.Raw = msgspec.Raw(b"[]")
+    """As it is written: most of it is what the request before had, see ``_IdTexts``."""
     model: str | None = None
     api_time: int | float | None = None
     think_time: int | float | None = None
@@ -74,6 +75,7 @@ class _Reader:
         # Sessions with ids in common take theirs from range 0; every session's unshared ends lie in its own.
         self.base = 0 if session.hash_id_scope == "global" else number * SHARE
         self.ends = number * SHARE + SHARE // 2
+        self.texts = _IdTexts()
         self.recorded: list[RecordedTurn] = []
         self.found: dict[str, _WekaRequest] = {}
 
@@ -124,28 +126,52 @@ class _Reader:
     def _ids(self, request: _WekaRequest) -> array[int]:
         """Packed, because a session has a hundred prompts of a thousand blocks."""
         whole, rest = divmod(request.input, self.block_size)
-        count = len(request.hash_ids)
+        ids = self.texts.ids(bytes(request.hash_ids), self.base)
+        count = len(ids)
         if count not in (whole, whole + (rest > 0)):
             raise BadRow(
                 f"{count} hash_ids of {self.block_size} tokens where in is {request.input}: there must be {whole}, one for "
                 "each whole block"
             )
-        import numpy  # slow to load, and no other format needs it
-
-        try:
-            ids = array("q", request.hash_ids)
-        except OverflowError:
-            raise BadRow("hash_ids holds a number of more than 63 bits") from None
-        if ids:
-            view = numpy.frombuffer(ids, dtype=numpy.int64)
-            if view.min() < 0 or view.max() >= SHARE // 2:
-                raise BadRow(f"hash_ids holds a number that isn't between 0 and {SHARE // 2 - 1}")
-            view += self.base
-            del view  # or the array couldn't grow
         if count == whole and rest:
             ids.append(self.ends)
             self.ends += 1
         return ids
+
+
+class _IdTexts:
+    """Reads the ids of requests that repeat most of those before them: only what differs from the one before is decoded."""
+
+    def __init__(self) -> None:
+        self._text = b"[]"
+        self._ids = array("q")
+
+    def ids(self, text: bytes, base: int) -> array[int]:
+        """The numbers in ``text``, each plus ``base``. Raises ``BadRow``."""
+        same = _common_bytes(self._text, text)
+        cut = text.rfind(b",", 0, same)
+        known, rest = (0, text) if cut < 0 else (text.count(b",", 0, cut + 1), b"[" + text[cut + 1 :])
+        found = msgspec.json.decode(rest, type=list[int])
+        if found and (min(found) < 0 or max(found) >= SHARE // 2):
+            raise BadRow(f"hash_ids holds a number that isn't between 0 and {SHARE // 2 - 1}")
+        ids = self._ids[:known]
+        ids.extend([one + base for one in found] if base else found)
+        self._text, self._ids = text, ids
+        return ids[:]
+
+
+def _common_bytes(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with."""
+    least, most = 0, min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    while most - least > 1:
+        middle = (least + most) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle
+    return least
 
 
 FORMAT = Format(

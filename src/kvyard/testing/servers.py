@@ -1,0 +1,96 @@
+"""A mock fleet and a gateway for tests, each on free ports of this machine."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvyard.server.gateway.config import convert
+from kvyard.server.gateway.routes import build
+from kvyard.server.mock.config import make_config
+from kvyard.server.mock.fleet import MockFleet
+from kvyard.server.mock.schemas import EventStream
+from kvyard.server.running import HttpServer, listen
+from kvyard.testing.threads import ThreadedService
+
+LOOPBACK = "tcp://127.0.0.1:0"
+HOST = "127.0.0.1"
+
+
+class FleetServer(ThreadedService):
+    """A fleet of mock engines with KV events. Settings are those of ``kvyard mock``: ``workers=2, block_size=16, ...``."""
+
+    def __init__(self, *, port: int = 0, **settings: object) -> None:
+        """Binds the ports: free ones, or those from ``port`` on. Raises ``KvyardError`` for what can't be."""
+        super().__init__()
+        events = {"kv_events_endpoint": LOOPBACK, "kv_events_replay_endpoint": LOOPBACK, "drain_seconds": 1}
+        self.fleet = MockFleet(make_config({**events, **settings}), HOST, port)
+        self._stopping = asyncio.Event()
+
+    @property
+    def urls(self) -> list[str]:
+        """Where the workers answer."""
+        return self.fleet.urls
+
+    @property
+    def url(self) -> str:
+        """Where the first one does."""
+        return self.urls[0]
+
+    @property
+    def model(self) -> str:
+        """What clients call the model."""
+        return self.fleet.config.served_model_name
+
+    def streams(self, worker: int = 0) -> Sequence[EventStream]:
+        """Where a worker's ranks publish, and replay what was missed."""
+        return self.fleet.workers[worker].streams
+
+    def kill(self, worker: int) -> None:
+        """Let a worker die as after ``kill -9``."""
+        self.call(self.fleet.kill(worker))
+
+    def revive(self, worker: int) -> None:
+        """Start a dead worker again, at its old addresses and with an empty cache."""
+        self.call(self.fleet.revive(worker))
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        async with self.fleet:
+            ready()
+            await self._stopping.wait()
+
+    def end(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+
+class GatewayServer(ThreadedService):
+    """A gateway in front of fleets and engines. Settings are those of its file: ``router={"policy": "kv"}``, ``retries=1``."""
+
+    def __init__(self, *fleets: FleetServer, engines: Sequence[object] = (), **settings: Any) -> None:
+        """``engines`` are addresses, or tables as in the gateway's file. Raises ``KvyardError`` for settings that can't be."""
+        super().__init__()
+        described = [{"url": one} if isinstance(one, str) else one for one in engines]
+        found: dict[str, Any] = {"health_seconds": 0.2, "tokenizer": "bytes", **settings}
+        found["fleets"] = [*found.get("fleets", ()), *(one.url for one in fleets)]
+        found["engines"] = [*found.get("engines", ()), *described]
+        if isinstance(found.get("router"), str):
+            found["router"] = {"policy": found["router"]}
+        self._app, self.gateway = build(convert(found, "the test"))
+        self._bound = listen(HOST, 0)
+        self._server = HttpServer(self._app, self._bound, drain_seconds=1)
+        self.url = self._server.url
+
+    def engines(self) -> list[str]:
+        """The names of the engines that get requests now."""
+        return sorted(name for name, one in self.gateway.members.engines.items() if one.state == "ready")
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        with self._bound:
+            async with self.gateway:
+                await self._server.start()
+                ready()
+                await self._server.wait()
+
+    def end(self) -> None:
+        self.gateway.drain()
+        self._server.end()
