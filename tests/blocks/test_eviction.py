@@ -460,6 +460,6 @@ def test_what_a_state_saves_is_counted_from_the_state_before_it() -> None:
     )
     keep_state(manager, "a", range(41))
     keep_state(manager, "b", range(61))
-    worths = {extent.start: extent.standing.worth for extent in manager.pool.order if extent.standing is not None}
+    worths = {extent.start: extent.history.worth for extent in manager.pool.order if extent.history is not None}
     assert worths[9] == pytest.approx(40 * (1 + 20 / 50) / 400)
     assert worths[14] == pytest.approx(20 * (1 + 50 / 50) / 400)

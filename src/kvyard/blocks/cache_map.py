@@ -110,7 +110,7 @@ class CacheMap:
         node = last.node
         if node is None or last.refs != 1 or node.kids or node.chain is not chain or len(node.copies) != 1:
             return False
-        if last.marks is not None or last.standing is not None:
+        if last.marks is not None or last.history is not None:
             return False  # what was used before stands elsewhere in the eviction order than what is new
         last.ids += ids
         start = node.stop

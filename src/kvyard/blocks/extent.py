@@ -21,7 +21,7 @@ KEPT = 102
 """... or back to the default."""
 
 
-class Standing:
+class UseHistory:
     """What an eviction order that learns keeps of an extent: the same for all its blocks, and for the parts of a split."""
 
     __slots__ = ("label", "score", "serial", "size", "ticket", "use", "uses", "worth")
@@ -44,9 +44,9 @@ class Standing:
         self.label = ""
         """The class or queue that it belongs to, where an order has several."""
 
-    def copy(self) -> "Standing":
+    def copy(self) -> "UseHistory":
         """For the other part of a split."""
-        made = Standing()
+        made = UseHistory()
         made.uses, made.use, made.size = self.uses, self.use, self.size
         made.worth, made.score, made.serial, made.label = self.worth, self.score, self.serial, self.label
         return made
@@ -60,6 +60,7 @@ class Extent:
         "before",
         "deadline",
         "expires",
+        "history",
         "ids",
         "left",
         "marks",
@@ -68,7 +69,6 @@ class Extent:
         "priority",
         "refs",
         "right",
-        "standing",
         "start",
     )
 
@@ -89,7 +89,7 @@ class Extent:
         """Shorter stretches that end inside this (single) block and can be found too; see ``CacheMap.mark``."""
         self.left: Extent | None = None
         self.right: Extent | None = None
-        self.standing: Standing | None = None
+        self.history: UseHistory | None = None
         """What an eviction order that learns knows of it; ``None`` before its first use, and under other orders."""
         # Neighbours in the eviction order while the extent has no reference.
         self.before: Extent | None = None
@@ -114,8 +114,8 @@ class Extent:
         front = Extent(ids[:count], self.start, self.refs, self.priority)
         front.expires = self.expires
         front.owner = self.owner
-        if self.standing is not None:
-            front.standing = self.standing.copy()
+        if self.history is not None:
+            front.history = self.history.copy()
         del ids[:count]
         self.start += count
         left = front.left = self.left

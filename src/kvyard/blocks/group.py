@@ -279,7 +279,8 @@ class Group:
 
     def release(self, request: Request, table: Table) -> None:
         """Give all blocks back, last position first."""
-        self.give_back(request, self.let_chain_go(request, table))
+        extents = self.let_chain_go(request, table)
+        self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
 
     def give_back(self, request: Request, extents: list[Extent]) -> None:
         """``request`` lets go of ``extents``, in order of position, and an eviction order that learns is told of its use."""

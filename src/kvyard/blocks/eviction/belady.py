@@ -7,7 +7,7 @@ order of requests, not by time, and it doesn't say to which of several workers a
 from collections.abc import Sequence
 
 from kvyard.blocks.eviction.ranked import RankedOrder
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import NEVER_AGAIN, Use
 
 
@@ -19,8 +19,8 @@ class BeladyOrder(RankedOrder):
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
         return [-(-tokens // block_size) for tokens, _ in use.facts.next_uses]
 
-    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
-        previous = standing.use
+    def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
+        previous = history.use
         if previous is not None and previous.facts.number > use.facts.number:
             return previous  # a request that came later has ended earlier, and knows more
         after = NEVER_AGAIN
@@ -28,5 +28,5 @@ class BeladyOrder(RankedOrder):
             if extent.start * block_size < tokens:
                 after = number
                 break
-        standing.score = -float(after)
+        history.score = -float(after)
         return use

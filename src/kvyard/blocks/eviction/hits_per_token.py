@@ -5,11 +5,11 @@ computed: its blocks keep that size when others share part of it, so what is evi
 """
 
 from kvyard.blocks.eviction.ranked import RankedOrder
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 
 
 class HitsPerTokenOrder(RankedOrder):
     """Fewest uses per token of its piece first, least recently used first among equals."""
 
-    def score(self, extent: Extent, standing: Standing) -> float:
-        return standing.uses / standing.size if standing.size else 0.0
+    def score(self, extent: Extent, history: UseHistory) -> float:
+        return history.uses / history.size if history.size else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from kvyard.blocks.eviction import ORDERS
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 
 Split = Callable[[Extent, int], Extent]
@@ -51,22 +51,22 @@ class LearningOrder:
         treated differently they are split, and none may be a candidate then.
         """
         use.time = self.now()
-        fresh = sum([len(extent.ids) for extent in extents if extent.standing is None and extent.cached])
+        fresh = sum([len(extent.ids) for extent in extents if extent.history is None and extent.cached])
         found: list[Extent] = []
         for extent in extents:
             if not extent.cached:
                 found.append(extent)  # it will be no candidate
                 continue
             for part in self.cut(extent, self.bounds(extent, use, block_size, states)):
-                standing = part.standing
-                if standing is None:
-                    standing = part.standing = Standing()
-                    standing.size = fresh * block_size
-                previous = standing.use
+                history = part.history
+                if history is None:
+                    history = part.history = UseHistory()
+                    history.size = fresh * block_size
+                previous = history.use
                 again = previous is not None and previous.request == use.request
                 if not again:
-                    standing.uses += 1
-                standing.use = self.note(part, standing, use, block_size, again)
+                    history.uses += 1
+                history.use = self.note(part, history, use, block_size, again)
                 found.append(part)
         return found
 
@@ -74,8 +74,8 @@ class LearningOrder:
         """Positions, in order, at which ``extent`` must be split since its parts differ from now on."""
         return ()
 
-    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
-        """``extent`` was used; ``standing.use`` is still the use before. ``again``: that was of the same request.
+    def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
+        """``extent`` was used; ``history.use`` is still the use before. ``again``: that was of the same request.
 
         Returns what is to be remembered as its last use.
         """
@@ -124,9 +124,9 @@ def learning_order(name: str) -> type[LearningOrder] | None:
     return found if isinstance(found, type) and issubclass(found, LearningOrder) else None
 
 
-def standing_of(extent: Extent) -> Standing:
+def history_of(extent: Extent) -> UseHistory:
     """What is known of ``extent``; of one that was never told of, nothing."""
-    standing = extent.standing
-    if standing is None:
-        standing = extent.standing = Standing()
-    return standing
+    history = extent.history
+    if history is None:
+        history = extent.history = UseHistory()
+    return history

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvyard.blocks.eviction.ranked import RankedOrder
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 from kvyard.clock import SECOND
 
@@ -36,20 +36,20 @@ class MarconiOrder(RankedOrder):
         # The first of several states follows a gap, the others follow each other.
         return (extent.start + 1,) if states else ()
 
-    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
-        standing.worth = 0.0
+    def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
+        history.worth = 0.0
         return use
 
     def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
         found = super().used(extents, use, block_size, states)
         if states:
             for extent in found:
-                if extent.standing is not None:
-                    extent.standing.worth = self.options["alpha"] * self._saved(extent, block_size)
+                if extent.history is not None:
+                    extent.history.worth = self.options["alpha"] * self._saved(extent, block_size)
         return found
 
-    def score(self, extent: Extent, standing: Standing) -> float:
-        return self.now() / SECOND / self.options["window_s"] + standing.worth
+    def score(self, extent: Extent, history: UseHistory) -> float:
+        return self.now() / SECOND / self.options["window_s"] + history.worth
 
     def _saved(self, extent: Extent, block_size: int) -> float:
         """The work that a state saves over the one before it, as a share of ``full_credit``."""

@@ -7,9 +7,9 @@ goes first. Which requests wait is looked at when a pass is formed.
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from kvyard.blocks.eviction.learning import standing_of
+from kvyard.blocks.eviction.learning import history_of
 from kvyard.blocks.eviction.ranked import RankedOrder
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 
 
 class QueueInformedOrder(RankedOrder):
@@ -42,24 +42,24 @@ class QueueInformedOrder(RankedOrder):
 
     def _rank(self, extent: Extent, score: float) -> None:
         """Give ``extent``, a candidate or not, another score; its age stays what it is."""
-        standing = standing_of(extent)
-        standing.worth = self._look
-        changed = standing.score != score
-        standing.score = score
-        if standing.ticket and changed:
-            self._heap.drop(standing)
-            self._heap.add(extent, standing)
-        if standing.ticket and score:
+        history = history_of(extent)
+        history.worth = self._look
+        changed = history.score != score
+        history.score = score
+        if history.ticket and changed:
+            self._heap.drop(history)
+            self._heap.add(extent, history)
+        if history.ticket and score:
             self._protected.append(extent)
 
-    def score(self, extent: Extent, standing: Standing) -> float:
-        if standing.worth != self._look:
+    def score(self, extent: Extent, history: UseHistory) -> float:
+        if history.worth != self._look:
             return 0.0
-        if standing.score:
+        if history.score:
             self._protected.append(extent)
-        return standing.score
+        return history.score
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
         super().insert_after(extent, front)
-        if standing_of(front).score:
+        if history_of(front).score:
             self._protected.append(front)

@@ -4,8 +4,8 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
-from kvyard.blocks.eviction.learning import LearningOrder, standing_of
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.eviction.learning import LearningOrder, history_of
+from kvyard.blocks.extent import Extent, UseHistory
 
 _TICKETS = count(1)
 """Never given twice: an extent may go from one heap to another and leave a void entry behind."""
@@ -21,28 +21,28 @@ class RankHeap:
         self._entries: list[tuple[float, int, int, int, Extent]] = []
         self._count = 0
 
-    def add(self, extent: Extent, standing: Standing) -> None:
-        """``extent`` becomes a candidate by the score and serial of ``standing``."""
+    def add(self, extent: Extent, history: UseHistory) -> None:
+        """``extent`` becomes a candidate by the score and serial of ``history``."""
         self._count += 1
-        self._enter(extent, standing)
+        self._enter(extent, history)
 
-    def drop(self, standing: Standing) -> None:
+    def drop(self, history: UseHistory) -> None:
         """It is none any more."""
         self._count -= 1
-        standing.ticket = 0
+        history.ticket = 0
 
     def divide(self, extent: Extent, front: Extent) -> None:
         """``front`` was split off ``extent``, a candidate: the two stand one after the other."""
-        self._enter(extent, standing_of(extent))  # it begins later now
-        self.add(front, standing_of(front))
+        self._enter(extent, history_of(extent))  # it begins later now
+        self.add(front, history_of(front))
 
-    def _enter(self, extent: Extent, standing: Standing) -> None:
+    def _enter(self, extent: Extent, history: UseHistory) -> None:
         entries = self._entries
         if len(entries) > 64 + 2 * self._count:
             self._entries = entries = [entry for entry in entries if _valid(entry)]
             heapq.heapify(entries)
-        standing.ticket = next(_TICKETS)
-        heapq.heappush(entries, (standing.score, standing.serial, -extent.start, standing.ticket, extent))
+        history.ticket = next(_TICKETS)
+        heapq.heappush(entries, (history.score, history.serial, -extent.start, history.ticket, extent))
 
     def first(self) -> Extent | None:
         """The one that goes first, if there is any."""
@@ -58,8 +58,8 @@ class RankHeap:
 
 
 def _valid(entry: tuple[float, int, int, int, Extent]) -> bool:
-    standing = entry[4].standing
-    return standing is not None and standing.ticket == entry[3]
+    history = entry[4].history
+    return history is not None and history.ticket == entry[3]
 
 
 class RankedOrder(LearningOrder):
@@ -71,9 +71,9 @@ class RankedOrder(LearningOrder):
         self._back = 0
         self._front = 0
 
-    def score(self, extent: Extent, standing: Standing) -> float:
+    def score(self, extent: Extent, history: UseHistory) -> float:
         """Of ``extent``, which becomes a candidate; without more, the one that was noted with its last use."""
-        return standing.score
+        return history.score
 
     def push(self, extent: Extent) -> None:
         self._back += 1
@@ -84,13 +84,13 @@ class RankedOrder(LearningOrder):
         self._place(extent, self._front)
 
     def _place(self, extent: Extent, serial: int) -> None:
-        standing = standing_of(extent)
-        standing.score = self.score(extent, standing)
-        standing.serial = serial
-        self._heap.add(extent, standing)
+        history = history_of(extent)
+        history.score = self.score(extent, history)
+        history.serial = serial
+        self._heap.add(extent, history)
 
     def remove(self, extent: Extent) -> None:
-        self._heap.drop(standing_of(extent))
+        self._heap.drop(history_of(extent))
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
         self._heap.divide(extent, front)

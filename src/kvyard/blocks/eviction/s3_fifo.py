@@ -11,9 +11,9 @@ A use moves nothing: a block that was hit goes back to its place when it is let 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from kvyard.blocks.eviction.learning import LearningOrder, standing_of
+from kvyard.blocks.eviction.learning import LearningOrder, history_of
 from kvyard.blocks.eviction.ranked import RankHeap
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 from kvyard.hashing import Key
 
@@ -42,25 +42,25 @@ class S3FifoOrder(LearningOrder):
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
         node = extent.node
-        if extent.standing is not None or node is None or not self._ghost:
+        if extent.history is not None or node is None or not self._ghost:
             return ()
         known = [(node.group, node.keys[at]) in self._ghost for at in range(extent.start, extent.stop)]
         return [extent.start + at for at in range(1, len(known)) if known[at] != known[at - 1]]
 
-    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
+    def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
         node = extent.node
-        if standing.use is None:
-            standing.uses = 0  # coming in is no use
+        if history.use is None:
+            history.uses = 0  # coming in is no use
             if node is not None and (node.group, node.keys[extent.start]) in self._ghost:
-                standing.label = MAIN
+                history.label = MAIN
                 for at in range(extent.start, extent.stop):
                     self._ghost.pop((node.group, node.keys[at]), None)
-        standing.uses = min(standing.uses, MOST_USES)
+        history.uses = min(history.uses, MOST_USES)
         return use
 
     def evicted(self, extent: Extent) -> None:
         node = extent.node
-        if node is not None and standing_of(extent).label != MAIN:
+        if node is not None and history_of(extent).label != MAIN:
             ghost = self._ghost
             for at in range(extent.stop - 1, extent.start - 1, -1):
                 name = (node.group, node.keys[at])
@@ -77,35 +77,35 @@ class S3FifoOrder(LearningOrder):
     # -- asked -------------------------------------------------------------------------------------------------------
 
     def push(self, extent: Extent) -> None:
-        standing = standing_of(extent)
-        if not standing.serial:
-            self._to_end(standing)
-        self._enter(extent, standing)
+        history = history_of(extent)
+        if not history.serial:
+            self._to_end(history)
+        self._enter(extent, history)
 
     def push_front(self, extent: Extent) -> None:
-        self._enter(extent, standing_of(extent))  # it has its place
+        self._enter(extent, history_of(extent))  # it has its place
 
-    def _enter(self, extent: Extent, standing: Standing) -> None:
-        if standing.label == MAIN:
-            self._main.add(extent, standing)
+    def _enter(self, extent: Extent, history: UseHistory) -> None:
+        if history.label == MAIN:
+            self._main.add(extent, history)
         else:
-            self._small.add(extent, standing)
+            self._small.add(extent, history)
             self._in_small += len(extent.ids)
 
-    def _to_end(self, standing: Standing) -> None:
+    def _to_end(self, history: UseHistory) -> None:
         self._serial += 1
-        standing.serial = self._serial
+        history.serial = self._serial
 
     def remove(self, extent: Extent) -> None:
-        standing = standing_of(extent)
-        if standing.label == MAIN:
-            self._main.drop(standing)
+        history = history_of(extent)
+        if history.label == MAIN:
+            self._main.drop(history)
         else:
-            self._small.drop(standing)
+            self._small.drop(history)
             self._in_small -= len(extent.ids)
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
-        (self._main if standing_of(extent).label == MAIN else self._small).divide(extent, front)
+        (self._main if history_of(extent).label == MAIN else self._small).divide(extent, front)
 
     def head(self) -> Extent:
         full = self._small_blocks
@@ -113,8 +113,8 @@ class S3FifoOrder(LearningOrder):
             main = self._main.first()
             small = self._small.first()
             if small is not None and (main is None or self._in_small >= full):
-                standing = standing_of(small)
-                stays = standing.uses >= self.options["promote"]
+                history = history_of(small)
+                stays = history.uses >= self.options["promote"]
                 # No more of it than leaves the small queue one block short of full.
                 over = len(small.ids) if main is None and not stays else max(1, self._in_small - full + 1)
                 if over < len(small.ids):
@@ -122,17 +122,17 @@ class S3FifoOrder(LearningOrder):
                 if not stays:
                     return small
                 self.remove(small)
-                standing.label, standing.uses = MAIN, 0
-                self._to_end(standing)
-                self._enter(small, standing)
+                history.label, history.uses = MAIN, 0
+                self._to_end(history)
+                self._enter(small, history)
             elif main is not None:
-                standing = standing_of(main)
-                if not standing.uses:
+                history = history_of(main)
+                if not history.uses:
                     return main
                 self.remove(main)
-                standing.uses -= 1
-                self._to_end(standing)
-                self._enter(main, standing)
+                history.uses -= 1
+                self._to_end(history)
+                self._enter(main, history)
             else:
                 raise IndexError("no extent is left to evict")
 

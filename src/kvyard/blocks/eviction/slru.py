@@ -7,7 +7,7 @@ protected segment has 80 % of the cache; what is too much of it goes back among 
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
-from kvyard.blocks.eviction.learning import LearningOrder, standing_of
+from kvyard.blocks.eviction.learning import LearningOrder, history_of
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.extent import Extent
 
@@ -32,22 +32,22 @@ class SlruOrder(LearningOrder):
         self._line_for(extent).push_front(extent)
 
     def _line_for(self, extent: Extent) -> LruOrder:
-        standing = standing_of(extent)
-        standing.score = 1.0 if standing.uses >= self.options["uses"] else 0.0
-        if not standing.score:
+        history = history_of(extent)
+        history.score = 1.0 if history.uses >= self.options["uses"] else 0.0
+        if not history.score:
             return self._probation
         self._blocks += len(extent.ids)
         return self._protected
 
     def remove(self, extent: Extent) -> None:
-        if standing_of(extent).score:
+        if history_of(extent).score:
             self._blocks -= len(extent.ids)
             self._protected.remove(extent)
         else:
             self._probation.remove(extent)
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
-        (self._protected if standing_of(extent).score else self._probation).insert_after(extent, front)
+        (self._protected if history_of(extent).score else self._probation).insert_after(extent, front)
 
     def head(self) -> Extent:
         self._demote()
@@ -62,7 +62,7 @@ class SlruOrder(LearningOrder):
             if keep > 0:
                 self.cut(extent, (extent.start + keep,))  # the later part keeps the object, and goes
             self.remove(extent)
-            standing_of(extent).score = 0.0
+            history_of(extent).score = 0.0
             self._probation.push(extent)
 
     def __iter__(self) -> Iterator[Extent]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvyard.blocks.eviction.ranked import RankedOrder
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 
 
@@ -25,6 +25,6 @@ class TailLruOrder(RankedOrder):
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
         return (self._needed(use, block_size),)
 
-    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
-        standing.score = 0.0 if extent.start >= self._needed(use, block_size) else 1.0
+    def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
+        history.score = 0.0 if extent.start >= self._needed(use, block_size) else 1.0
         return use

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp
 from typing import ClassVar, NamedTuple
 
-from kvyard.blocks.eviction.learning import LearningOrder, standing_of
+from kvyard.blocks.eviction.learning import LearningOrder, history_of
 from kvyard.blocks.eviction.lru import LruOrder
-from kvyard.blocks.extent import Extent, Standing
+from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 from kvyard.clock import SECOND
 
@@ -74,7 +74,7 @@ class WorkloadAwareOrder(LearningOrder):
     def _turn(self, extents: Sequence[Extent], use: Use, block_size: int) -> int:
         blocks, last = 0, None
         for extent in extents:
-            previous = extent.standing.use if extent.standing is not None else None
+            previous = extent.history.use if extent.history is not None else None
             if previous is not None:
                 if previous.request == use.request:
                     return previous.turn
@@ -82,19 +82,19 @@ class WorkloadAwareOrder(LearningOrder):
                 last = previous
         return last.turn + 1 if last is not None and 2 * blocks * block_size >= use.tokens else 1
 
-    def note(self, extent: Extent, standing: Standing, use: Use, block_size: int, again: bool) -> Use:
-        blocks, previous = len(extent.ids), standing.use
+    def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
+        blocks, previous = len(extent.ids), history.use
         label = f"{use.facts.category}/{min(use.turn, int(self.options['turns']))}"
         if not again:
             self._new.used[label] += blocks
             if previous is not None:
-                self._new.reused[standing.label] += blocks
-                self._new.gaps[standing.label] += blocks * (use.time - previous.time)
-        standing.label = label
+                self._new.reused[history.label] += blocks
+                self._new.gaps[history.label] += blocks * (use.time - previous.time)
+        history.label = label
         return use
 
     def evicted(self, extent: Extent) -> None:
-        blocks, use = len(extent.ids), standing_of(extent).use
+        blocks, use = len(extent.ids), history_of(extent).use
         if use is not None:
             new = self._new
             self._new = new._replace(evicted=new.evicted + blocks, ages=new.ages + blocks * (self.now() - use.time))
@@ -128,19 +128,19 @@ class WorkloadAwareOrder(LearningOrder):
         self._line_for(extent, self._front).push_front(extent)
 
     def _line_for(self, extent: Extent, serial: int) -> LruOrder:
-        standing = standing_of(extent)
-        standing.serial = serial
-        return self._lines.setdefault(standing.label, LruOrder())
+        history = history_of(extent)
+        history.serial = serial
+        return self._lines.setdefault(history.label, LruOrder())
 
     def remove(self, extent: Extent) -> None:
-        label = standing_of(extent).label
+        label = history_of(extent).label
         line = self._lines[label]
         line.remove(extent)
         if line.empty():
             del self._lines[label]
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
-        self._lines[standing_of(extent).label].insert_after(extent, front)
+        self._lines[history_of(extent).label].insert_after(extent, front)
 
     def head(self) -> Extent:
         if not self._lines:
@@ -165,12 +165,12 @@ class WorkloadAwareOrder(LearningOrder):
         life = self._ages / self._evicted if self._evicted else self.options["window_s"] * SECOND
 
         def rank(extent: Extent) -> tuple[float, int]:
-            standing = standing_of(extent)
-            label, use = standing.label, standing.use
+            history = history_of(extent)
+            label, use = history.label, history.use
             age = now - use.time if use is not None else now
             reused = self._reused[label]
             mean = max(1.0, self._gaps[label] / reused if reused else life)
             share = (reused + 1) / (self._used[label] + 2)
-            return share * (exp(-age / mean) - exp(-(age + life) / mean)), standing.serial
+            return share * (exp(-age / mean) - exp(-(age + life) / mean)), history.serial
 
         return rank
