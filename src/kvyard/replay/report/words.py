@@ -211,7 +211,8 @@ def left_loads(report: Report) -> str:
     """What load policies left in lower tiers, and why."""
     why = ", ".join(f"{WHY_LEFT.get(name, name)} {tokens:,}" for name, tokens in report.left_tokens.items())
     tokens = sum(report.left_tokens.values())
-    return f"{report.left_requests:,} requests computed {tokens:,} tokens that lower tiers had: {why}"
+    who = "1 request" if report.left_requests == 1 else f"{report.left_requests:,} requests"
+    return f"{who} computed {tokens:,} tokens that lower tiers had: {why}"
 
 
 STAGES = {
