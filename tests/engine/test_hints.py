@@ -124,8 +124,10 @@ def test_other_orders_are_refused_with_hints() -> None:
         kvyard.replay([TraceRequest("a", 0, 10, 1)], eviction="unknown", heed_hints=True)
 
 
-@pytest.mark.parametrize("host", [0, 60])
-def test_plans_are_steps_with_hints_too(host: int) -> None:
+@pytest.mark.parametrize(
+    ("host", "policy"), [(0, ""), (60, "write_through"), (60, "write_through_generated"), (60, "on_eviction")]
+)
+def test_plans_are_steps_with_hints_too(host: int, policy: str) -> None:
     """Both ways through the same rows, with ends and times to live that pass in the middle of long answers."""
     rows = [Row(at * SECOND // 3, 512, 40 + 13 * at % 90, (1 + at * 7 % 5,)) for at in range(24)]
     said = {
@@ -135,6 +137,9 @@ def test_plans_are_steps_with_hints_too(host: int) -> None:
     found = []
     for plans in (True, False):
         log = Log()
-        drive(make_core(config(host=host), watcher=log, events=True, plans=plans), rows, make_job=hinted(said))
+        engine = config(host=host, policy=policy) if host else config()
+        core = make_core(engine, watcher=log, events=True, plans=plans)
+        drive(core, rows, make_job=hinted(said))
+        core.check_integrity()
         found.append((log.passes, log.jobs, log.events))
     assert found[0] == found[1]

@@ -317,7 +317,7 @@ class Lifecycle:
         if loads is not None:
             loads.forget(job, now)
             if self.manager.hints and job.tables:
-                loads.claim(job)
+                loads.claim(job, now)
         if job.tables and (loads is None or not loads.keeps(job, now)):
             self.manager.free(job)
         if self.speculative is not None:

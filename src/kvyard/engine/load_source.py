@@ -90,8 +90,8 @@ class LoadSource:
     def forget(self, job: Job, now: int) -> None:
         """``job`` has ended or is preempted; before its blocks are freed."""
 
-    def claim(self, job: Job) -> None:
-        """``job``, which has ended and whose blocks are about to be freed, may have said what becomes of its session."""
+    def claim(self, job: Job, now: int) -> None:
+        """``job`` has ended at ``now``, and its blocks are about to be freed: it may have said what becomes of its session."""
 
     def keeps(self, job: Job, now: int) -> bool:
         """Whether the blocks of a ``job`` that has ended are still in use, and go back with a later ``land``."""

@@ -100,8 +100,8 @@ class Loads(LoadSource):
         self.offload.forget(job, now)
         self._barred.discard(job.id)
 
-    def claim(self, job: Job) -> None:
-        self.offload.claim(job)
+    def claim(self, job: Job, now: int) -> None:
+        self.offload.claim(job, now)
 
     # -- blocks that must be copied before they are taken -----------------------------------------------------------
 

@@ -78,7 +78,9 @@ class Offload:
             made |= timeline.join(name, layout, config, self._private)
         self.tiers = [made[tier] for tier, _ in config.levels]
         """Below the device, closest first."""
-        if any(tier.store.pool.order.reads_priorities for tier in self.tiers):
+        self._timed = any(tier.store.pool.order.reads_priorities for tier in self.tiers)
+        """Whether what a tier evicts may depend on the time."""
+        if self._timed:
             manager.keeps_by_priority = True
         self.state = OffloadState(name, config, layout, self.tiers)
         self.counters = self.state.counters
@@ -219,6 +221,9 @@ class Offload:
 
     def offload(self, request: Request, now: int) -> None:
         """A pass ended in which ``request`` computed tokens: store what the policy wants of it."""
+        if self._timed:
+            for tier in self._private:
+                tier.store.clock.sleep_until(now)  # passes of a plan have no tick of their own
         self._tell_time(now)
         self._storer.offer(request, now)
 
@@ -257,12 +262,13 @@ class Offload:
             if request in self._ready:
                 self._ready.remove(request)
 
-    def claim(self, request: Request) -> None:
-        """``request`` has ended, and still holds its blocks: note in every tier whose its pages are, and what its hints say of
-        them, where the manager heeds hints.
+    def claim(self, request: Request, now: int) -> None:
+        """``request`` has ended at ``now``, and still holds its blocks: note in every tier whose its pages are, and what its
+        hints say of them, where the manager heeds hints.
         """
         session = request.hints.session or request.id
         for tier in self.tiers:
+            tier.store.clock.sleep_until(now)  # what is kept for a time is kept from now on
             for group, size in enumerate(self.layout.page_tokens):
                 keys = self.layout.chain(request, group).keys
                 tier.store.claim(

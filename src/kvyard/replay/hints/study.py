@@ -218,5 +218,5 @@ def _points(values: Mapping[tuple[str, float, float], Mapping[str, Sequence[floa
 
 def _shares(future: TraceFuture) -> tuple[float, float]:
     cut = len(future.ends) - len(future.ends) // 10
-    parts = future.ends[:cut], future.ends[cut:]
-    return tuple(sum(part) / len(part) if part else 0.0 for part in parts)  # type: ignore[return-value]
+    before, after = future.ends[:cut], future.ends[cut:]
+    return sum(before) / max(1, len(before)), sum(after) / max(1, len(after))

@@ -67,18 +67,22 @@ def parse_hints(text: str) -> tuple[MadeHint, ...]:
 
 
 def _made(kind: str, text: str) -> MadeHint:
-    values: dict[str, object] = {}
+    shares: dict[str, float] = {}
+    then = "ordinary"
     for item in text.split(",") if text else ():
         name, equals, value = item.strip().partition("=")
         if name not in KINDS[kind] or not equals:
             raise KvyardError(
                 f"hints {kind} has {', '.join(KINDS[kind])}, as in {kind}:recall=0.5; not {item.strip()!r}"
             )
+        if name == "then":
+            then = value
+            continue
         try:
-            values[name] = value if name == "then" else float(value)
+            shares[name] = float(value)
         except ValueError:
             raise KvyardError(f"hints {kind}: {name} is a number, not {value!r}") from None
-    return MadeHint(kind=kind, **values)  # type: ignore[arg-type]
+    return MadeHint(kind=kind, then=then, **shares)
 
 
 class TraceFuture(msgspec.Struct, frozen=True):
