@@ -71,12 +71,26 @@ class Tab:
 
     def hover(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
         """Put the mouse over an element."""
+        x, y = self._point(selector, across, down)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def drag(self, selector: str, start: float, end: float, down: float = 0.5) -> None:
+        """Drag the mouse across an element."""
+        x, y = self._point(selector, start, down)
+        to, _ = self._point(selector, end, down)
+        held = {"button": "left", "buttons": 1, "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, **held)
+        for at in (x + (to - x) / 2, to):
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at, y=y, **held)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=to, y=y, **held)
+
+    def _point(self, selector: str, across: float, down: float) -> tuple[float, float]:
         box = self.ask(
             f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
             " const r = e.getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; })()"
         )
-        x, y = box[0] + box[2] * across, box[1] + box[3] * down
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        return box[0] + box[2] * across, box[1] + box[3] * down
 
     def picture(self, path: Path) -> None:
         """The whole page as a PNG."""

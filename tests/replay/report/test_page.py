@@ -45,7 +45,7 @@ def runs() -> list[Report]:
 def test_one_small_file_that_needs_no_network() -> None:
     for text in (page(tiered()), comparison_page(compare(runs()), runs())):
         assert len(text) < 600_000
-        assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
+        assert not re.search(r'(src|href)="(?!data:|#)|https?://|@import|url\((?!#)', text)
 
 
 def test_made_from_the_file_alone() -> None:
@@ -175,6 +175,50 @@ class TestInABrowser:
         assert counts[2:] == [3] * 8
         tab.hover(".chart[data-figure='2'] svg")
         assert "kv + host" in tab.ask("document.getElementById('tip').textContent")
+
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_a_phone(self, tab: Tab, tmp_path: Path, dark: bool) -> None:
+        reports = runs()
+        write_html(tiered(), tmp_path / "r.html")
+        write_comparison(compare(reports), reports, tmp_path / "c.html")
+        for name, charts in (("r", 14), ("c", 10)):
+            tab.open(tmp_path / f"{name}.html", 390, dark=dark)
+            sound(tab, charts, 390)
+
+    def test_tables_sort_and_sections_can_be_linked_to(self, tab: Tab, tmp_path: Path) -> None:
+        write_html(reported(policy="kv", workers=4, blocks=2200), tmp_path / "r.html")
+        tab.open(tmp_path / "r.html")
+        table = (
+            "[...document.querySelectorAll('table.sorts')].find(t => t.tHead.textContent.includes('evicted blocks'))"
+        )
+        column = f"[...{table}.tBodies[0].rows].map(r => parseInt(r.cells[3].textContent.replace(/,/g, '')))"
+        before = tab.ask(column)
+        tab.ask(f"{table}.tHead.rows[0].cells[3].click()")
+        assert tab.ask(column) == sorted(before)
+        tab.ask(f"{table}.tHead.rows[0].cells[3].click()")
+        assert tab.ask(column) == sorted(before, reverse=True)
+        assert tab.ask(f"{table}.tHead.rows[0].cells[3].getAttribute('aria-sort')") == "descending"
+        # What has parts and sums in it stays as it is.
+        assert not tab.ask(
+            "[...document.querySelectorAll('tr.sum')].some(r => r.closest('table').classList.contains('sorts'))"
+        )
+        links = tab.ask("[...document.querySelectorAll('.toc a')].map(a => a.getAttribute('href'))")
+        assert len(links) > 4 and all(tab.ask(f"document.querySelector('{link}') !== null") for link in links)
+        assert tab.errors == []
+
+    def test_dragging_zooms(self, tab: Tab, tmp_path: Path) -> None:
+        write_html(tiered(), tmp_path / "r.html")
+        tab.open(tmp_path / "r.html")
+        chart = ".chart[data-figure='7']"
+        ticks = f'[...document.querySelectorAll("{chart} text:not(.title)")].map(t => t.textContent)'
+        before = tab.ask(ticks)
+        tab.drag(f"{chart} svg", 0.4, 0.6)
+        assert (
+            tab.ask(ticks) != before
+            and tab.ask(f'document.querySelector("{chart} button.all").textContent') == "Show all"
+        )
+        tab.ask(f'document.querySelector("{chart} button.all").click()')
+        assert tab.ask(ticks) == before and tab.errors == []
 
     @pytest.mark.parametrize(
         "report",

@@ -19,7 +19,8 @@ from kvyard.errors import KvyardError
 from kvyard.replay import replay
 from kvyard.replay.report.files import to_json
 from kvyard.replay.sweep import Sweep, sweep
-from kvyard.replay.sweep.page import axis, page
+from kvyard.replay.sweep.axes import axis, axis_title, number_of
+from kvyard.replay.sweep.page import page
 from kvyard.replay.traces.writing import write_trace
 
 VARY = {"host_blocks": ["0", "1k", "4k"], "router": ["round-robin", "kv"]}
@@ -48,7 +49,7 @@ def test_a_point_is_a_replay(done: Sweep, trace: Path) -> None:
 
 
 def test_what_is_there_is_not_run_again(done: Sweep, trace: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (done.folder / "points").iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in (done.folder / "points").glob("*.json")}
     assert len(before) == 6
     wider = {"host_blocks": ["0", 1000, "4k", "8k"], "router": ["kv"]}
     ran: set[str] = set()
@@ -158,7 +159,7 @@ def test_the_axis_is_what_people_ask_about() -> None:
 
 def test_the_page_needs_no_network_and_escapes(done: Sweep) -> None:
     text = page(done)
-    assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
+    assert not re.search(r'(src|href)="(?!data:|#|runs/)|https?://|@import|url\((?!#)', text)
     done.trace, before = "</script><script>alert(1)</script>", done.trace
     assert "<script>alert" not in page(done)
     done.trace = before
@@ -215,3 +216,32 @@ class TestInABrowser:
         tab.open(tmp_path / "sweep.html")
         sound(tab, 6, 1280)
         assert tab.ask("document.querySelectorAll('.chart rect.series').length") >= 10
+
+
+def test_the_page_is_the_same_whatever_order_points_ran_in(done: Sweep) -> None:
+    backwards = Sweep(done.grid, done.trace, done.folder, done.slo, dict(reversed(done.reports.items())))
+    assert list(backwards.reports) != list(done.reports)
+    assert page(backwards) == page(done)
+
+
+def test_points_have_pages_that_lead_there_and_back(done: Sweep) -> None:
+    done.save()
+    text = (done.folder / "sweep.html").read_text()
+    links = re.findall(r'<a href="(runs/[0-9a-f]+[.]html)">', text)
+    assert len(links) == 6
+    for link in links:
+        assert '<a href="../sweep.html">All points of the sweep</a>' in (done.folder / link).read_text()
+
+
+def test_axes_are_in_the_unit_that_was_written() -> None:
+    assert axis_title("host_bytes", ["0", "64GiB"]) == ("GiB of host memory per worker", 1e9 / 2**30)
+    assert number_of("host_bytes", "64GiB") * 1e9 / 2**30 == pytest.approx(64)  # type: ignore[operator]
+    assert axis_title("host_bytes", ["0", "64GB"]) == ("GB of host memory per worker", 1.0)
+    assert axis_title("host_blocks", ["0", "64k"]) == ("blocks of host memory per worker", 1.0)
+
+
+def test_columns_have_units(done: Sweep) -> None:
+    text = page(done)
+    heads = re.findall(r"<th>(.*?)</th>", text)
+    assert {"TTFT mean, ms", "TTFT p50, ms", "TTFT p99, ms", "ITL mean, ms", "E2E mean, ms"} <= set(heads)
+    assert not {"TTFT", "p50", "p99", "ITL", "E2E"} & set(heads)

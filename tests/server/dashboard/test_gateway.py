@@ -13,6 +13,7 @@ from tests.server.dashboard.support import watched
 from tests.server.gateway.support import Gated, front
 from tests.server.support import eventually
 
+from kvyard.server.dashboard import feed
 from kvyard.server.gateway import view as gateway_view
 
 pytestmark = pytest.mark.zmq
@@ -70,3 +71,22 @@ def test_it_ends_at_once_though_somebody_watches() -> None:
             assert [next(events)[0], next(events)[0]] == ["history", "view"]
             gated.running.stop()
             assert [name for name, _ in events][-1] == "bye"
+
+
+def test_who_comes_later_sees_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "IDLE_INTERVAL", 0.02)
+    with front(1) as (gated, _):
+        gated.complete("a prompt")
+        gated.idle()
+        eventually(lambda: view(gated)["totals"]["finished"] == 1)
+        eventually(lambda: any(point["finished"] for point in past_of(gated)), lambda: past_of(gated)[-3:])
+        past = past_of(gated)
+        assert len(past) > 2 and past[0]["finished"] == 0 and past[-1]["finished"] == 1
+
+
+def past_of(gated: Gated) -> list[dict[str, Any]]:
+    """What a viewer who comes now is told of before."""
+    with watched(gated.url) as events:
+        name, past = next(events)
+        assert name == "history"
+        return list(past)

@@ -101,14 +101,14 @@ def test_each_panel_says_what_the_source_said(tab: Tab) -> None:
         assert figure(tab, "First token, median") == "10 ms"
         assert figure(tab, "Failed") == "1"
         meters = tab.ask("[...document.querySelectorAll('.worker')][0].querySelectorAll('.meter')[0].ariaValueText")
-        assert meters == "G1: 10 blocks held, 20 cached of 100"
+        assert meters == "device (G1): 10 blocks held, 20 cached of 100"
         streams = tab.ask(
             "[...document.querySelectorAll('#streams tr')].map(r => [...r.children].map(c => c.textContent))"
         )
         # The one that is stale comes first.
         assert streams[0][:3] == ["w1", "stale", "41"] and streams[0][4:] == ["1.5 ms", "1", "2", "3", "4", "12 s ago"]
         transfers = tab.ask("document.querySelector('#transfers tr').innerText")
-        assert "w0 G1 → G2" in transfers and "7 MB" in transfers
+        assert "w0 device → host" in transfers and "7 MB" in transfers
         row = tab.ask("[...document.querySelector('#decisions tr').children].map(c => c.textContent)")
         assert row[1:8] == ["request 1 of w0", "w0", "w0 costs least", "160", "60 %", "12.5", "w1 has 3 more"]
         tab.ask("document.querySelector('#decisions button').click()")

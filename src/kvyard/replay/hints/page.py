@@ -36,7 +36,7 @@ def page(study: HintStudy) -> str:
         made.add('<section class="card wide">' + _table(figures, points) + "</section>")
     if study.sweep is not None and study.sweep.reports:
         made.section("What was run", "What is not varied is the same for all.")
-        base = next(iter(study.sweep.reports.values()))
+        base = study.sweep.done[0][1]
         made.add('<section class="card">' + listing("Configuration of the first point", base.config) + "</section>")
     made.add(f"<footer>kvyard {esc(__version__)}</footer>")
     return made.text()
@@ -83,9 +83,5 @@ def _table(figures: list[Figure], points: list[HintPoint]) -> str:
         for figure in figures:
             cells += [shown_value(figure, one.figures[figure.name]), gain_text(one, figure.name)]
         made.append(row(cells))
-    heads = [name for figure in figures for name in (_head(figure), "change")]
+    heads = [name for figure in figures for name in (figure.column, "change")]
     return table(["recall", "false", *heads], made)
-
-
-def _head(figure: Figure) -> str:
-    return "TTFT " + figure.name.split("_")[1] if figure.name.startswith("ttft") else figure.head

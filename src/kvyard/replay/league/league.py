@@ -97,11 +97,13 @@ class League(msgspec.Struct, frozen=True):
         """
         from kvyard.replay.league.page import page
         from kvyard.replay.league.table import write_csv, write_json
+        from kvyard.replay.sweep.runs import write_runs
 
         paths = [self.sweep.folder / f"league.{kind}" for kind in ("csv", "json", "html")]
         write_csv(self, paths[0])
         write_json(self, paths[1])
         if self.cells:
+            write_runs(self.sweep, paths[2].name, "All policies of the league")
             write_whole(paths[2], page(self))
         return paths if self.cells else paths[:2]
 
@@ -134,7 +136,7 @@ def standings(done: Sweep) -> League:
     """What came of a sweep over ``router``, ``speedup``, ``jitter`` and ``seed``."""
     cells: dict[str, dict[str, list[Report]]] = {}
     for point, report in done.done:
-        cells.setdefault(_cell(point.varied), {}).setdefault(point.varied["router"], []).append(report)
+        cells.setdefault(cell_of(point.varied), {}).setdefault(point.varied["router"], []).append(report)
     tables: dict[str, list[LeaguePlace]] = {}
     overloaded = set()
     for cell, by_policy in cells.items():
@@ -154,7 +156,8 @@ def standings(done: Sweep) -> League:
     return League(done, tables, frozenset(overloaded))
 
 
-def _cell(varied: Mapping[str, str]) -> str:
+def cell_of(varied: Mapping[str, str]) -> str:
+    """The cell that a point of the sweep belongs to, in words."""
     speed, jitter = float(varied["speedup"]), varied["jitter"]
     ticks = "as recorded" if jitter in ("0", "0s") else f"ticks spread over {jitter}"
     return f"{speed:g}x load, {ticks}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvyard import __version__
 from kvyard.replay.league.advice import advice
-from kvyard.replay.league.league import FIGURES, League, LeaguePlace
+from kvyard.replay.league.league import FIGURES, League, LeaguePlace, cell_of
 from kvyard.replay.league.table import behind
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, answer, esc, head, listing, row, table
+from kvyard.replay.report.html import Link, Page, answer, esc, head, listing, row, table
+from kvyard.replay.sweep.runs import run_page
 from kvyard.replay.sweep.table import Figure, shown_value, times
 
 DRAWN = ("ttft_mean_ms", "itl_p99_ms", "reuse")
@@ -32,8 +33,8 @@ def page(league: League) -> str:
         text = f"{first.policy} has the soonest first token. Starred: none has both a sooner first token and a lower ITL p99."
         made.section(cell, text)
         wanted = [figure for figure in FIGURES if figure.name in DRAWN]
-        made.cards("two", *(made.figure(figure.title, "", _bars(figure, standings)) for figure in wanted))
-        made.add('<section class="card wide">' + _table(standings) + "</section>")
+        made.cards("three", *(made.figure(figure.title, "", _bars(figure, standings)) for figure in wanted))
+        made.add('<section class="card wide">' + _table(standings, _runs(league, cell)) + "</section>")
     made.section("What was run", "What is not varied is the same for all.")
     base = league.sweep.done[0][1]
     made.add('<section class="card">' + listing("Configuration of the first point", base.config) + "</section>")
@@ -57,16 +58,20 @@ def _bars(figure: Figure, standings: Sequence[LeaguePlace]) -> draw.Figure:
     return drawn | {"xFormat": "percent"} if figure.share else drawn
 
 
-def _table(standings: Sequence[LeaguePlace]) -> str:
+def _runs(league: League, cell: str) -> dict[str, str]:
+    """By policy, the page of its first run in a cell."""
+    found: dict[str, str] = {}
+    for point, _ in league.sweep.done:
+        if cell_of(point.varied) == cell:
+            found.setdefault(point.varied["router"], run_page(league.sweep, f"points/{point.key}.json"))
+    return found
+
+
+def _table(standings: Sequence[LeaguePlace], runs: Mapping[str, str]) -> str:
     kept = [figure for figure in FIGURES if any(one.figures[figure.name] is not None for one in standings)]
     made = []
     for one in standings:
         figures = [shown_value(figure, one.figures[figure.name]) for figure in kept]
-        made.append(row([f"{one.policy}{' *' if one.front else ''}", behind(one, standings[0]), *figures]))
-    return table(["policy", "behind", *(_head(figure) for figure in kept)], made)
-
-
-def _head(figure: Figure) -> str:
-    """A column's name that says of what."""
-    part = figure.name.split("_")
-    return f"{part[0].upper()} {part[1]}" if part[-1] == "ms" and len(part) == 3 else figure.head
+        policy = Link(f"{one.policy}{' *' if one.front else ''}", runs[one.policy])
+        made.append(row([policy, behind(one, standings[0]), *figures]))
+    return table(["policy", "TTFT behind the first", *(figure.column for figure in kept)], made)

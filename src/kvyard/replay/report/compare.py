@@ -57,7 +57,7 @@ def measures() -> list[Measure]:
         add(f"waterfall.{key}", title.capitalize(), part, "share", "high" if key == "delivered" else "", _level(key))
     part = "Prefill lost by, ms in all"
     for key, title in LOSSES.items():
-        add(f"lost.{key}", title.capitalize(), part, "ms", "low", _lost(key))
+        add(f"lost.{key}", title.capitalize(), part, "ms", "", _lost(key))
     part = "Fleet"
     add("preemptions", "Preemptions", part, "count", "low", lambda report: report.preemptions)
     add("evicted", "Device blocks evicted", part, "count", "",
@@ -247,6 +247,8 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
         made.add_column("", overflow="fold")
         for number in shown:
             made.add_column(f"[bold]{escape(found.runs[number])}[/bold]", justify="right", overflow="fold")
+            if number:
+                made.add_column("[dim]change[/dim]", justify="right", no_wrap=True)
         part = ""
         for line in found.lines:
             if line.part != part:
@@ -255,12 +257,15 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
                 made.add_row(f"[dim]{part}[/dim]")
             cells = []
             for number in shown:
-                text = " ".join(filter(None, (value_text(line, number), change_text(line, number))))
+                text = value_text(line, number)
                 cells.append(f"[green]{text} *[/green]" if number in line.best else f"{text}  ")
+                if number:
+                    cells.append(change_text(line, number))
             made.add_row(line.title, *cells)
         console.print(made)
     console.print(
-        "[dim]* best, or within 0.5% of it; changes are against the first run, of shares in points of a percent.[/dim]"
+        f"[dim]* best, or within 0.5% of it; changes are against {escape(found.runs[0])}, the yardstick, "
+        "of shares in points of a percent.[/dim]"
     )
     if found.timing:
         console.print(f"[dim]{escape(found.timing)}[/dim]")

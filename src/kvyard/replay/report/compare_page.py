@@ -34,9 +34,11 @@ def comparison_page(found: Comparison, reports: Sequence[Report]) -> str:
     made.add(answer(found.verdict))
     made.section(
         "In numbers",
-        f"Changes are against {found.runs[0]}; of shares, in points of a percent. ★ is best, or within 0.5% of it.",
+        f"{found.runs[0]} is the yardstick: changes are against it, of shares in points of a percent. ★ is best, or within "
+        "0.5% of it.",
     )
-    made.cards("one", card("Measures", "", table(["", *found.runs], _rows(found))))
+    heads = ["", f"{found.runs[0]} (yardstick)", *(name for run in found.runs[1:] for name in (run, "change"))]
+    made.cards("one", card("Measures", "", table(heads, _rows(found))))
     made.section(
         "Where prompt tokens came from",
         "Cool colours were reused, warm ones need not have been computed, grey ones had to.",
@@ -84,13 +86,15 @@ def _rows(found: Comparison) -> list[str]:
     for line in found.lines:
         if line.part != part:
             part = line.part
-            rows.append(row([part, *([""] * len(found.runs))], "part"))
-        cells = [line.title]
+            rows.append(row([part, *([""] * (2 * len(found.runs) - 1))], "part"))
+        cells, marks = [line.title], [""]
         for number in range(len(found.runs)):
-            cells.append("  ".join(filter(None, (value_text(line, number), change_text(line, number)))))
-        rows.append(
-            row(cells, marks=["", *("best" if number in line.best else "" for number in range(len(found.runs)))])
-        )
+            cells.append(value_text(line, number))
+            marks.append("value best" if number in line.best else "value")
+            if number:
+                cells.append(change_text(line, number))
+                marks.append("change")
+        rows.append(row(cells, marks=marks))
     return rows
 
 

@@ -1,13 +1,18 @@
 """Pieces of a page: cards, tiles, tables, and the frame around them with its style and script. Escapes all it is given."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from itertools import zip_longest
+from typing import NamedTuple
 
 import msgspec
 
 from kvyard.replay.report.figures import Figure
+
+MANY = 3
+"""Sections from which a page has a list of them."""
 
 
 class Page:
@@ -17,6 +22,8 @@ class Page:
         self._title = title
         self._parts: list[str] = []
         self._figures: list[Figure] = []
+        self._sections: dict[str, str] = {}
+        """Titles by the names that links have."""
 
     def add(self, *parts: str) -> None:
         """Append HTML."""
@@ -27,8 +34,13 @@ class Page:
         self.add(f'<div class="grid {kind}">' + "\n".join(cards) + "</div>")
 
     def section(self, title: str, text: str) -> None:
-        """A heading and a sentence on what is below it."""
-        self.add(f"<h2>{esc(title)}</h2><p>{esc(text)}</p>")
+        """A heading that can be linked to, and a sentence on what is below it."""
+        name = re.sub("[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
+        while name in self._sections:
+            name += "-2"
+        self._sections[name] = title
+        link = f'<a class="anchor" href="#{name}" aria-label="Link to {esc(title)}">#</a>'
+        self.add(f'<h2 id="{name}">{esc(title)}{link}</h2><p>{esc(text)}</p>')
 
     def figure(self, title: str, text: str, figure: Figure, wide: bool = False) -> str:
         """A card with a chart in it."""
@@ -42,20 +54,32 @@ class Page:
     def text(self) -> str:
         """The whole page, in one piece that needs no network."""
         here = files("kvyard.replay.report")
-        style, script = (here / "page.css").read_text("utf-8"), (here / "page.js").read_text("utf-8")
+        palette, style, scales, script = (
+            (here / name).read_text("utf-8") for name in ("palette.css", "page.css", "scales.js", "page.js")
+        )
+        scales = scales.replace("export const", "const")
         figures = msgspec.json.encode(self._figures).decode().replace("<", "\\u003c")
-        body = "\n".join(self._parts)
+        head, *rest = self._parts or [""]
+        body = "\n".join([head, self._contents(), *rest])
         return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{esc(self._title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <style>
-{style}</style></head><body><main>
+{palette}{style}</style></head><body><main>
 {body}
 </main><div id="tip"></div>
 <script id="figures" type="application/json">{figures}</script>
 <script>
+{scales}
 {script}</script></body></html>
 """
+
+    def _contents(self) -> str:
+        """Links to the sections, where there are so many that one would scroll for long."""
+        if len(self._sections) < MANY:
+            return ""
+        links = "".join(f'<a href="#{name}">{esc(title)}</a>' for name, title in self._sections.items())
+        return f'<nav class="toc" aria-label="Contents">{links}</nav>'
 
 
 def esc(text: object) -> str:
@@ -97,10 +121,22 @@ def table(columns: Sequence[str], rows: Iterable[str], tall: bool = False, long:
     return f'<div class="{kind}"><table class="{cells}">{inner}</table></div>'
 
 
-def row(cells: Sequence[str], kind: str = "", marks: Sequence[str] = ()) -> str:
-    """A row of cells that are text; ``marks`` are their classes."""
-    marked = zip_longest(cells, marks, fillvalue="")
-    made = "".join(f'<td class="{mark}">{esc(cell)}</td>' if mark else f"<td>{esc(cell)}</td>" for cell, mark in marked)
+class Link(NamedTuple):
+    """Text that leads to another file, beside this one."""
+
+    text: str
+    href: str
+
+    def __str__(self) -> str:
+        return f'<a href="{esc(self.href)}">{esc(self.text)}</a>'
+
+
+def row(cells: Sequence[str | Link], kind: str = "", marks: Sequence[str] = ()) -> str:
+    """A row of cells that are text, or links; ``marks`` are their classes."""
+    made = ""
+    for cell, mark in zip_longest(cells, marks, fillvalue=""):
+        shown = str(cell) if isinstance(cell, Link) else esc(cell)
+        made += f'<td class="{mark}">{shown}</td>' if mark else f"<td>{shown}</td>"
     return f'<tr class="{kind}">{made}</tr>' if kind else f"<tr>{made}</tr>"
 
 

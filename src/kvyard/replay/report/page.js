@@ -5,7 +5,6 @@
   const tip = document.getElementById("tip");
   const paint = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-  const near = (value) => Math.round(value * 100) / 100;
 
   // -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -27,41 +26,10 @@
     if (size >= 1e4 || (size >= 1e3 && value % 1000 === 0)) return near(value / 1e3) + "k";
     return String(parseFloat(value.toPrecision(6)));
   };
-  const niceTicks = (low, high, wanted) => {
-    if (!(high > low)) high = low + 1;
-    const raw = (high - low) / Math.max(1, wanted);
-    const base = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((n) => n * base).find((n) => n >= raw * 0.999);
-    const found = [];
-    for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(parseFloat(at.toPrecision(12)));
-    return found;
-  };
-  const logTicks = (low, high, wanted) => {
-    const found = [];
-    const span = Math.log10(high / low);
-    const marks = span * 3 <= wanted + 1 ? [1, 2, 5] : [1];
-    const skip = Math.max(1, Math.ceil(span / Math.max(1, wanted)));
-    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
-      if (marks.length === 1 && e % skip) continue;
-      for (const m of marks) {
-        const at = m * 10 ** e;
-        if (at >= low * 0.999 && at <= high * 1.001) found.push(parseFloat(at.toPrecision(12)));
-      }
-    }
-    return found.length > 1 ? found : niceTicks(low, high, 4);
-  };
-  const makeScale = (low, high, from, to, log) => {
-    if (!(high > low)) high = log ? low * 2 : low + 1;
-    const f = log ? Math.log : (v) => v;
-    const a = f(low), b = f(high);
-    const scale = (v) => from + ((f(log ? Math.max(v, low) : v) - a) / (b - a)) * (to - from);
-    scale.ticks = (n) => (log ? logTicks(low, high, n) : niceTicks(low, high, n));
-    return scale;
-  };
-
   // -- frames: axes, titles, hover -------------------------------------------------------------------------------------
 
   const frame = (box, spec, x0, x1, y0, y1, height) => {
+    if (box.zoom) [x0, x1] = box.zoom;
     const width = Math.max(260, box.clientWidth);
     const left = 54, right = 14, top = 10, bottom = 40;
     const sx = makeScale(x0, x1, left, width - right, spec.xScale === "log");
@@ -78,31 +46,71 @@
     }
     art += `<text class="title" x="${(left + width - right) / 2}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
     art += `<text class="title" transform="translate(11 ${(top + height - bottom) / 2}) rotate(-90)" text-anchor="middle">${escape(spec.yTitle)}</text>`;
-    return { width, height, left, right, top, bottom, sx, sy, art };
+    return { width, height, left, right, top, bottom, sx, sy, art, zooms: true };
   };
   const finish = (box, spec, f, art) => {
-    box.innerHTML = `<svg role="img" aria-label="${escape(spec.label || spec.yTitle)}" viewBox="0 0 ${f.width} ${f.height}" height="${f.height}">${f.art}${art}<line class="cross" visibility="hidden" y1="${f.top}" y2="${f.height - f.bottom}"/></svg>`;
-    return box.querySelector("svg");
+    const clip = `clip${box.dataset.figure}`, shown = f.zooms ? `<clipPath id="${clip}"><rect x="${f.left - 5}" y="0" width="${f.width - f.left - f.right + 10}" height="${f.height}"/></clipPath><g clip-path="url(#${clip})">${art}</g>` : art;
+    box.innerHTML = `<svg role="img" aria-label="${escape(spec.label || spec.yTitle)}" viewBox="0 0 ${f.width} ${f.height}" height="${f.height}">${f.art}${shown}<line class="cross" visibility="hidden" y1="${f.top}" y2="${f.height - f.bottom}"/></svg>`;
+    const svg = box.querySelector("svg");
+    if (f.zooms) zoomable(box, spec, svg, f);
+    return svg;
+  };
+  // Drag across a chart to see that part alone; a button, or a double click, shows all again.
+  const zoomable = (box, spec, svg, f) => {
+    const at = (event) => { const rect = svg.getBoundingClientRect(); return Math.min(f.width - f.right, Math.max(f.left, ((event.clientX - rect.left) * f.width) / rect.width)); };
+    const redraw = () => { hideTip(); kinds[spec.kind](box, spec); };
+    let from = null, mark = null;
+    svg.onpointerdown = (event) => {
+      if (event.pointerType === "touch" || event.button) return;
+      from = at(event);
+      mark = document.createElementNS(svg.namespaceURI, "rect");
+      mark.setAttribute("class", "zoom"); mark.setAttribute("y", f.top); mark.setAttribute("height", f.height - f.bottom - f.top);
+      svg.append(mark);
+      svg.setPointerCapture(event.pointerId);
+      event.preventDefault();
+    };
+    svg.addEventListener("pointermove", (event) => {
+      if (from === null) return;
+      const to = at(event);
+      mark.setAttribute("x", Math.min(from, to)); mark.setAttribute("width", Math.abs(to - from));
+    });
+    svg.onpointerup = (event) => {
+      if (from === null) return;
+      const to = at(event), start = from;
+      from = null;
+      mark.remove();
+      if (Math.abs(to - start) < 8) return;
+      box.zoom = [f.sx.back(Math.min(start, to)), f.sx.back(Math.max(start, to))];
+      redraw();
+    };
+    svg.ondblclick = () => { if (box.zoom) { box.zoom = null; redraw(); } };
+    if (box.zoom) {
+      const all = document.createElement("button");
+      all.type = "button"; all.className = "all"; all.textContent = "Show all";
+      all.onclick = () => { box.zoom = null; redraw(); };
+      box.append(all);
+    }
   };
   const showTip = (event, html) => {
     tip.innerHTML = html;
     tip.style.display = "block";
-    const w = tip.offsetWidth, h = tip.offsetHeight;
-    tip.style.left = Math.max(8, event.clientX + 16 + w > window.innerWidth ? event.clientX - w - 14 : event.clientX + 16) + "px";
-    tip.style.top = Math.max(8, Math.min(event.clientY - h / 2, window.innerHeight - h - 8)) + "px";
+    placeTip(tip, event);
   };
   const hideTip = () => { tip.style.display = "none"; };
   const onHover = (svg, f, found) => {
     const cross = svg.querySelector(".cross");
-    svg.onmousemove = (event) => {
+    const leave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
+    const over = (event) => {
       const rect = svg.getBoundingClientRect();
       const at = ((event.clientX - rect.left) * f.width) / rect.width;
       const hit = at >= f.left - 4 && at <= f.width - f.right + 4 ? found(at) : null;
-      if (!hit) { svg.onmouseleave(); return; }
+      if (!hit) { leave(); return; }
       cross.setAttribute("x1", hit.x); cross.setAttribute("x2", hit.x); cross.setAttribute("visibility", "visible");
       showTip(event, hit.html);
     };
-    svg.onmouseleave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
+    svg.addEventListener("pointermove", over);
+    svg.addEventListener("pointerdown", over);
+    svg.onpointerleave = leave;
   };
   const chip = (color) => `<i style="background:var(--${color})"></i>`;
   const tipTable = (title, rows) =>
@@ -136,11 +144,15 @@
 
   kinds.lines = (box, spec) => {
     const xsOf = (s) => s.x || spec.x;
-    const xs = spec.series.flatMap(xsOf), ys = spec.series.flatMap((s) => s.y.filter((v) => v !== null));
+    const xs = spec.series.flatMap(xsOf), seen = (x) => !box.zoom || (x >= box.zoom[0] && x <= box.zoom[1]);
+    let ys = spec.series.flatMap((s) => s.y.filter((v, i) => v !== null && seen(xsOf(s)[i])));
+    if (!ys.length) ys = spec.series.flatMap((s) => s.y.filter((v) => v !== null));
     if (!ys.length) { nothing(box, spec); return; }
-    const positive = ys.filter((v) => v > 0);
-    const low = spec.yScale === "log" ? (positive.length ? Math.min(...positive) * 0.8 : 1) : 0;
-    const high = spec.yMax || Math.max(...ys, low) * (spec.yScale === "log" ? 1.25 : 1.06) || 1;
+    const positive = ys.filter((v) => v > 0), least = Math.min(...ys), most = Math.max(...ys);
+    // Where all values are close together, an axis from 0 would hide what they do.
+    const fitted = spec.yFit && least > 0 && most - least < 0.4 * most;
+    const low = spec.yScale === "log" ? (positive.length ? Math.min(...positive) * 0.8 : 1) : fitted ? least - 0.25 * (most - least || 0.1 * most) : 0;
+    const high = spec.yMax || (fitted ? most + 0.12 * (most - least || 0.1 * most) : Math.max(most, low) * (spec.yScale === "log" ? 1.25 : 1.06)) || 1;
     const f = frame(box, spec, spec.xMin ?? Math.min(...xs), Math.max(...xs), low, high, spec.height || 250);
     const lines = spec.series.filter((s) => s.only !== "dots");
     const art = lines.map((s) => `<path class="series" d="${pathOf(xsOf(s), s.y, f.sx, f.sy)}" fill="none" stroke="var(--${s.color})" stroke-width="1.75" stroke-linejoin="round" stroke-dasharray="${s.dash || "none"}"/>`).join("");
@@ -216,11 +228,22 @@
     });
   };
 
+  const shortened = (text, room) => (text.length > room ? text.slice(0, Math.max(1, room - 1)) + "…" : text);
+  const wrapped = (text, room) => {
+    const found = [""];
+    for (const word of text.split(" ")) {
+      const last = found[found.length - 1];
+      if (last && last.length + 1 + word.length > room) found.push(word);
+      else found[found.length - 1] = last ? `${last} ${word}` : word;
+    }
+    return found;
+  };
   kinds.bars = (box, spec) => {
     const width = Math.max(260, box.clientWidth), thick = spec.thick || 26, gap = 12;
-    const left = spec.names === false ? 2 : Math.min(190, 14 + 7 * Math.max(...spec.rows.map((r) => r.name.length))), right = spec.rows.some((r) => r.text) ? 88 : 10;
-    const marks = spec.marks || [];
-    const top = 6 + marks.length * 17, bottom = 40;
+    const left = spec.names === false ? 2 : Math.min(190, 0.42 * width, 14 + 7 * Math.max(0, ...spec.rows.map((r) => r.name.length))), right = spec.rows.some((r) => r.text) ? 88 : 10;
+    const room = Math.max(24, Math.floor((width - 20) / 6.4));
+    const marks = (spec.marks || []).map((mark) => ({ ...mark, lines: wrapped(mark.name, room) }));
+    const top = 6 + marks.reduce((sum, mark) => sum + mark.lines.length, 0) * 17, bottom = 40;
     const height = top + spec.rows.length * (thick + gap) + bottom;
     const max = spec.max || Math.max(...spec.rows.map((r) => r.parts.reduce((a, p) => a + p.value, 0)), 1e-9);
     const sx = makeScale(0, max, left, width - right, false), floor = height - bottom;
@@ -229,10 +252,11 @@
       art += `<line class="gridline" x1="${near(sx(at))}" x2="${near(sx(at))}" y1="${top - 4}" y2="${floor}"/>`;
       art += `<text x="${near(sx(at))}" y="${floor + 15}" text-anchor="middle">${tickText(at, spec.xFormat)}</text>`;
     }
-    art += `<text class="title" x="${(left + width - right) / 2}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
+    const half = 3.2 * spec.xTitle.length, middle = Math.min((left + width - right) / 2, Math.max(half, width - half));
+    art += `<text class="title" x="${near(middle)}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
     spec.rows.forEach((row, r) => {
       const y = top + r * (thick + gap) + 2;
-      if (spec.names !== false) art += `<text class="title" x="${left - 8}" y="${y + thick / 2 + 4}" text-anchor="end">${escape(row.name.length > 26 ? row.name.slice(0, 25) + "…" : row.name)}</text>`;
+      if (spec.names !== false) art += `<text class="title" x="${left - 8}" y="${y + thick / 2 + 4}" text-anchor="end">${escape(shortened(row.name, Math.floor((left - 10) / 6.6)))}</text>`;
       let at = 0;
       row.parts.forEach((part, p) => {
         const a = sx(at), b = sx(at + part.value);
@@ -241,20 +265,25 @@
       });
       if (row.text) art += `<text class="strong" x="${near(sx(at)) + 7}" y="${y + thick / 2 + 4}">${escape(row.text)}</text>`;
     });
-    marks.forEach((mark, m) => {
-      const x = near(sx(mark.x)), y = 12 + m * 17, flip = x > width * 0.62;
-      art += `<line class="mark" x1="${x}" x2="${x}" y1="${y - 8}" y2="${floor}"/>`;
-      art += `<text class="title" x="${flip ? x - 6 : x + 6}" y="${y}" text-anchor="${flip ? "end" : "start"}">${escape(mark.name)}</text>`;
-    });
+    let line = 0;
+    for (const mark of marks) {
+      const x = near(sx(mark.x)), widest = 6.4 * Math.max(...mark.lines.map((text) => text.length));
+      art += `<line class="mark" x1="${x}" x2="${x}" y1="${4 + line * 17}" y2="${floor}"/>`;
+      for (const text of mark.lines) {
+        const y = 12 + line * 17, left = x + 6 + widest <= width ? x + 6 : x - 6 - widest >= 0 ? null : Math.max(0, width - widest);
+        art += left === null ? `<text class="title" x="${x - 6}" y="${y}" text-anchor="end">${escape(text)}</text>` : `<text class="title" x="${near(left)}" y="${y}">${escape(text)}</text>`;
+        line++;
+      }
+    }
     const svg = finish(box, spec, { width, height, top, bottom, art: "" }, art);
-    svg.onmousemove = (event) => {
+    svg.onpointermove = svg.onpointerdown = (event) => {
       const at = event.target.dataset && event.target.dataset.part;
       if (!at) { hideTip(); return; }
       const [r, p] = at.split(".").map(Number);
       const part = spec.rows[r].parts[p];
       showTip(event, tipTable(spec.rows[r].name, [[part.color, part.name, part.text]]));
     };
-    svg.onmouseleave = hideTip;
+    svg.onpointerleave = hideTip;
   };
 
   kinds.heat = (box, spec) => {
@@ -293,17 +322,46 @@
       brush.drawImage(small, 0, 0, canvas.width, canvas.height);
       if (row > 8) { brush.fillStyle = paint("card"); for (let r = 1; r < rows; r++) brush.fillRect(0, Math.round(r * row * sharp) - sharp, canvas.width, 2 * sharp); }
       box.querySelectorAll("button").forEach((button, i) => { button.onclick = () => { box.layer = i; pick(i); box.querySelectorAll("button")[i].focus(); }; });
-      canvas.onmousemove = (event) => {
+      canvas.onpointermove = canvas.onpointerdown = (event) => {
         const rect = canvas.getBoundingClientRect();
         const c = Math.min(cols - 1, Math.max(0, Math.floor(((event.clientX - rect.left) / rect.width) * cols)));
         const r = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - rect.top) / rect.height) * rows)));
         const when = spec.from + ((c + 0.5) / cols) * (spec.to - spec.from);
         showTip(event, tipTable(`${spec.rows[r]}, ${digits(near(when))} ${spec.xUnit}`, [["", layer.name, `${show(layer.values[r][c], layer.format)} ${layer.unit}`]]));
       };
-      canvas.onmouseleave = hideTip;
+      canvas.onpointerleave = hideTip;
     };
     pick(box.layer || 0);
   };
+
+  // -- tables ----------------------------------------------------------------------------------------------------------
+
+  const SIZES = { kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, PB: 1e15, KiB: 1024, MiB: 1048576, GiB: 1073741824, TiB: 1099511627776, s: 1000, min: 60000, h: 3600000 };
+  const valueOf = (cell) => {
+    const text = cell ? cell.textContent.trim() : "", found = /^[^\d-]*(-?[\d,]*\.?\d+)\s*([A-Za-z]*)/.exec(text);
+    return found ? parseFloat(found[1].replace(/,/g, "")) * (SIZES[found[2]] || 1) : null;
+  };
+  // Tables without parts or sums in them can be sorted by any column: by numbers where all have one, else by words.
+  document.querySelectorAll("table.data").forEach((table) => {
+    const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+    if (body.rows.length < 3 || body.querySelector("tr.part, tr.sum, tr.bound")) return;
+    table.classList.add("sorts");
+    heads.forEach((head, column) => {
+      head.tabIndex = 0;
+      const sort = () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const rows = [...body.rows].map((row) => ({ row, value: valueOf(row.cells[column]), text: row.cells[column] ? row.cells[column].textContent : "" }));
+        const numbers = rows.every((one) => one.value !== null || one.text === "–" || one.text === "");
+        rows.sort((a, b) => (numbers ? (a.value ?? Infinity) - (b.value ?? Infinity) : a.text.localeCompare(b.text, "en", { numeric: true })));
+        if (down) rows.reverse();
+        rows.forEach((one) => body.append(one.row));
+      };
+      head.onclick = sort;
+      head.onkeydown = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); } };
+    });
+  });
 
   // -- all of them ----------------------------------------------------------------------------------------------------
 

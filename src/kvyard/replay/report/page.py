@@ -9,7 +9,7 @@ from kvyard.replay.report import figures as draw
 from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
-from kvyard.replay.report.html import Page, answer, card, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Link, Page, answer, card, esc, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, HandoverReport, Report, RouterReport, Share, WorkerReport
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
@@ -19,10 +19,13 @@ def write_html(report: Report, path: str | Path) -> None:
     write_whole(path, page(report))
 
 
-def page(report: Report) -> str:
-    """The page's text."""
+def page(report: Report, home: Link | None = None) -> str:
+    """The page's text; ``home`` is a page that this run is a part of."""
     made = Page(f"{say.name_of(report)} · kvyard")
-    made.add(head(say.name_of(report), say.summary(report), say.notes(report), say.times(report)))
+    made.add(
+        ("" if home is None else f'<p class="home">{home}</p>')
+        + head(say.name_of(report), say.summary(report), say.notes(report), say.times(report))
+    )
     made.add(answer(answers(report)))
     made.add('<div class="tiles">', *_tiles(report), "</div>")
     if report.reuse:
@@ -68,7 +71,7 @@ def _tiles(report: Report) -> Iterator[str]:
     latency, rates, error = report.latency, report.throughput, report.timing_error
     for name, key, field in (
         ("Time to first token", "ttft", "p50"),
-        ("Inter-token latency", "itl", "mean"),
+        ("Inter-token latency", "itl", "p50"),
         ("End to end", "e2e", "p50"),
     ):
         value = getattr(latency[key], field)
@@ -284,7 +287,17 @@ def _tiers(made: Page, report: Report) -> None:
                 share = say.percent(use.bandwidth.value) if use.bandwidth else "no limit"
                 cells += [say.amount(use.bytes), say.percent(use.busy.value), share]
         rows.append(row(cells))
-    columns = ["", "blocks", "evicted", "written", "busy", "of bandwidth", "read", "busy", "of bandwidth"]
+    columns = [
+        "",
+        "blocks",
+        "evicted",
+        "written",
+        "link out busy",
+        "of bandwidth",
+        "read",
+        "link in busy",
+        "of bandwidth",
+    ]
     cards = [
         card(
             "Tiers",

@@ -1,5 +1,7 @@
 """Axes of a sweep: which setting runs along, in which unit, and where its values lie."""
 
+from collections.abc import Sequence
+
 from kvyard.errors import KvyardError
 from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.settings import SETTINGS
@@ -20,6 +22,17 @@ UNITS = {
     "speedup": "speed-up of arrivals",
 }
 SCALES = {**{name: 1e9 for name in ROOMS if name.endswith("bytes")}, "gpu_memory": 1e9, "event_lag": 1e6}
+
+
+GIB = 1 << 30
+
+
+def axis_title(name: str, values: Sequence[str]) -> tuple[str, float]:
+    """The title of an axis, and what places on it are multiplied by: bytes that are written in GiB are counted in GiB."""
+    title = UNITS.get(name, name.replace("_", " "))
+    if SCALES.get(name) == 1e9 and any("ib" in value.lower() for value in values):
+        return title.replace("GB of", "GiB of"), 1e9 / GIB
+    return title, 1.0
 
 
 def axis(axes: dict[str, list[str]]) -> str | None:

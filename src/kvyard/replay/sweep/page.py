@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvyard import __version__
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, answer, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Link, Page, answer, esc, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
 from kvyard.replay.sweep.advice import advice
-from kvyard.replay.sweep.axes import UNITS, axis, number_of, words
+from kvyard.replay.sweep.axes import axis, axis_title, number_of, words
+from kvyard.replay.sweep.runs import run_page
 from kvyard.replay.sweep.table import DULL, FIGURES, Figure, rows, shown_value, times
 
 if TYPE_CHECKING:
@@ -52,17 +53,20 @@ def page(sweep: Sweep) -> str:
     ]
     wanted.sort(key=lambda figure: DRAWN.index(figure.name))
     if along:
-        lines = _lines(along, others, found)
+        lines = _lines(along, others, found, axis_title(along, sweep.grid.axes[along])[1])
         if len(lines) > MOST_LINES:
             text = f"The first {MOST_LINES} of {len(lines)} lines; the table has them all."
             made.add(f'<p class="note">{esc(text)}</p>')
         if found:
             made.add('<div class="tiles">', *_tiles(along, lines[:MOST_TILES]), "</div>")
-        charts = [made.figure(figure.title, "", _curve(figure, along, lines)) for figure in wanted]
+        title = axis_title(along, sweep.grid.axes[along])[0]
+        charts = [made.figure(figure.title, _fitted(figure, lines), _curve(figure, title, lines)) for figure in wanted]
     else:
         charts = [made.figure(figure.title, "", _bars(figure, sweep, found)) for figure in wanted]
     made.cards("two", *charts)
-    made.section("All points", "Milliseconds, and shares of the prompt tokens of admitted requests.")
+    made.section(
+        "All points", "Shares are of the prompt tokens of admitted requests. Each point has a page of its own."
+    )
     made.add('<section class="card wide">' + _table(sweep) + "</section>")
     made.section("What was run", "What is not varied is the same at every point.")
     base = sweep.done[0][1]
@@ -71,14 +75,14 @@ def page(sweep: Sweep) -> str:
     return made.text()
 
 
-def _lines(along: str, others: Sequence[str], found: Sequence[dict[str, Any]]) -> list[Curve]:
+def _lines(along: str, others: Sequence[str], found: Sequence[dict[str, Any]], unit: float) -> list[Curve]:
     """By the values of the other settings: points along the axis, in its order."""
     lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for one in found:
         name = ", ".join(str(one[other]) if len(others) == 1 else f"{other} {one[other]}" for other in others) or "all"
         at = number_of(along, one[along])
         if at is not None:
-            lines.setdefault(name, []).append((at, one))
+            lines.setdefault(name, []).append((draw.digits(at * unit), one))
     return [(name, sorted(points, key=lambda point: point[0])) for name, points in lines.items()]
 
 
@@ -96,15 +100,20 @@ def _tiles(along: str, lines: Sequence[Curve]) -> Iterator[str]:
         )
 
 
+def _fitted(figure: Figure, lines: Sequence[Curve]) -> str:
+    """Said where the axis doesn't begin at 0, by the rule that the chart goes by."""
+    values = [one[figure.name] for _, points in lines for _, one in points if one[figure.name] is not None]
+    close = bool(values) and min(values) > 0 and max(values) - min(values) < 0.4 * max(values)
+    return "the axis doesn't begin at 0" if close else ""
+
+
 def _curve(figure: Figure, along: str, lines: Sequence[Curve]) -> draw.Figure:
     series = [
         draw.line(name, [_digits(one[figure.name]) for _, one in points], color, x=[at for at, _ in points])
         for (name, points), color in zip(lines, draw.RUN_COLORS)
     ]
     y = "share" if figure.share else "ms" if figure.name.endswith("_ms") else figure.head
-    drawn = draw.lines(
-        figure.title, series, UNITS.get(along, along.replace("_", " ")), y, dots=True, xMin=0, height=260
-    )
+    drawn = draw.lines(figure.title, series, along, y, dots=True, xMin=0, height=260, yFit=True)
     return drawn | draw.SHARE if figure.share else drawn
 
 
@@ -126,9 +135,11 @@ def _digits(value: float | None) -> float | None:
 def _table(sweep: Sweep) -> str:
     every = rows(sweep)
     kept = [figure for figure in FIGURES if figure.name not in DULL or any(one[figure.name] for one in every)]
-    columns = [*sweep.grid.axes, *(figure.head for figure in kept)]
+    columns = [*sweep.grid.axes, *(figure.column for figure in kept)]
     made = []
     for one in every:
-        cells = [str(one[name]) for name in sweep.grid.axes]
+        cells: list[str | Link] = [str(one[name]) for name in sweep.grid.axes]
+        if not one["error"]:
+            cells[0] = Link(str(cells[0]), run_page(sweep, one["report"]))
         made.append(row([*cells, *(shown_value(figure, one[figure.name]) for figure in kept)]))
     return table(columns, made)

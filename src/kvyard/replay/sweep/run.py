@@ -60,12 +60,14 @@ class Sweep(msgspec.Struct):
     def save(self) -> list[Path]:
         """Write the table as ``sweep.csv`` and ``sweep.json`` and the curves as ``sweep.html``; returns where."""
         from kvyard.replay.sweep.page import page
+        from kvyard.replay.sweep.runs import write_runs
         from kvyard.replay.sweep.table import write_csv, write_json
 
         paths = [self.folder / f"sweep.{kind}" for kind in ("csv", "json", "html")]
         write_csv(self, paths[0])
         write_json(self, paths[1])
         if self.reports:
+            write_runs(self, paths[2].name, "All points of the sweep")
             write_whole(paths[2], page(self))
         return paths if self.reports else paths[:2]
 

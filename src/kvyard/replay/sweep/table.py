@@ -36,6 +36,12 @@ class Figure(NamedTuple):
     of: Callable[[Report], float | int | None]
     share: bool = False
 
+    @property
+    def column(self) -> str:
+        """The head of a page's column: which statistic of what, and its unit."""
+        what, _, rest = self.name.partition("_")
+        return f"{what.upper()} {rest.removesuffix('_ms')}, ms" if rest.endswith("_ms") else self.head
+
 
 def latency(name: str, field: str) -> Callable[[Report], float]:
     """A figure of one of the report's latencies."""
@@ -152,6 +158,8 @@ def print_sweep(sweep: Sweep, console: Console | None = None) -> None:
             cells.append(f"[bold]{text}[/bold]" if best[figure.name] == row[figure.name] else text)
         table.add_row(*cells)
     console.print(fitted(table, console, [figure.head for figure in reversed(shown)]))
+    if any(figure.name.endswith("_ms") for figure in shown):
+        console.print("TTFT, ITL and E2E are means in ms, p50 and p99 those of TTFT.", style="dim", highlight=False)
     said = times(sweep)
     if said:
         console.print(said, style="dim", markup=False, highlight=False)

@@ -1,13 +1,16 @@
 """A trace as a page of charts: one file that needs no network. Only loaded when asked for."""
 
 from collections.abc import Sequence
+from math import log
 from pathlib import Path
 
-from kvyard.replay.report.figures import SHARE, Figure, line, lines, rounded
+from kvyard.replay.report.figures import SHARE, Figure, coarse, digits, line, lines, rounded, time_axis
 from kvyard.replay.report.html import Page, head
 from kvyard.replay.traces.info import Info, Reuse
 from kvyard.replay.traces.writing import packed_file
 
+POINTS = 300
+"""Of a line, at most."""
 BY_BLOCKS: Figure = {"xScale": "log", "xUnit": "blocks", **SHARE}
 
 
@@ -52,9 +55,13 @@ def _summary(info: Info) -> str:
 
 
 def _over_time(info: Info, counts: Sequence[int], what: str, color: str) -> Figure:
-    seconds = [round((i + 0.5) * info.window, 3) for i in range(len(counts))]
-    series = [line(what, rounded([count / info.window for count in counts]), color)]
-    return lines(what, series, "seconds", what, x=seconds, xMin=0, xUnit="s")
+    step = -(-len(counts) // POINTS) or 1
+    rates = coarse([count / info.window for count in counts], step)
+    by, axis = time_axis(len(counts) * info.window)
+    middle = [
+        digits((at * step + min(step, len(counts) - at * step) / 2) * info.window / by) for at in range(len(rates))
+    ]
+    return lines(what, [line(what, rates, color)], "", what, x=middle, xMin=0) | axis
 
 
 def _lengths(counted: Sequence[tuple[float, int]], what: str, color: str) -> Figure:
@@ -83,9 +90,20 @@ def _lengths(counted: Sequence[tuple[float, int]], what: str, color: str) -> Fig
     }
 
 
+def _few(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """So many as can be seen: the last of each of ``POINTS`` steps along a logarithmic axis, and the first."""
+    if len(points) <= POINTS:
+        return list(points)
+    first, last = max(1, points[0][0]), max(2, points[-1][0])
+    kept = {0: points[0]}
+    for at, value in points:
+        kept[1 + round(POINTS * log(max(1, at) / first) / log(last / first))] = (at, value)
+    return list(kept.values())
+
+
 def _hits(reuse: Reuse) -> Figure:
-    sizes, shares = zip(*reuse.curve)
-    best_sizes, best = zip(*reuse.best)
+    sizes, shares = zip(*_few(reuse.curve))
+    best_sizes, best = zip(*_few(reuse.best))
     series = [
         line("LRU", shares, "blue", x=sizes),
         line("Belady (best)", best, "green", x=best_sizes, dash="2 4", dots=True),
@@ -96,7 +114,9 @@ def _hits(reuse: Reuse) -> Figure:
 
 
 def _distances(reuse: Reuse) -> Figure:
-    shares = [share for _, share in reuse.distances]
-    series = [line("used again within", shares, "blue", x=[max(1, blocks) for blocks, _ in reuse.distances])]
+    shown = _few(reuse.distances)
+    series = [
+        line("used again within", [share for _, share in shown], "blue", x=[max(1, blocks) for blocks, _ in shown])
+    ]
     x = "different blocks touched in between (log)"
     return lines("Reuse distance", series, x, "share of blocks used again", **BY_BLOCKS)

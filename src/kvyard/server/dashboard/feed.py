@@ -1,7 +1,7 @@
 """The feed: looks at a fleet once a second while it is watched, and hands every viewer the same bytes.
 
-A viewer that can't keep up misses frames, and gets the newest when it is ready again. Without viewers it costs nothing. It
-knows no HTTP.
+A viewer that can't keep up misses frames, and gets the newest when it is ready again. Without viewers it looks every other
+second and keeps only what charts need. It knows no HTTP.
 """
 
 import asyncio
@@ -41,6 +41,10 @@ def point_of(view: FleetView) -> dict[str, Any]:
 def frame(event: str, value: object) -> bytes:
     """A server-sent event. JSON has no raw line breaks, so it is one line."""
     return b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(value))
+
+
+IDLE_INTERVAL = 2.0
+"""Seconds between two looks while no viewer is there."""
 
 
 class ViewFeed:
@@ -98,6 +102,18 @@ class ViewFeed:
             return b""
         # A viewer that missed one also missed its decisions.
         return self._news if self.number == seen + 1 else self._whole
+
+    async def remember(self) -> None:
+        """Look at the fleet now and then while no viewer does, so that those who come see what was before. Runs until it is
+        cancelled.
+        """
+        while True:
+            if not self.viewers and not self.closed:
+                try:
+                    self.history.append(point_of(self.source()))
+                except Exception:
+                    log.exception("the dashboard's source failed")
+            await pause(IDLE_INTERVAL)
 
     async def _tick(self) -> None:
         while not self.closed:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+import kvyard.replay.report
 from kvyard.server.dashboard.feed import ViewFeed
 from kvyard.server.dashboard.view import ViewSource
 from kvyard.server.http import JSON, GuardCheck, Refusal, check_token, while_connected
@@ -19,6 +20,7 @@ SLOW = 10.0
 """Seconds that a viewer may take to accept a frame."""
 _TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 _FILES = {one.name: one for one in Path(__file__).with_name("assets").iterdir() if one.suffix in _TYPES}
+_FILES |= {name: Path(kvyard.replay.report.__file__).with_name(name) for name in ("palette.css", "scales.js")}
 ASSETS = {name: _TYPES[one.suffix] for name, one in _FILES.items() if name != "page.html"}
 """What the page loads."""
 GUARDS = {

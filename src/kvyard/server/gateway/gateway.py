@@ -23,7 +23,7 @@ from kvyard.server.gateway.traffic import GatewayMetrics, P, Traffic
 from kvyard.server.health import HealthReason, say_health
 from kvyard.server.http import Refusal
 from kvyard.server.running import AsyncService
-from kvyard.server.supervisor import Supervisor
+from kvyard.server.supervisor import Supervisor, Work
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,8 @@ class Gateway(AsyncService):
         self.draining = False
         self.on_drain: list[Callable[[], None]] = []
         """Called when it begins to drain."""
+        self.beside: dict[str, Work] = {}
+        """What runs from its start to its end, beside requests, by what it is called."""
         self.client = EngineClient(config, upstream_token)
         self.health = EngineHealth(config, self.clock)
         self.metrics = GatewayMetrics()
@@ -81,6 +83,8 @@ class Gateway(AsyncService):
         for name, watch in watches:
             self.supervisor.keep(f"lookups of {name.host}", partial(self._follow, name, watch))
         self.supervisor.keep("files", self._flush)
+        for task, work in self.beside.items():
+            self.supervisor.keep(task, work)
         self.supervisor.keep("health", partial(say_health, self._unsaid))
 
     def drain(self) -> None:

@@ -249,5 +249,6 @@ def build(
     )
     dashboard = Dashboard(GatewaySource(gateway).view, admin_token, closed=closed, guard=guard)
     gateway.on_drain += [proxy.drain, dashboard.feed.close]
+    gateway.beside["dashboard"] = dashboard.feed.remember
     app.router.routes.extend(dashboard.routes())
     return app, gateway

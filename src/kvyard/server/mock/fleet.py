@@ -95,6 +95,7 @@ class MockFleet(AsyncService):
             await port.start()
         for worker in self.workers:
             self.supervisor.keep(worker.name, partial(self._look_after, worker.number))
+        self.supervisor.keep("dashboard", self.dashboard.feed.remember)
         after = self.config.faults.kill_after_s
         if after:
             for worker in self.workers:

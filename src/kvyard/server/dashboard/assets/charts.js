@@ -1,5 +1,6 @@
 // Charts of the last five minutes, and the sums behind them: counters in, rates by bins out.
 import { byId, el, svg } from "./format.js";
+import { niceTicks, placeTip } from "./scales.js";
 
 export const SPAN = 300; // seconds shown, once so much is known
 const WIDTHS = [[60, 2], [120, 3], [SPAN, 5]]; // spans, and the seconds that a bin has in them
@@ -46,21 +47,11 @@ export const lately = (points, seconds) => {
   return sums.dt > 0 ? sums : null;
 };
 
-const ticks = (high, wanted) => {
-  const raw = high / wanted, base = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((n) => n * base).find((n) => n >= raw * 0.999);
-  const found = [];
-  for (let at = 0; at <= high * 1.0001; at += step) found.push(parseFloat(at.toPrecision(10)));
-  return found;
-};
-
 const tip = byId("tip");
 const showTip = (event, rows) => {
   tip.replaceChildren(...rows);
   tip.hidden = false;
-  const w = tip.offsetWidth, h = tip.offsetHeight, x = event.clientX;
-  tip.style.left = Math.max(8, x + 16 + w > window.innerWidth ? x - w - 14 : x + 16) + "px";
-  tip.style.top = Math.max(8, Math.min(event.clientY - h / 2, window.innerHeight - h - 8)) + "px";
+  placeTip(tip, event);
 };
 
 /** One chart. `series` are { name, color, of: bin → value or null }; `stacked` ones are drawn as bars. */
@@ -89,7 +80,7 @@ export class Chart {
     const x = (at) => left + ((at - from) / span) * (width - left - right);
     const y = (value) => height - bottom - (value / high) * (height - top - bottom);
     const art = [];
-    for (const at of ticks(high, 4)) {
+    for (const at of niceTicks(0, high, 4)) {
       art.push(svg("line", { class: "gridline", x1: left, x2: width - right, y1: near(y(at)), y2: near(y(at)) }));
       art.push(svg("text", { x: left - 6, y: near(y(at)) + 4, "text-anchor": "end" }, this.tick(at)));
     }

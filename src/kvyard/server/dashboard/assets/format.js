@@ -37,6 +37,10 @@ export const keyed = (box, items, keyOf, make, update) => {
   box.kept = now;
 };
 
+/** What a tier is, by the name that engines and events have for it. */
+const PLACES = { G1: "device", G2: "host", G3: "storage", G4: "remote" };
+export const place = (tier) => PLACES[tier] || tier;
+
 // -- numbers ---------------------------------------------------------------------------------------------------------
 
 const fixed = (value, most) => value.toLocaleString("en-US", { maximumFractionDigits: most });

@@ -1,6 +1,6 @@
 // Tiles and workers.
 import { lately, spark } from "./charts.js";
-import { byId, el, keyed, many, number, percent, put, set, short, svg, time } from "./format.js";
+import { byId, el, keyed, many, number, percent, place, put, set, short, svg, time } from "./format.js";
 
 const WINDOW = 5; // seconds over which rates are taken
 const KEPT = 90; // looks remembered per worker
@@ -100,14 +100,14 @@ const fillTier = (node, { tier, worker, most }) => {
   const [name, meter, text] = node.children, [held, idle] = meter.children;
   // Without a capacity, bars only compare workers with each other.
   const room = tier.capacity || most.get(tier.name) || 1, used = (tier.held + tier.idle) / room;
-  put(name, tier.name);
+  put(name, place(tier.name));
   held.style.width = `${(100 * tier.held) / room}%`;
   idle.style.width = `${(100 * tier.idle) / room}%`;
   const said = tier.capacity ? percent(used) : short(tier.held + tier.idle);
   put(text, said);
   set(meter, "aria-valuenow", String(Math.round(100 * used)));
   set(meter, "aria-label", `${worker.name} ${tier.name}`);
-  const words = `${tier.name}: ${many(tier.held, "block")} held, ${number(tier.idle)} cached` + (tier.capacity ? ` of ${number(tier.capacity)}` : "");
+  const words = `${place(tier.name)} (${tier.name}): ${many(tier.held, "block")} held, ${number(tier.idle)} cached` + (tier.capacity ? ` of ${number(tier.capacity)}` : "");
   set(meter, "aria-valuetext", words);
   set(node, "title", words);
 };

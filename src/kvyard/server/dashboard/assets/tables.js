@@ -1,5 +1,5 @@
 // Decisions, streams of events, and transfers.
-import { byId, bytes, clock, el, keyed, many, number, percent, put, set, short, span, time } from "./format.js";
+import { byId, bytes, clock, el, keyed, many, number, percent, place, put, set, short, span, time } from "./format.js";
 
 const MOST = 50; // decisions shown
 
@@ -159,10 +159,10 @@ export const streams = (view, rates) => {
 
 /** Few links are shown one by one, many by direction. */
 const links = (transfers) => {
-  if (transfers.length <= 12) return transfers.map((one) => ({ ...one, name: `${one.worker} ${one.source} → ${one.target}` }));
+  if (transfers.length <= 12) return transfers.map((one) => ({ ...one, name: `${one.worker} ${place(one.source)} → ${place(one.target)}` }));
   const found = new Map();
   for (const one of transfers) {
-    const name = `${one.source} → ${one.target}`, sum = found.get(name);
+    const name = `${place(one.source)} → ${place(one.target)}`, sum = found.get(name);
     if (!sum) { found.set(name, { ...one, name: `${name}, all workers` }); continue; }
     for (const key of ["under_way", "landed", "blocks", "bytes", "queued_ms"]) sum[key] += one[key];
     sum.bandwidth = sum.bandwidth === null || one.bandwidth === null ? null : sum.bandwidth + one.bandwidth;
