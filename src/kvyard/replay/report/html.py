@@ -39,7 +39,7 @@ class Page:
         while name in self._sections:
             name += "-2"
         self._sections[name] = title
-        link = f'<a class="anchor" href="#{name}" aria-label="Link to {esc(title)}">#</a>'
+        link = f'<a class="anchor" href="#{name}" aria-label="Link to {esc(title)}"></a>'
         self.add(f'<h2 id="{name}">{esc(title)}{link}</h2><p>{esc(text)}</p>')
 
     def figure(self, title: str, text: str, figure: Figure, wide: bool = False) -> str:
