@@ -35,7 +35,7 @@ def test_a_grid_and_then_more_of_it(
     assert out.count("round-robin") == 2 and "TTFT" in out and "reused" in out
     folder = tmp_path / "sweep-mooncake_conversation"
     assert f"written: {folder.name}/sweep.html" in err
-    assert sorted(path.name for path in folder.iterdir()) == ["points", "sweep.csv", "sweep.html", "sweep.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["points", "runs", "sweep.csv", "sweep.html", "sweep.json"]
     assert run(*base, "--vary", "host_blocks=0,4000,6k", "--router", "kv", "-o", folder, "-j", 1) == 0
     assert "2 of 3 points were there from an earlier run" in capsys.readouterr().err
     with (folder / "sweep.csv").open() as file:
