@@ -9,6 +9,7 @@
 #   make peers   environments of the engines that benchmarks run beside kvyard (3.2 GB), into build/peers
 #   make bench   every script in benchmarks/
 #   make docs    the documentation, into site/
+#   make release   wheels and sdist into dist/, checked in clean environments, and notes from the changelog
 #   make lock    requirements.lock from pyproject.toml
 #   make clean   removes all that make made
 
@@ -24,7 +25,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-real test-ray lint format types peers bench docs lock clean setup
+.PHONY: demo test test-real test-ray lint format types peers bench docs release lock clean setup
 
 demo: $(READY)
 	@$(RUN) examples/demo.py
@@ -64,6 +65,9 @@ bench: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet --site-dir site
+
+release:
+	@PYTHON=$(PYTHON) scripts/release.sh $(ARGS)
 
 lock:
 	PYTHON=$(PYTHON) scripts/lock.sh
