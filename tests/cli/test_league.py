@@ -28,7 +28,8 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     )
     folder = tmp_path / "league-mooncake_conversation"
     assert f"written: {folder.name}/league.html" in err
-    assert sorted(path.name for path in folder.iterdir()) == ["league.csv", "league.html", "league.json", "points"]
+    names = ["league.csv", "league.html", "league.json", "points", "runs"]
+    assert sorted(path.name for path in folder.iterdir()) == names
     assert run(*base, "-q") == 0
     assert capsys.readouterr() == ("", "")
 
