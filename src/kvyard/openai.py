@@ -221,6 +221,19 @@ class ListedModels(msgspec.Struct):
     data: list[ListedModel]
 
 
+class EventSource(msgspec.Struct, kw_only=True):
+    """Where one rank of an engine publishes its KV events, in ``GET /kv_event_sources`` of vLLM since 0.32."""
+
+    enable_kv_cache_events: bool = True
+    publisher: str | None = "zmq"
+    endpoint: str
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+
 class TokenIds(msgspec.Struct):
     """An engine's answer to ``POST /tokenize``."""
 

@@ -173,3 +173,58 @@ def test_an_engine_that_is_killed_and_comes_back_empty(engines: Engines, figures
         judge(asker, figures, "gateway, killed with -9")
         first = asker.promises[before]
         assert (first.promised, first.delivered) == (0, 0)
+
+
+TEMPLATE = """{{ documents | tojson if documents else '' }} {{ 'effort ' + reasoning_effort if reasoning_effort else '' }}
+{{ 'think ' * 30 if enable_thinking else 'do not ' * 30 }}
+{% for message in messages %}{{ message['role'] }}: {{ message['content'] }} {% endfor %}
+{{ 'assistant: ' if add_generation_prompt else '' }}"""
+
+
+def test_unusual_requests_are_promised_what_they_get(
+    engines: Engines, tmp_path_factory: pytest.TempPathFactory, figures: Callable[[str, Any], None]
+) -> None:
+    """What a template is given, what reads no cache, what is cut off; and an engine that is known by its URL alone."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    engine = engines.get(flags=("--chat-template", str(template)))
+    size = engine.settings.block_size
+    chance = random.Random(77)
+    with (
+        EventWatch(engine.endpoint) as watch,
+        Gated(engines=[{"url": engine.url, "name": "e0"}], tokenizer="engine", block_size=size) as gated,
+    ):
+        engine.complete([1] * (size + 1), max_tokens=1)
+        gated.ready(1, 1)  # its stream was found by asking the engine
+        asker = Asker(gated.url, size, {"e0": watch})
+        chats: dict[str, dict[str, Any]] = {
+            "plain chat": {},
+            "reasoning_effort": {"reasoning_effort": "high"},
+            "no reasoning": {"reasoning_effort": "none"},
+            "enable_thinking": {"chat_template_kwargs": {"enable_thinking": True}},
+            "documents": {"documents": [{"title": "a", "text": text(chance, 60)}]},
+            "add_special_tokens": {"add_special_tokens": True},
+            "prompt_logprobs": {"prompt_logprobs": 1},
+            "truncated chat": {"truncate_prompt_tokens": 200},
+        }
+        prompts: dict[str, dict[str, Any]] = {
+            "echo with logprobs": {"echo": True, "logprobs": 1},
+            "echo": {"echo": True},
+            "truncated": {"truncate_prompt_tokens": 150},
+            "truncated on the right": {"truncate_prompt_tokens": 150, "truncation_side": "right"},
+        }
+        for turn in range(3):
+            for kind, more in chats.items():
+                said = [{"role": "user", "content": f"{kind}: " + text(random.Random(kind), 150)}]
+                asker.ask(kind, CHAT, messages=said, **more)
+            for kind, more in prompts.items():
+                ids = [random.Random(f"{kind} {at}").randrange(3, 1000) for at in range(400)]
+                asker.ask(kind, COMPLETIONS, prompt=ids, **more)
+            if not turn:
+                eventually(lambda: all(not pool.router.loads.active for pool in gated.gateway.members.pools.values()))
+        tally = asker.tally()
+        asker.client.close()
+    figures("unusual requests", tally)
+    reused = {one.kind for one in asker.promises if one.delivered}
+    assert reused >= {*chats, *prompts} - {"prompt_logprobs", "echo with logprobs"}, reused
+    assert tally["exact"] >= LEAST * tally["requests"], tally["odd"]

@@ -83,6 +83,9 @@ class ScriptedEngine:
         if path == "/health":
             connection.sendall(answer("200 OK", b""))
             return True
+        if path == "/kv_event_sources":
+            connection.sendall(answer("404 Not Found", b"{}"))
+            return True
         if path == "/v1/models":
             connection.sendall(answer("200 OK", self.models))
             return True

@@ -322,3 +322,51 @@ def test_an_engine_that_is_removed_while_it_leaves_its_pool(monkeypatch: pytest.
 
     with ScriptedEngine(plain) as engine:
         asyncio.run(story(engine.url))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_engine_tells_where_it_publishes(ranks: int) -> None:
+    """Its URL is all that is given: endpoint, replay, topic and ranks come from /kv_event_sources."""
+    with fleet(topic="kv@{worker}", dp_size=ranks) as served:
+        told = served.get("/kv_event_sources")
+        assert sorted(told) == [str(rank) for rank in range(ranks)]
+        assert told["0"]["topic"] == "kv@worker0" and told["0"]["publisher"] == "zmq"
+        with Gated(engines=[{"url": served.url, "name": "e"}]) as gated:
+            gated.ready(1, ranks)
+            (engine,) = gated.gateway.members.engines.values()
+            assert engine.config.dp_size == ranks == len(engine.holders)
+            assert gated.client.get("/health").json()["status"] == "ok"
+            gated.complete(list(range(800)))
+            explain = lambda: gated.post("/explain", body={"prompt": list(range(800))}).json()["hit_blocks"]  # noqa: E731
+            eventually(lambda: explain() == 49)
+        with Gated(engines=[{"url": served.url, "name": "e", "model": served.fleet.config.served_model_name}]) as gated:
+            gated.ready(1, ranks)
+
+
+def test_engines_that_tell_nothing_are_asked_once_and_left_alone() -> None:
+    with fleet(events_endpoint=None, replay_endpoint=None) as served:
+        assert served.get("/kv_event_sources") == {}
+        with Gated(engines=[{"url": served.url, "name": "e"}]) as gated:
+            gated.ready(1)
+            assert [one["code"] for one in gated.client.get("/health").json()["reasons"]] == ["no-stream"]
+            gated.complete("x")
+
+
+def test_ports_without_a_host_are_on_the_engines_own() -> None:
+    from kvyard.openai import EventSource
+    from kvyard.server.gateway.config import GatewayEngine
+
+    def found(url: str, *endpoints: tuple[str, str | None]) -> tuple[object, object]:
+        sources = {at: EventSource(endpoint=one, replay_endpoint=two) for at, (one, two) in enumerate(endpoints)}
+        config = GatewayEngine(url=url).with_events(sources)
+        return config.events, config.replay
+
+    assert found("http://10.0.0.1:8000", ("tcp://*:5557", "tcp://*:5558")) == (
+        ["tcp://10.0.0.1:5557"],
+        ["tcp://10.0.0.1:5558"],
+    )
+    assert found("http://[::1]:8000", ("tcp://0.0.0.0:1", None)) == (["tcp://[::1]:1"], None)
+    assert found("http://h:8000", ("tcp://10.9.9.9:1", None), ("ipc:///x", "ipc:///y")) == (
+        ["tcp://10.9.9.9:1", "ipc:///x"],
+        None,
+    )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvyard import openai
-from kvyard.server.gateway.prompting import PeekedBody, PeekedCompletion, Prompting, read_body
+from kvyard.server.gateway.prompting import PeekedBody, PeekedCompletion, PeekedPrompt, Prompting, read_body
 from kvyard.server.http import Refusal
 
 
@@ -63,3 +63,69 @@ def test_prompts() -> None:
     image = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}'
     assert read("engine", chat, image) == [] and not asked
     assert read("bytes", "/v1/embeddings", b'{"input":"x"}') == []
+
+
+def test_what_a_template_is_given_reaches_tokenize() -> None:
+    """As vLLM puts it together for the chat itself: /tokenize has neither documents nor reasoning_effort."""
+    asked: list[dict[str, Any]] = []
+
+    async def engine(body: dict[str, Any]) -> list[int] | None:
+        asked.append(msgspec.json.decode(msgspec.json.encode(body)))
+        return list(range(10))
+
+    def variables(**fields: Any) -> Any:
+        body = {"messages": [{"role": "user", "content": "h"}], **fields}
+        asyncio.run(Prompting("engine", engine).prompts(read_body(openai.CHAT, msgspec.json.encode(body))))
+        return asked.pop().get("chat_template_kwargs")
+
+    assert variables() is None
+    assert variables(reasoning_effort="high") == {"reasoning_effort": "high", "enable_thinking": True}
+    assert variables(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
+    own = {"enable_thinking": False, "reasoning_effort": "low", "documents": [1]}
+    assert variables(reasoning_effort="high", documents=[2], chat_template_kwargs=own) == {
+        "enable_thinking": False,
+        "reasoning_effort": "high",
+        "documents": [2],
+    }
+    body = b'{"messages":[{"role":"user","content":"h"}],"add_special_tokens":true}'
+    asyncio.run(Prompting("engine", engine).prompts(read_body(openai.CHAT, body)))
+    assert asked.pop()["add_special_tokens"] is True
+    bad = b'{"messages":[],"chat_template_kwargs":[]}'
+    assert asyncio.run(Prompting("engine", engine).prompts(read_body(openai.CHAT, bad))) == [] and not asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"truncate_prompt_tokens": 3}, [2, 3, 4]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [1, 2, 3]),
+        ({"truncate_prompt_tokens": 9}, [1, 2, 3, 4]),
+        ({"truncate_prompt_tokens": 0}, []),
+        ({"truncate_prompt_tokens": -1}, None),
+    ],
+)
+def test_prompts_that_are_cut(fields: dict[str, int], left: list[int] | None) -> None:
+    async def engine(body: dict[str, Any]) -> list[int] | None:
+        return None
+
+    body = msgspec.json.encode({"prompt": [1, 2, 3, 4], **fields})
+    found = asyncio.run(Prompting("engine", engine).prompts(read_body(openai.COMPLETIONS, body)))
+    assert found == ([] if left is None else [left])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reads"),
+    [
+        (openai.COMPLETIONS, {}, True),
+        (openai.COMPLETIONS, {"echo": True}, True),
+        (openai.COMPLETIONS, {"logprobs": 3}, True),
+        (openai.COMPLETIONS, {"echo": True, "logprobs": 0}, False),
+        (openai.COMPLETIONS, {"prompt_logprobs": 0}, False),
+        (openai.CHAT, {"prompt_logprobs": 1}, False),
+        (openai.CHAT, {"logprobs": True, "top_logprobs": 2}, True),
+    ],
+)
+def test_requests_that_read_no_cache(path: str, fields: dict[str, Any], reads: bool) -> None:
+    found = read_body(path, msgspec.json.encode({"prompt": [1], **fields}))
+    assert isinstance(found, PeekedPrompt) and found.reads_cache is reads

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.openai import ListedModels, TokenIds
+from kvyard.openai import EventSource, ListedModels, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.http import JSON
 from kvyard.server.mock.schemas import WorkerState
@@ -124,6 +124,19 @@ class EngineClient:
             return msgspec.json.decode(content, type=ListedModels)
         except msgspec.MsgspecError:
             raise EngineFailed("/v1/models can't be read") from None
+
+    async def event_sources(self, url: str) -> dict[int, EventSource]:
+        """Where an engine's ranks publish their events; none where it doesn't tell, as before vLLM 0.32."""
+        status, content = await self._get(f"{url}/kv_event_sources", self._config.health_timeout)
+        if status != 200:
+            return {}
+        try:
+            found = msgspec.json.decode(content, type=dict[int, EventSource])
+        except msgspec.MsgspecError:
+            return {}
+        return {
+            rank: one for rank, one in sorted(found.items()) if one.enable_kv_cache_events and one.publisher == "zmq"
+        }
 
     async def tokenize(self, url: str, body: dict[str, Any]) -> list[int] | None:
         """An engine's answer to /tokenize; ``None`` where there is none. Raises nothing."""

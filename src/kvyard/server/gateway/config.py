@@ -1,5 +1,7 @@
 """The gateway's configuration: a TOML or JSON file, and what the command line puts over it. A value: it opens nothing."""
 
+import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -8,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from kvyard.errors import KvyardError
+from kvyard.openai import EventSource
 from kvyard.router import RouterConfig
 from kvyard.server.http import Bounds, picked
 from kvyard.server.indexer.config import Config as IndexConfig
@@ -49,7 +52,7 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
     """Host and port of the URL, unless it is given."""
     events: Name | list[Name] | None = None
     """Where its rank 0 publishes KV events, such as tcp://10.0.0.1:5557; each rank is one port further, unless all are listed.
-    Left out, nothing is known of its cache."""
+    Left out, the engine is asked, which vLLM answers since 0.32; where it doesn't, nothing is known of its cache."""
     replay: Name | list[Name] | None = None
     """Where lost events can be had again, in the same way."""
     clear_scope: Literal["device", "all"] = "device"
@@ -66,6 +69,23 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
             raise KvyardError(
                 f"an engine's name {self.name!r:.200} can't be used: write what can be printed in one line"
             )
+
+    def with_events(self, sources: Mapping[int, EventSource]) -> "GatewayEngine":
+        """The same engine, with the event streams that it tells of. A port without a host is on the engine's own."""
+        host = urlsplit(self.url).hostname or "localhost"
+        host = f"[{host}]" if ":" in host else host
+
+        def reached(endpoint: str) -> str:
+            return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):", f"tcp://{host}:", endpoint)
+
+        replays = [reached(one.replay_endpoint) for one in sources.values() if one.replay_endpoint]
+        return msgspec.structs.replace(
+            self,
+            events=[reached(one.endpoint) for one in sources.values()],
+            replay=replays if len(replays) == len(sources) else None,
+            topic=next(iter(sources.values())).topic,
+            dp_size=len(sources),
+        )
 
     def registrations(self, model: str) -> list[Register]:
         """Its event streams, as the index takes them. Raises ``KvyardError`` for lists that don't have one for each rank."""
@@ -157,6 +177,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     index_token_file: str | None = None
     index_seconds: Seconds = 0.5
     """How long it may take. Without its answer a request is routed by load."""
+
+    ask_for_events: bool = True
+    """Whether engines that no event endpoint is given for are asked where they publish."""
 
     tokenizer: Annotated[
         str, Setting("engine (engines are asked), bytes (for mocks), or a tokenizer.json for text.", flag=True)

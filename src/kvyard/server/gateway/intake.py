@@ -14,7 +14,7 @@ from kvyard.server.gateway.exchange import Exchange, Proxy
 from kvyard.server.gateway.headers import upstream
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
-from kvyard.server.gateway.prompting import PeekedChat, PeekedCompletion, read_body
+from kvyard.server.gateway.prompting import PeekedPrompt, read_body
 from kvyard.server.gateway.traffic import ProxiedRequest
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal
@@ -44,9 +44,10 @@ class RequestIntake(msgspec.Struct, eq=False):
         known = None
         if prompts:
             tokens = sum(map(len, prompts))
-            salt = asked.cache_salt if isinstance(asked, PeekedCompletion | PeekedChat) else None
+            salt = asked.cache_salt if isinstance(asked, PeekedPrompt) else None
+            reads = not isinstance(asked, PeekedPrompt) or asked.reads_cache
             try:
-                if len(prompts[0]) <= self.config.limits.tokens:
+                if reads and len(prompts[0]) <= self.config.limits.tokens:
                     keys = await pool.keys(prompts[0], lora, salt)
                     if pool.remote is not None:
                         known = await pool.remote.ask(prompts[0], Namespace(lora_name=lora, salt=salt or None))

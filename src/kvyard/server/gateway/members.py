@@ -141,6 +141,8 @@ class Membership(msgspec.Struct, eq=False):
         if engine.pool is not None and engine.config.model is None and engine.model not in models:
             log.warning("%s doesn't serve %s any more", engine.name, engine.model)
             await self._leave(engine)
+        if engine.config.events is None and not engine.asked_for_events:
+            await self._ask_for_events(engine)
         if engine.pool is None:
             base = next((one.id for one in listed if one.parent is None), None)
             if base is None:
@@ -154,6 +156,19 @@ class Membership(msgspec.Struct, eq=False):
                 )
             engine.models = models
             self._names_changed()
+
+    async def _ask_for_events(self, engine: Engine) -> None:
+        """Learn from an engine where it publishes, once: what isn't told is as if there were none. Raises ``EngineFailed``."""
+        if self.config.index_url is not None or not self.config.ask_for_events:
+            return
+        sources = await self.client.event_sources(engine.url)
+        engine.asked_for_events = True
+        if not sources or (engine.config.dp_size > 1 and engine.config.dp_size != len(sources)):
+            return
+        engine.learned(engine.config.with_events(sources))
+        log.info("%s publishes its events at %s", engine.name, engine.config.events)
+        if engine.pool is not None:
+            await self._listen(engine, engine.model, lenient=True)
 
     async def _join(self, engine: Engine, model: str, *, lenient: bool = False) -> None:
         """Put an engine into the pool of ``model`` and listen to its events. Where that can't be done, raises ``KvyardError``
@@ -172,6 +187,12 @@ class Membership(msgspec.Struct, eq=False):
                             raise
                     self.supervisor.keep(f"sharing of {model}", pool.sharing.run)
                 self.pools[model] = pool
+        await self._listen(engine, model, lenient=lenient)
+        pool.add(engine)
+        self._names_changed()
+
+    async def _listen(self, engine: Engine, model: str, *, lenient: bool) -> None:
+        """Follow an engine's events; raises as ``_join`` does."""
         if self.config.index_url is None:
             engine.heard_for = model
             try:
@@ -183,8 +204,6 @@ class Membership(msgspec.Struct, eq=False):
                     raise
                 engine.streams_error = f"its events can't be followed: {error}"
                 log.warning("%s: %s", engine.name, engine.streams_error)
-        pool.add(engine)
-        self._names_changed()
 
     async def _leave(self, engine: Engine) -> None:
         """Take an engine out of its pool, with its events and all they said."""

@@ -86,6 +86,8 @@ class Engine:
         """Set to have it looked at soon."""
         self.heard_for: str | None = None
         """The model for which its events are listened to."""
+        self.asked_for_events = False
+        """Whether it was asked where it publishes."""
         self.streams_error = ""
         """Why its events aren't listened to, where they should be."""
         self.requests = 0
@@ -105,6 +107,12 @@ class Engine:
     def announces(self) -> bool:
         """Whether its events reach an index."""
         return self.config.events is not None or (self.pool is not None and self.pool.remote is not None)
+
+    def learned(self, config: GatewayEngine) -> None:
+        """It told more of itself than was known when it was taken in."""
+        self.config = config
+        if not self.pool:
+            self.holders = [Holder(self.name, rank) for rank in range(config.dp_size)]
 
     @property
     def model(self) -> str:

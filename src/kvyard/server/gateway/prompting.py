@@ -35,34 +35,51 @@ class PeekedBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-class PeekedCompletion(PeekedBody, kw_only=True):
-    """``POST /v1/completions``; further fields go to the engine as they are."""
+class PeekedPrompt(PeekedBody, kw_only=True):
+    """What decides about a prompt, beside its text."""
 
-    prompt: Any = None
     stream: bool | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
     max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether the engine uses what it has cached: one that is to say how likely a prompt is computes all of it."""
+        return self.prompt_logprobs is None
 
 
-class PeekedChat(PeekedBody, kw_only=True):
+class PeekedCompletion(PeekedPrompt, kw_only=True):
+    """``POST /v1/completions``; further fields go to the engine as they are."""
+
+    prompt: Any = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    @property
+    def reads_cache(self) -> bool:
+        return self.prompt_logprobs is None and not (self.echo and self.logprobs is not None)
+
+
+class PeekedChat(PeekedPrompt, kw_only=True):
     """``POST /v1/chat/completions``; further fields go to the engine as they are."""
 
     messages: msgspec.Raw = _NULL
-    stream: bool | None = None
-    cache_salt: str | None = None
     tools: msgspec.Raw = _NULL
     chat_template: msgspec.Raw = _NULL
     chat_template_kwargs: msgspec.Raw = _NULL
     documents: msgspec.Raw = _NULL
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    reasoning_effort: str | None = None
 
 
 _TEMPLATE = (
-    *("tools", "chat_template", "chat_template_kwargs", "documents"),
+    *("tools", "chat_template", "add_special_tokens"),
     *("add_generation_prompt", "continue_final_message"),
 )
 """What else decides how a conversation is written."""
@@ -89,6 +106,28 @@ def read_body(path: str, body: bytes) -> PeekedBody:
     raise Refusal(400, f"{field or 'the body'}: {text}", field=field, fix="send a JSON object")
 
 
+def template_variables(ask: PeekedChat) -> dict[str, Any]:
+    """What a chat template is given beside the conversation, as vLLM puts it together: /tokenize knows no other way to say it.
+    Raises ``MsgspecError`` for what is no object.
+    """
+    found = msgspec.json.decode(ask.chat_template_kwargs, type=dict[str, Any] | None) or {}
+    if ask.documents != _NULL:
+        found["documents"] = ask.documents
+    if ask.reasoning_effort is not None:
+        found.setdefault("enable_thinking", ask.reasoning_effort != "none")
+        found["reasoning_effort"] = ask.reasoning_effort
+    return found
+
+
+def truncated(prompts: list[Sequence[int]], most: int, side: str | None) -> list[Sequence[int]] | None:
+    """What is left of prompts of which the engine takes ``most`` tokens, the last ones unless ``side`` is right; ``None`` where
+    that depends on what it can take.
+    """
+    if most < 0:
+        return None
+    return [prompt[:most] if side == "right" else prompt[max(0, len(prompt) - most) :] for prompt in prompts]
+
+
 class Prompting:
     """Token ids for one pool."""
 
@@ -112,6 +151,8 @@ class Prompting:
             found = None if ids is None else [ids]
         else:
             return []
+        if found is not None and ask.truncate_prompt_tokens is not None:
+            found = truncated(found, ask.truncate_prompt_tokens, ask.truncation_side)
         if found is None:
             self.unread += 1
             return []
@@ -147,8 +188,13 @@ class Prompting:
         if any(mark in raw for mark in _NOT_TEXT):
             return None
         if self.how != BYTES:
-            body = {"model": ask.model, "messages": ask.messages}
+            body: dict[str, Any] = {"model": ask.model, "messages": ask.messages}
             body |= {name: value for name in _TEMPLATE if (value := getattr(ask, name)) not in (None, _NULL)}
+            try:
+                if variables := template_variables(ask):
+                    body["chat_template_kwargs"] = variables
+            except msgspec.MsgspecError:
+                return None  # the engine will refuse it
             return await self._ask(body)
         try:
             messages = msgspec.json.decode(raw, type=list[dict[str, Any]])

@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
+from kvyard.events.transport.endpoint import reachable
 from kvyard.server.http import GuardCheck, Operation, Raw, Refusal, application, get, post
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import Lora
@@ -146,6 +147,19 @@ class MockRoutes:
             server_load=sum(one.running for one in self._fleet.states() if one.name == self._worker.name)
         )
 
+    async def kv_event_sources(self, body: None, headers: Headers) -> dict[str, openai.EventSource]:
+        """Where each rank publishes its events."""
+        config, name = self._worker.config, self._worker.name
+        return {
+            str(one.rank): openai.EventSource(
+                endpoint=reachable(one.endpoint),
+                replay_endpoint=None if one.replay_endpoint is None else reachable(one.replay_endpoint),
+                buffer_steps=config.buffer_steps,
+                topic=config.topic.replace("{worker}", name),
+            )
+            for one in self._worker.publishers
+        }
+
     async def version(self, body: None, headers: Headers) -> schemas.Version:
         """Which version."""
         return schemas.Version(version=f"kvyard-{__version__}")
@@ -243,6 +257,7 @@ class MockRoutes:
             get("/ping", self.health, media_types=text, refusals=(503,), open=True),
             post("/ping", self.health, None, media_types=text, refusals=(503,), open=True),
             get("/load", self.load, s.ServerLoad, open=True),
+            get("/kv_event_sources", self.kv_event_sources, dict[str, openai.EventSource]),
             get("/version", self.version, s.Version, open=True),
             get("/metrics", self.metrics, media_types=text, open=True),
             post("/reset_prefix_cache", self.reset, None, media_types=text, refusals=(503,)),
