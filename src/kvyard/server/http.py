@@ -96,7 +96,7 @@ class Raw(msgspec.Struct):
 GuardCheck = Callable[[str, Mapping[str, str], bool], None]
 """Takes method, headers and whether a token is wanted; raises ``Refusal`` for what a page of another site sends. See
 ``Guard``."""
-Handler = Callable[[Any, Mapping[str, str]], Awaitable[Any]]
+Handler = Callable[..., Awaitable[Any]]
 """Takes the decoded body (``None`` where there is none) and the headers; returns a value to encode, ``Raw``, or an ASGI
 application with a ``status_code``."""
 
@@ -127,6 +127,8 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     guarded: bool = False
     """Whether pages of other sites may not send it even where a token is wanted. Without one they never may, unless it is
     ``open``."""
+    by_path: bool = False
+    """Whether its path has a part that differs, in braces; the handler gets the path as a third argument then."""
     closed: str = ""
     """Why it is answered with 403, whoever asks; empty where it isn't."""
 
@@ -229,7 +231,8 @@ def application(
                         body = decode_as_vllm(operation.body, content, request.headers.get("content-type", ""))
                     else:
                         body = content if operation.raw else decode(operation.body, content)
-                found = await operation.handler(body, request.headers)
+                more = (request.url.path,) if operation.by_path else ()
+                found = await operation.handler(body, request.headers, *more)
                 response = answer(found, operation.status)
             except Refusal as refusal:
                 response = refuse(refusal)
@@ -245,7 +248,8 @@ def application(
                 seen(operation.path, response.status_code, loop.time() - began)
             return response
 
-        direct[operation.method, operation.path] = endpoint
+        if not operation.by_path:
+            direct[operation.method, operation.path] = endpoint
         made = Route(operation.path, endpoint, methods=[operation.method])
         if vllm and made.methods is not None:
             made.methods.discard("HEAD")

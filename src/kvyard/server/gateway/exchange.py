@@ -27,10 +27,14 @@ from kvyard.server.gateway.client import (
 )
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
+from kvyard.server.gateway.homes import ResponseHomes
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
 from kvyard.server.gateway.traffic import TAIL, AnswerTokens, ProxiedRequest, Traffic, answer_tokens
 from kvyard.server.http import JSON, Refusal, close_connection, openai_error, send_response, until_disconnect
 
+RESPONSES = "/v1/responses"
+ADDRESSES = 64
+"""Paths whose addresses at an engine are kept: those with an id in them are many."""
 WHOLE = 64 << 20
 """Bytes up to which an answer that isn't streamed is held until it is whole."""
 MOST_TRIES = 100
@@ -49,6 +53,7 @@ class Proxy(msgspec.Struct, eq=False):
     traffic: Traffic
     clock: Clock
     retries: int
+    homes: ResponseHomes = msgspec.field(default_factory=ResponseHomes)
     draining: bool = False
     """Whether the gateway ends: what is cut off then was not the client's doing."""
 
@@ -65,6 +70,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     place: Placement
     path: str
     body: bytes
+    method: str = "POST"
     headers: list[tuple[str, str]]
     """For the engine."""
     status_code: int = 200
@@ -163,13 +169,16 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         headers = self.headers
         url = engine.addresses.get(self.path)
         if url is None:
-            url = engine.addresses[self.path] = URL(engine.url + self.path)
+            url = URL(engine.url + self.path)
+            if len(engine.addresses) < ADDRESSES:
+                engine.addresses[self.path] = url
         if query := self.scope.get("query_string"):
             url = URL(f"{url}?{query.decode('latin-1')}", encoded=True)
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, str(decision.worker.rank))]
         with engine_errors():
-            response = await session.post(url, data=BodyPayload(self.body), headers=headers, allow_redirects=False)
+            data = BodyPayload(self.body) if self.method == "POST" else None
+            response = await session.request(self.method, url, data=data, headers=headers, allow_redirects=False)
         try:
             status = response.status
             if status in ELSEWHERE:
@@ -199,6 +208,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), error))
         self._computed = not _ERROR.match(chunk)
         pool, proxied = self.pool, self.proxied
+        if self.path == RESPONSES:
+            self.proxy.homes.saw(chunk, pool.model, decision.worker.name)
         await self._start(response, downstream(response.raw_headers, decision_header(decision, proxied.tries)))
         earlier = before = last = b""
         track = pool.router.config.track_output
@@ -220,6 +231,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         with engine_errors():
             body = await read_up_to(response, WHOLE)
         self._computed = response.status < 400
+        if self.path == RESPONSES and self._computed:
+            self.proxy.homes.saw(body, self.pool.model, decision.worker.name)
         headers = downstream(response.raw_headers, decision_header(decision, self.proxied.tries))
         complete = response.content.at_eof()
         if complete:

@@ -14,7 +14,7 @@ from kvyard.server.gateway.exchange import Exchange, Proxy
 from kvyard.server.gateway.headers import upstream
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
-from kvyard.server.gateway.prompting import PeekedPrompt, read_body
+from kvyard.server.gateway.prompting import PeekedPrompt, PeekedResponses, read_body
 from kvyard.server.gateway.traffic import ProxiedRequest
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal
@@ -55,7 +55,12 @@ class RequestIntake(msgspec.Struct, eq=False):
                 keys = []
         id_ = self.proxy.traffic.name(headers.get("x-request-id", ""))
         request = RouteRequest(id_, keys, tokens, _session(headers.get(self.config.session_header)))
-        place = Placement(request=request, shut=pool.without(name), known=known)
+        shut = pool.without(name)
+        if isinstance(asked, PeekedResponses) and asked.previous_response_id is not None:
+            home = self.proxy.homes.find(asked.previous_response_id)
+            if home is not None and home[0] == pool.model:
+                shut |= pool.all_but(home[1])
+        place = Placement(request=request, shut=shut, known=known)
         if self.proxy.traffic.recorder is not None and len(prompts) == 1:
             tail = prompts[0][len(keys) * pool.router.block_size :]
             place.hints = peek_hints(body, headers, tokens)
@@ -86,6 +91,38 @@ class RequestIntake(msgspec.Struct, eq=False):
         authorization = self.proxy.client.authorization
         sent = upstream(headers.raw, id_, authorization, self.keeps_authorization)
         return Exchange(proxy=self.proxy, proxied=proxied, pool=pool, place=place, path=path, body=body, headers=sent)
+
+    async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
+        """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
+        id_ = path.removeprefix("/v1/responses/").partition("/")[0]
+        home = self.proxy.homes.find(id_)
+        pool = None if home is None else self.members.pools.get(home[0])
+        if home is None or pool is None or home[1] not in pool.engines:
+            raise Refusal(404, f"Response with id '{id_[:200]}' not found.", field="response_id")
+        traffic = self.proxy.traffic
+        traffic.counters.requests += 1
+        name = traffic.name(headers.get("x-request-id", ""))
+        place = Placement(request=RouteRequest(name, [], 0, None), shut=pool.all_but(home[1]))
+        proxied = ProxiedRequest(
+            id=name,
+            model=pool.model,
+            pool=pool.model,
+            block_size=pool.router.block_size,
+            size=len(body or b""),
+            received=self.proxy.clock.now(),
+        )
+        traffic.began(proxied, place.request, None, None)
+        sent = upstream(headers.raw, name, self.proxy.client.authorization, self.keeps_authorization)
+        return Exchange(
+            proxy=self.proxy,
+            proxied=proxied,
+            pool=pool,
+            place=place,
+            path=path,
+            body=body or b"",
+            method=method,
+            headers=sent,
+        )
 
 
 def _session(given: str | None) -> str | None:

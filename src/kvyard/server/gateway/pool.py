@@ -266,6 +266,13 @@ class EnginePool(msgspec.Struct, eq=False):
             found = self._shut[name] = frozenset(holder for engine in others for holder in engine.holders)
         return found
 
+    def all_but(self, name: str) -> frozenset[Holder]:
+        """The ranks of all engines but one, where that one is up; none where it isn't, and any may say what it knows."""
+        home = self.engines.get(name)
+        if home is None or not home.up:
+            return frozenset()
+        return frozenset(holder for one in self.engines.values() if one is not home for holder in one.holders)
+
     def least_busy(self) -> Engine | None:
         """The engine that is up and has the fewest requests."""
         up = [engine for engine in self.engines.values() if engine.up]

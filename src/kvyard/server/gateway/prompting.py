@@ -78,12 +78,67 @@ class PeekedChat(PeekedPrompt, kw_only=True):
     reasoning_effort: str | None = None
 
 
+class PeekedResponses(PeekedPrompt, kw_only=True):
+    """``POST /v1/responses``; further fields go to the engine as they are."""
+
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: msgspec.Raw = _NULL
+
+    def as_chat(self) -> PeekedChat | None:
+        """The conversation that it is, where all of it is here and is text."""
+        if self.previous_response_id is not None or self.tools != _NULL:
+            return None
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        return _chat(self, first, items, {"input_text", "output_text", "text"})
+
+
+class PeekedMessages(PeekedPrompt, kw_only=True):
+    """``POST /v1/messages``; further fields go to the engine as they are."""
+
+    messages: Any = None
+    system: Any = None
+    tools: msgspec.Raw = _NULL
+
+    def as_chat(self) -> PeekedChat | None:
+        """The conversation that it is, where all of it is text."""
+        if self.tools != _NULL:
+            return None
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return _chat(self, first, self.messages, {"text"})
+
+
+def _chat(ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: set[str]) -> PeekedChat | None:
+    """``items`` after ``first`` as a conversation; ``None`` where a part is none of ``kinds``."""
+    said: list[dict[str, Any]] = []
+    for item in [*first, *items] if isinstance(items, list) else [None]:
+        if not isinstance(item, dict) or not isinstance(item.get("role"), str):
+            return None
+        content = item.get("content")
+        if isinstance(content, list):
+            parts = [part for part in content if isinstance(part, dict) and part.get("type") in kinds]
+            if len(parts) < len(content) or not all(isinstance(part.get("text"), str) for part in parts):
+                return None
+            content = "\n".join(part["text"] for part in parts)
+        if not isinstance(content, str):
+            return None
+        said.append({"role": item["role"], "content": content})
+    return PeekedChat(model=ask.model, cache_salt=ask.cache_salt, messages=msgspec.Raw(msgspec.json.encode(said)))
+
+
 _TEMPLATE = (
     *("tools", "chat_template", "add_special_tokens"),
     *("add_generation_prompt", "continue_final_message"),
 )
 """What else decides how a conversation is written."""
-_KINDS: dict[str, type[PeekedBody]] = {COMPLETIONS: PeekedCompletion, CHAT: PeekedChat}
+_KINDS: dict[str, type[PeekedBody]] = {
+    COMPLETIONS: PeekedCompletion,
+    CHAT: PeekedChat,
+    "/v1/responses": PeekedResponses,
+    "/v1/messages": PeekedMessages,
+}
 _DECODERS = {path: msgspec.json.Decoder(kind) for path, kind in _KINDS.items()}
 _PLAIN = msgspec.json.Decoder(PeekedBody)
 
@@ -144,6 +199,12 @@ class Prompting:
         even that.
         """
         found: list[Sequence[int]] | None = None
+        if isinstance(ask, PeekedResponses | PeekedMessages):
+            chat = ask.as_chat()
+            if chat is None:
+                self.unread += 1
+                return []
+            ask = chat
         if isinstance(ask, PeekedCompletion):
             found = await self._of_completion(ask)
         elif isinstance(ask, PeekedChat):

@@ -39,12 +39,14 @@ PASSED = {
     "/v1/embeddings": ("Embeddings.", PeekedBody),
     "/v1/responses": ("OpenAI's responses.", PeekedBody),
     "/v1/messages": ("Anthropic's messages.", PeekedBody),
+    "/v1/messages/count_tokens": ("How many tokens Anthropic's messages have.", PeekedBody),
+    "/v1/chat/completions/batch": ("Answer several conversations.", PeekedBody),
     "/v1/rerank": ("Rank documents.", PeekedBody),
     "/v1/score": ("Score pairs of texts.", PeekedBody),
     "/tokenize": ("Text or a conversation as ids.", PeekedBody),
     "/detokenize": ("Ids as text.", PeekedBody),
 }
-"""What goes to an engine. The first two are routed by their prompts, the others by load."""
+"""What goes to an engine: conversations and texts by their prompts, the others by load."""
 
 
 class GatewayRoutes(msgspec.Struct, eq=False):
@@ -196,6 +198,24 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         s, info, text = schemas, schemas.EngineInfo, ("text/plain",)
         return [
             *passed,
+            Operation(
+                method="GET",
+                path="/v1/responses/{response_id}",
+                summary="A response, from the engine that made it.",
+                handler=partial(self.intake.accept_stored, "GET"),
+                by_path=True,
+                refusals=(404, 502, 503),
+            ),
+            Operation(
+                method="POST",
+                path="/v1/responses/{response_id}/cancel",
+                summary="Cancel a response, at the engine that makes it.",
+                handler=partial(self.intake.accept_stored, "POST"),
+                body=PeekedBody,
+                raw=True,
+                by_path=True,
+                refusals=(404, 502, 503),
+            ),
             get("/v1/models", self.models, openai.ModelList),
             post("/close_session", self.close_session, openai.EndedSession, schemas.SessionClosed),
             post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **admin),

@@ -1,0 +1,36 @@
+"""Where responses live: an engine that made one keeps it, and no other engine knows it.
+
+OpenAI's responses go on from an earlier one by its id, and can be asked for later. So the engine that answered is remembered
+for each id that goes by, the last ones of them.
+"""
+
+import re
+
+import msgspec
+
+MOST = 1 << 16
+"""Ids that are remembered."""
+HEAD = 1 << 13
+"""Bytes of an answer in which its id is looked for."""
+_ID = re.compile(rb'"id" ?: ?"(resp_[A-Za-z0-9_-]{1,200})"')
+
+
+class ResponseHomes(msgspec.Struct, eq=False):
+    """The engine of each response, by id."""
+
+    _known: dict[str, tuple[str, str]] = {}
+    """The pool's model and the engine's name, the oldest first."""
+
+    def saw(self, answer: bytes, model: str, engine: str) -> None:
+        """An answer to /v1/responses begins."""
+        found = _ID.search(answer, 0, HEAD)
+        if found is not None:
+            id_ = found[1].decode()
+            self._known.pop(id_, None)
+            self._known[id_] = (model, engine)
+            if len(self._known) > MOST:
+                del self._known[next(iter(self._known))]
+
+    def find(self, id_: str) -> tuple[str, str] | None:
+        """The pool's model and the engine's name."""
+        return self._known.get(id_)
