@@ -10,8 +10,9 @@ from kvyard.blocks import GroupSpec
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
+from kvyard.engine.policies.mixed import least_important
 from kvyard.engine.timing import FixedTiming
-from kvyard.hashing import TokenChain, algorithm
+from kvyard.hashing import TokenChain, TraceChain, algorithm
 
 MS = 1_000_000
 SMALL = EngineConfig(block_size=16, num_gpu_blocks=64, timing=FixedTiming(prefill_ms=10, decode_ms=1))
@@ -268,3 +269,13 @@ def test_by_priority_one_that_gives_way_to_itself_ends_the_walk():
     assert name == "r0"
     starts = [start for start, *_ in log.passes]
     assert when in starts  # nobody had a token in the first pass, so one was formed anew at the same instant
+
+
+def test_the_least_important_is_the_last_arrival_of_the_highest_value() -> None:
+    def job(name: str, priority: int, arrival: int) -> Job:
+        return Job(name, TraceChain(range(4), 4, 16, 4, 1), 1, arrival=arrival, priority=priority)
+
+    jobs = [job("a", 1, 5), job("b", 2, 7), job("c", 2, 9), job("d", 2, 8), job("e", 0, 99)]
+    assert least_important(dict(enumerate(jobs))).id == "c"
+    twins = [job("f", 3, 4), job("g", 3, 4)]
+    assert least_important(dict(enumerate(twins))).id == "f", "of those that came together, the one admitted first"

@@ -36,6 +36,15 @@ def batcher() -> Batcher:
     return Batcher(GROUPS)
 
 
+def test_what_is_stored_after_a_clear_is_an_event_of_its_own(batcher: Batcher) -> None:
+    """Merged into the store before the clear, it would be announced and then be cleared."""
+    chain = token_chain(1, 2, 3, 4)
+    batcher.entered(Run(chain, 0, 2), FULL, G1, True)
+    batcher.cleared()
+    batcher.entered(Run(chain, 2, 4), FULL, G1, True)
+    assert outline(batcher.end_iteration(0)) == ["S0(2)", "C", "S0(2)"]
+
+
 class TestSeed:
     """The three tests of TensorRT-LLM #11883, without the pool that made one of them doubtful."""
 

@@ -44,6 +44,17 @@ def test_hashes_that_are_no_longer_held_are_remembered_for_a_while() -> None:
     assert len(bridge.idle) == 1
 
 
+def test_what_was_held_again_meanwhile_is_forgotten_last() -> None:
+    """The order is that of the last time: a hash that rests once more goes to the end, wherever it stood."""
+    bridge = Bridge(Identity(4), remembered=2)
+    names = hashes_of(TEXT, 4)[:3]
+    bridge.announce(stored(TEXT, 4, 0, 3), names)
+    for key in (names[0], names[1], names[0], names[2]):
+        bridge.rest(key)
+    assert [key in bridge for key in names] == [True, False, True]
+    assert list(bridge.idle) == [names[0], names[2]]
+
+
 @pytest.mark.parametrize("size", [2, 4, 6, 16])
 def test_a_restored_bridge_finds_what_the_first_did(size: int) -> None:
     bridge, other = Bridge(Identity(size)), Bridge(Identity(size))

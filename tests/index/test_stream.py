@@ -7,9 +7,9 @@ from tests.index.support import Bench, removed, stored
 
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
-from kvyard.events.transport import Origin, State
+from kvyard.events.transport import Origin, State, Update
 from kvyard.events.types import Cleared, Tier
-from kvyard.index import Holder, Indexer, Source
+from kvyard.index import Holder, Identity, Indexer, Source
 
 TEXT = list(range(100, 116))
 
@@ -91,3 +91,26 @@ class TestStream:
         bench = Bench()
         bench.say(stored(TEXT, 4))
         assert bench.indexer.score(TEXT, now=7 * SECOND).workers[Holder("a")].age == 7 * SECOND
+
+
+def test_a_worker_is_as_old_as_the_quietest_of_its_streams() -> None:
+    indexer = Indexer(Identity(4))
+    for stream in ("device", "offload"):
+        indexer.register(Source(stream=stream, worker="a"))
+    said = {"topic": "", "seq": 0, "epoch": 0, "origin": Origin.LIVE, "state": State.FRESH, "dialect": "map"}
+    tokens = list(range(9))
+    indexer.apply(Update(stream="device", events=[stored(tokens, 4)], **said), 100)
+    indexer.apply(Update(stream="offload", events=[stored(tokens, 4, tier=Tier.G2)], **said), 250)
+    for _ in range(2):  # as it is found out, and as it is brought up to date
+        assert indexer.score(tokens, now=300).workers[Holder("a")].age == 200
+    indexer.apply(Update(stream="device", events=[], **{**said, "seq": 1}), 290)
+    assert indexer.score(tokens, now=300).workers[Holder("a")].age == 50
+
+
+def test_so_is_one_of_which_nothing_is_stored_yet() -> None:
+    indexer = Indexer(Identity(4))
+    said = {"topic": "", "seq": 0, "epoch": 0, "origin": Origin.LIVE, "state": State.FRESH, "dialect": "map"}
+    for stream, at in (("device", 100), ("offload", 250)):
+        indexer.register(Source(stream=stream, worker="a"))
+        indexer.apply(Update(stream=stream, events=[], **said), at)
+    assert indexer.score(list(range(9)), now=300).workers[Holder("a")].age == 200

@@ -15,6 +15,7 @@ from kvyard.errors import KvyardError
 from kvyard.index import Holder
 from kvyard.replay.traces import TraceRequest
 from kvyard.router import POLICIES, Choice, Policy, Router, RouterConfig, RouteRequest, RoutingInput
+from kvyard.router.policies.affinity import Affinity
 
 EIGHT = tuple("abcdefgh")
 
@@ -158,6 +159,18 @@ class TestAffinity:
         fleet.now += 10 * SECOND
         decision = fleet.route("y", session="s")
         assert decision.why == "turn"
+
+    def test_a_session_is_forgotten_when_its_time_is_over_and_not_before(self) -> None:
+        fleet = Fleet(EIGHT, index=False, policy="affinity", fallback="round-robin", session_ttl_s=10)
+        policy = fleet.router.policy
+        assert isinstance(policy, Affinity)
+        fleet.pick("x", session="s")
+        fleet.now += 10 * SECOND - 1
+        fleet.pick("x", session="t")
+        assert len(policy) == 2
+        fleet.now += 1
+        fleet.pick("x", session="u")
+        assert len(policy) == 2, "s was last heard of ten seconds ago"
 
     def test_it_moves_when_its_worker_drains_dies_or_is_excluded(self) -> None:
         fleet = Fleet(("a", "b", "c"), index=False, policy="affinity", fallback="least-loaded")
