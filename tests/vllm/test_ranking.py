@@ -110,3 +110,11 @@ def test_wishes_are_read_and_of_several_the_last_counts() -> None:
 def test_other_wishes_are_refused_in_a_sentence(raw: object) -> None:
     with pytest.raises(RetentionError, match="retention must be a list of start, stop, priority and duration"):
         read_wishes(raw)
+
+
+def test_orders_that_learn_are_refused() -> None:
+    """A chunk there is told neither by which request it is used nor where in a prompt it stands."""
+    with pytest.raises(
+        ConfigError, match="lfu goes by who used a block, which is not told here: choose one of lru, priority"
+    ):
+        ChunkRanking("lfu")

@@ -10,6 +10,7 @@ it released on the way. Its tokens, left to right::
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NoReturn
 
 from kvyard.blocks.coordinator import Coordinator, Hit
@@ -417,7 +418,8 @@ class BlockManager:
         learner = self.pool.learner
         if learner is None:
             return
-        requests = [request if request.reads_cache and not request.tables else None for request in waiting]
+        first = islice(waiting, learner.queue_depth)
+        requests = [request if request.reads_cache and not request.tables else None for request in first]
         found: list[list[Extent]] = []
         for _ in range(2):  # what one of them splits, another may have found before
             found = [

@@ -33,6 +33,8 @@ class LearningOrder:
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
         self.now = now
         self.options = dict(self.OPTIONS if options is None else options)
+        self.queue_depth = 0
+        """How many of those who wait it looks at."""
         self.capacity = 0
         """Blocks of the pool."""
         self._split: Split | None = None

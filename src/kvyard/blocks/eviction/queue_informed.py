@@ -24,6 +24,7 @@ class QueueInformedOrder(RankedOrder):
         self._protected: list[Extent] = []
         """Candidates that are protected."""
 
+        self.queue_depth = int(self.options["requests"])
         self._look = 0.0
         """Counts how often the queue was looked at: what was protected before isn't any more."""
 
@@ -31,7 +32,7 @@ class QueueInformedOrder(RankedOrder):
         before, self._protected = self._protected, []
         self._look += 1
         wanted: dict[Extent, int] = {}
-        for turn, extents in enumerate(waiting[: int(self.options["requests"])], 1):
+        for turn, extents in enumerate(waiting, 1):
             for extent in extents:
                 wanted.setdefault(extent, turn)
         for extent in before:
