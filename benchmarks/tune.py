@@ -1,11 +1,11 @@
 """``kvyard tune`` against a grid of 1,000 points: how near to the grid's best does it come, with how many replays?
 
 Two traces, 2,000 requests of each; both are searched on the first 70 % of their time. The grid has the number of workers, host
-memory, routing policy and tokens per pass. It takes long, so it is run once and kept in ``benchmarks/data/tune``. Points beyond
-the budget are not replayed unless ``--all`` is given: both goals are about points below it, so the best is the same.
+memory, routing policy and tokens per pass. It takes long, so it was run once and is kept in ``benchmarks/data/tune``: from the
+cheapest point on, up to the first cost at which one keeps the limits. What costs more can't be the best; ``--all`` goes on.
 
-    python benchmarks/tune.py [--seeds 5] [--trace NAME] [--goal TEXT]    searches, each beside the kept grid's best
-    python benchmarks/tune.py --grid [--all] [--trace NAME] [--only ROUTER]   the grid, in one process; it can be interrupted
+    python benchmarks/tune.py [--seeds 3] [--trace NAME]        searches, each beside the kept grid's best
+    python benchmarks/tune.py --grid [--all] [--trace NAME]     the grid, in one process; it can be interrupted
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from itertools import product
 from pathlib import Path
@@ -24,13 +23,13 @@ from _plain import ROOT, plain_environment
 
 HERE = Path(__file__).resolve()
 DATA = HERE.parent / "data" / "tune"
-KEPT = ROOT / "build" / "tune-grid"
+KEPT = ROOT / "build" / "tune"
+"""Replays and searches; what is there isn't made again."""
 TRACES = {
     "conversation": ROOT / "examples" / "data" / "mooncake_conversation.jsonl.xz",
     "synthetic": DATA / "mooncake_synthetic_3000.jsonl.xz",
 }
 LIMITS = {"conversation": "ttft_p99=2000,itl_p99=50", "synthetic": "ttft_p99=1250,itl_p99=30"}
-BUDGET = {"conversation": 20, "synthetic": 15}
 REQUESTS = 2000
 TEST = 0.3
 TRIALS = 60
@@ -49,9 +48,7 @@ def main() -> None:
     options.add_argument("--grid", action="store_true")
     options.add_argument("--trace", choices=list(TRACES))
     options.add_argument("--all", action="store_true")
-    options.add_argument("--only", choices=ROUTERS)
-    options.add_argument("--seeds", type=int, default=5)
-    options.add_argument("--goal")
+    options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--source", action="store_true", help="measure the uncompiled checkout")
     options.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     asked = options.parse_args()
@@ -60,120 +57,116 @@ def main() -> None:
         raise SystemExit(subprocess.run(command, env=plain_environment(asked.source), check=False).returncode)
     for name in [asked.trace] if asked.trace else TRACES:
         if asked.grid:
-            run_grid(name, asked.only, asked.all)
+            run_grid(name, asked.all)
         else:
-            search(name, asked.seeds, [asked.goal] if asked.goal else goals(name))
+            search(name, asked.seeds)
 
 
-def goals(name: str) -> list[str]:
-    return ["min cost", f"min ttft_mean with cost<{BUDGET[name]}"]
-
-
-def run_grid(name: str, only: str | None, every: bool) -> None:
-    """All points on the part that is searched on; ``only`` those of one policy are made again, the others stay as they are."""
+def run_grid(name: str, every: bool) -> None:
+    """Points on the part that is searched on, the cheapest first."""
     from kvyard import __version__
     from kvyard.replay.jobs import LocalExecutor, Task
     from kvyard.replay.report.files import read_report
     from kvyard.replay.settings import make_config
+    from kvyard.replay.sweep.grid import fingerprint, point_key
     from kvyard.replay.traces import open_trace
+    from kvyard.replay.tune import parse_limits
     from kvyard.replay.tune.cost import Prices, cost
     from kvyard.replay.tune.goals import figures
     from kvyard.replay.tune.parts import cut
 
     trace = TRACES[name]
-    part = cut(open_trace(trace, limit=REQUESTS), TEST).train
-    folder = KEPT / name
+    reading = {"format": None, "skip_bad": False, "sort": False, "block_size": None, "limit": REQUESTS}
+    source = open_trace(trace, **reading)  # type: ignore[arg-type]
+    part = cut(source, TEST).train
+    # As a search names them: a replay that one of the two has made serves the other.
+    about = {"trace": fingerprint(trace), "reading": {**reading, "format": source.format}, "part": part}
+    folder = KEPT / name / "points"
     folder.mkdir(parents=True, exist_ok=True)
+    points = []
+    for values in product(WORKERS, HOST, ROUTERS, TOKENS):
+        settings = {**BASE, **dict(zip(AXES, values))}
+        config = make_config(settings)
+        points.append((cost(settings, config, Prices()), values, config))
+    points.sort(key=lambda point: point[:2])
+    limits = parse_limits(LIMITS[name])
+    rows: list[dict[str, Any]] = []
+    best = float("inf")
+    begun = time.monotonic()
+    for number, (price, values, config) in enumerate(points, 1):
+        row: dict[str, Any] = {**dict(zip(AXES, values)), "cost": round(price, 4)}
+        rows.append(row)
+        if price > best and not every:
+            continue
+        key = point_key(config, about)
+        path = folder / f"{key}.json"
+        if not path.exists():
+            task = Task(str(trace), reading, config, None, "", str(path), key, part)
+            LocalExecutor().run([task], lambda key, why: print(f"{key}: {why}") if why else None)
+        found = figures(read_report(path), price)
+        row |= {figure: round(found[figure], 4) for figure in FIGURES}
+        if all(one.violation(found[one.name]) <= 0 for one in limits):
+            best = min(best, price)
+        if number % 20 == 0:
+            print(f"{name}: {number} of {len(points)}, {time.monotonic() - begun:.0f} s", flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    rows: list[dict[str, Any]] = []
-    begun = time.monotonic()
-    points = list(product(WORKERS, HOST, ROUTERS, TOKENS))
-    for number, values in enumerate(points, 1):
-        point = dict(zip(AXES, values))
-        settings = {**BASE, **point}
-        config = make_config(settings)
-        price = cost(settings, config, Prices())
-        if price > BUDGET[name] and not every:
-            rows.append({**point, "cost": round(price, 4)})
-            continue
-        path = folder / f"{'-'.join(map(str, values))}.json"
-        if not path.exists() or point["router"] == only:
-            task = Task(str(trace), {"limit": REQUESTS}, config, None, "", str(path), path.stem, part)
-            LocalExecutor().run([task], lambda key, why: print(f"{key}: {why}") if why else None)
-        report = read_report(path)
-        found = figures(report, price)
-        rows.append({**point, **{figure: round(found[figure], 4) for figure in FIGURES}})
-        if number % 100 == 0:
-            print(f"{name}: {number} of {len(points)}, {time.monotonic() - begun:.0f} s", flush=True)
-    made = f"kvyard {__version__} at {commit.stdout.strip()}"
+    ).stdout.strip()
     columns = [*AXES, *FIGURES]
     lines = ",\n".join(json.dumps([row.get(column) for column in columns]) for row in rows)
-    text = f'{{"made_by": {json.dumps(made)},\n"columns": {json.dumps(columns)},\n"points": [\n{lines}\n]}}\n'
+    made = json.dumps(f"kvyard {__version__} at {commit}")
+    text = f'{{"made_by": {made},\n"columns": {json.dumps(columns)},\n"points": [\n{lines}\n]}}\n'
     (DATA / f"{name}.json").write_text(text)
-    print(f"{name}: {len(rows)} points written")
+    print(f"{name}: {sum('reuse' in row for row in rows)} of {len(rows)} points replayed, the others cost too much")
 
 
-def grid_best(name: str, goal: str, limits: str) -> dict[str, Any]:
-    """The best point of the kept grid."""
-    from kvyard.replay.tune import parse_goals, parse_limits
+def grid_best(name: str) -> tuple[dict[str, Any], int]:
+    """The cheapest point of the kept grid that keeps the limits, and how many were replayed to know that."""
+    from kvyard.replay.tune import parse_limits
 
-    kept = json.loads((DATA / f"{name}.json").read_text())
-    every = [dict(zip(kept["columns"], values)) for values in kept["points"]]
-    rows = [row for row in every if row["ttft_p99"] is not None]
-    (wanted,) = parse_goals(goal)
-    fine = [row for row in rows if all(one.violation(row[one.name]) <= 0 for one in parse_limits(limits))]
-    best = min(fine, key=lambda row: wanted.loss(row[wanted.name]))
-    assert wanted.name == "cost" or "cost<" in limits or len(rows) == len(every), (
-        "points that were left out may be better"
-    )
-    assert best["cost"] <= min((row["cost"] for row in every if row not in rows), default=best["cost"])
-    return best
+    file = DATA / f"{name}.json"
+    if not file.exists():
+        raise SystemExit(f"{file.relative_to(ROOT)} isn't there: make it first, with --grid --trace {name}")
+    kept = json.loads(file.read_text())
+    rows = [dict(zip(kept["columns"], values)) for values in kept["points"]]
+    done = [row for row in rows if row["ttft_p99"] is not None]
+    fine = [row for row in done if all(one.violation(row[one.name]) <= 0 for one in parse_limits(LIMITS[name]))]
+    best = min(fine, key=lambda row: row["cost"])
+    assert all(row["cost"] >= best["cost"] for row in rows if row not in done), "a cheaper one was not replayed"
+    return best, len(done)
 
 
-def search(name: str, seeds: int, asked: list[str]) -> None:
+def search(name: str, seeds: int) -> None:
     """Searches with several seeds, each beside the grid's best."""
     from kvyard.replay.tune import parse_goals, parse_limits, tune
 
-    for text in asked:
-        goal, _, more = text.partition(" with ")
-        limits = ",".join(one for one in (LIMITS[name], more) if one)
-        best = grid_best(name, goal, limits)
-        (wanted,) = parse_goals(goal)
-        print(f"\n{name}: {goal} with {limits}")
-        print(
-            f"  grid of 1,000: {wanted.name} {best[wanted.name]:.2f} at {', '.join(f'{axis} {best[axis]}' for axis in AXES)}"
+    best, count = grid_best(name)
+    print(f"\n{name}: min cost with {LIMITS[name]}")
+    where = ", ".join(f"{axis} {best[axis]}" for axis in AXES)
+    print(f"  grid of 1,000 (of which {count} had to be replayed): {best['cost']:.2f} at {where}")
+    for seed in range(seeds):
+        done = tune(
+            TRACES[name],
+            SEARCH,
+            parse_goals("min cost"),
+            parse_limits(LIMITS[name]),
+            folder=KEPT / name,
+            trials=TRIALS,
+            test=TEST,
+            seed=seed,
+            limit=REQUESTS,
+            **BASE,  # type: ignore[arg-type]
         )
-        for seed in range(seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                begun = time.process_time()
-                done = tune(
-                    TRACES[name],
-                    SEARCH,
-                    parse_goals(goal),
-                    parse_limits(limits),
-                    folder=folder,
-                    trials=TRIALS,
-                    test=TEST,
-                    seed=seed,
-                    limit=REQUESTS,
-                    **BASE,  # type: ignore[arg-type]
-                )
-                took = time.process_time() - begun
-            answer = done.answer
-            assert answer is not None
-            value = answer.figures[wanted.name]
-            off = value / best[wanted.name] - 1
-            at = next((i for i, one in enumerate(evaluated(done), 1) if one.point == answer.point), 0)
-            where = ", ".join(f"{axis} {answer.point[axis]}" for axis in AXES)
-            met = "met" if done.met else "MISSED"
-            test = "met" if answer.test_violation <= 0 else "missed"
-            print(
-                f"  seed {seed}: {value:.2f} ({off:+.1%}) at {where}; SLO {met}, on the test part {test}; "
-                f"{done.replayed} replayed, best after {at}, {took:.0f} s of CPU",
-                flush=True,
-            )
+        answer = done.answer
+        assert answer is not None
+        at = next(number for number, one in enumerate(evaluated(done), 1) if one.point == answer.point)
+        where = ", ".join(f"{axis} {answer.point[axis]}" for axis in AXES)
+        print(
+            f"  seed {seed}: {answer.cost:.2f} ({answer.cost / best['cost'] - 1:+.1%}) at {where}; "
+            f"SLO {'met' if done.met else 'MISSED'}, on the test part {'met' if answer.test_violation <= 0 else 'missed'}; "
+            f"{done.replayed} replayed, this one as number {at}",
+            flush=True,
+        )
 
 
 def evaluated(done: Any) -> list[Any]:
