@@ -89,3 +89,17 @@ def test_the_example_suite_passes() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+
+
+def test_pytest_loads_the_plugin_without_its_servers() -> None:
+    code = "import sys, kvyard.testing.plugin; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.split())
+    assert {name for name in loaded if name.startswith("kvyard")} == {
+        "kvyard",
+        "kvyard.testing",
+        "kvyard.testing.plugin",
+    }
+    assert not loaded & {"aiohttp", "starlette", "zmq", "numpy", "msgspec"}
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = testing.nope
