@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from tests.ports import free_ports
+from tests.testing.support import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -43,9 +44,12 @@ NOT_HERE = {
     r"kvyard doctor --gateway": "a gateway with traffic",
     r"kvyard calibrate http": "an engine with nothing else to do for minutes",
     r"profile:mine\.json": "what calibrate wrote",
+    r"--live http": "an endpoint that is yours",
     r"^pip install": "the network",
     r"^helm|^kubectl|^docker": "a cluster",
 }
+REAL_TIME = ("live",)
+"""Pages whose commands take as long as the trace does: theirs is of 18 s, that of others of an hour."""
 PORTS = ("5557", "5558", "5559", "8000", "8080", "8090", "9000")
 
 
@@ -77,11 +81,11 @@ def test_every_page_with_console_blocks_is_run_by_some_test() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", [page for page in pages() if page.name not in ELSEWHERE], ids=lambda page: page.stem)
 def test_console_blocks(page: Path, tmp_path: Path) -> None:
-    _prepare(tmp_path)
+    _prepare(tmp_path, 1 if page.stem in REAL_TIME else 200)
     first = free_ports(len(PORTS) * 4)
     ports = {port: str(first + 4 * at) for at, port in enumerate(PORTS)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "120"}
+    environment = {**os.environ, "PATH": path, "COLUMNS": "120", "PYTEST_ADDOPTS": " ".join(OPTIONS)}
     running: list[subprocess.Popen[bytes]] = []
     try:
         for line in commands(page):
@@ -115,11 +119,11 @@ def test_console_blocks(page: Path, tmp_path: Path) -> None:
             process.wait(60)
 
 
-def _prepare(folder: Path) -> None:
-    """What the pages take for granted: a trace, the examples, and a few reports."""
+def _prepare(folder: Path, step: int) -> None:
+    """What the pages take for granted: a trace (each ``step``-th request of a real one), the examples, and a few reports."""
     (folder / "examples").symlink_to(ROOT / "examples")
     with lzma.open(TRACE, "rt") as lines:
-        (folder / "trace.jsonl").write_text("".join(islice(lines, 60)))
+        (folder / "trace.jsonl").write_text("".join(islice(lines, 0, 60 * step, step)))
     for name in ("rr", "kv", "kv-host"):
         command = [
             sys.executable,

@@ -12,6 +12,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 import httpx
+from tests.testing.support import OPTIONS
 
 from kvyard import testing
 from kvyard.errors import KvyardError
@@ -68,20 +69,9 @@ def test_what_is_never_seen_is_said() -> None:
 @pytest.mark.slow
 @pytest.mark.zmq
 def test_the_example_suite_passes() -> None:
+    alone = ["-c", "/dev/null", "--rootdir", str(EXAMPLE), str(EXAMPLE)]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "kvyard.testing.plugin",
-            "-c",
-            "/dev/null",
-            "--rootdir",
-            EXAMPLE,
-            EXAMPLE,
-        ],
+        [sys.executable, "-m", "pytest", "-q", *OPTIONS, *alone],
         capture_output=True,
         text=True,
         timeout=280,
