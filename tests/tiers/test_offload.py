@@ -286,6 +286,42 @@ def test_what_a_load_reads_is_not_evicted_under_it() -> None:
     assert worker.held(Tier.G2) == 12
 
 
+def test_a_match_makes_all_of_it_recent_also_what_the_device_has_itself() -> None:
+    """Only the second half is loaded, but the first half was just as useful: what nobody matched goes first."""
+    worker = Worker(tiers(host=20))
+    for number, name in enumerate("ab"):
+        worker.finish(
+            worker.run(name, range(100 * number, 100 * number + 41), now=20_000 * number), 20_000 * number + 1
+        )
+        worker.settle()
+    pool = worker.manager.pool
+    pool.let_go(pool.hold_new(pool.free - 15, 0))  # of the first one its five last blocks are gone
+    again = worker.make("again", range(41))
+    outcome = worker.onboard(again, 60_000)
+    assert (outcome.step, outcome.tokens) == (LoadStep.STARTED, 20)
+    worker.settle()
+    worker.compute(again, 80_000)
+    worker.finish(again, 80_001)
+    worker.finish(worker.run("c", range(200, 241), now=90_000), 90_001)
+    worker.settle()
+    worker.evict_all()
+    assert worker.onboard(worker.make("b", range(100, 141)), 120_000).step is LoadStep.NOTHING
+    assert worker.onboard(worker.make("a", range(41)), 120_000).tokens == 40
+
+
+def test_what_was_copied_is_let_go_of_in_reverse() -> None:
+    """As a request lets go of its blocks: what it took last is the first to be evicted, here the second group's."""
+    worker = Worker(
+        tiers(), groups=[GroupSpec(block_size=4), GroupSpec(block_size=4, kind="sliding_window", window=64)]
+    )
+    worker.finish(worker.run("a", range(41), now=0), 1)
+    worker.settle()  # only now the copy lets go
+    pool = worker.manager.pool
+    pool.let_go(pool.hold_new(pool.free - 12, 0))
+    worker.check()
+    assert (worker.held(Tier.G1, 0), worker.held(Tier.G1, 1)) == (10, 2)
+
+
 # -- storage ----------------------------------------------------------------------------------------------------------
 
 
