@@ -183,11 +183,11 @@ def test_eight_caches_reach_what_was_measured_before(tmp_path: Path) -> None:
 def test_all_rows_of_the_reference(quality: tuple[float, float]) -> None:
     rows = list(open_trace(CONVERSATION))
     asked = prompts(rows)
-    said = [drawn(rows, *quality, seed=seed) for seed in (1, 2, 3)]
+    said = drawn(rows, *quality, seed=1)  # the reference's own draw: each figure is met to a tenth
     sizes = (2048, 4096, 8192, 16384, 32768)
     for capacity, expected in zip(sizes, POOLED[quality], strict=True):
-        shares = [100 * reuse_without_time(asked, one, 1, capacity) for one in said]
-        assert fmean(shares) == pytest.approx(expected, abs=0.35), capacity
-    if quality in EIGHT:
-        shares = [100 * reuse_without_time(asked, one, 8, 2048) for one in said]
-        assert fmean(shares) == pytest.approx(EIGHT[quality], abs=0.35)
+        share = 100 * reuse_without_time(asked, said, 1, capacity)
+        assert share == pytest.approx(expected, abs=0.1), capacity
+    if quality in EIGHT:  # its tie-break is known in words only
+        share = 100 * reuse_without_time(asked, said, 8, 2048)
+        assert share == pytest.approx(EIGHT[quality], abs=0.35)

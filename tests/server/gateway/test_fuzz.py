@@ -23,7 +23,7 @@ pytestmark = pytest.mark.zmq
 
 QUICKLY = {"engine": {"timing": FixedTiming(prefill_ms=0.02, decode_ms=0.01)}}
 ADMIN = ["/admin/engines", "/admin/remove", "/admin/drain", "/admin/resume"]
-PATHS = [*PASSED, "/explain", *ADMIN]
+PATHS = [*PASSED, "/close_session", "/explain", *ADMIN]
 WORDS = [
     "model",
     "prompt",

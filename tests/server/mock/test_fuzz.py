@@ -19,7 +19,7 @@ from kvyard.engine.timing import FixedTiming
 MANY = max(40, settings.default.max_examples // 2)
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter", "/admin/faults", "/admin/revive", "/reset_prefix_cache",
+    "/v1/unload_lora_adapter", "/admin/faults", "/admin/revive", "/reset_prefix_cache", "/close_session",
 )  # fmt: skip
 """All that take a body, but for those that are meant to break something."""
 WORDS = [
@@ -68,9 +68,31 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     ),
 }
 TEXT = st.text(max_size=20)
+DURATION = st.none() | st.floats() | st.integers(-5, 1 << 70)
+HINTS = {
+    "session_id": TEXT,
+    "retention_directives": st.lists(
+        st.fixed_dictionaries(
+            {"priority": st.integers(-1, 101)},
+            optional={"start": st.integers(-1, 99), "end": st.none() | st.integers(-1, 99), "duration": DURATION},
+        ),
+        max_size=3,
+    ),
+    "kv_cache_retention_config": st.fixed_dictionaries(
+        {}, optional={"decode_retention_priority": st.integers(-1, 101), "decode_duration_ms": DURATION}
+    ),
+    "nvext": st.fixed_dictionaries(
+        {},
+        optional={
+            "agent_hints": st.fixed_dictionaries({"priority": st.integers(-(1 << 70), 1 << 70)}),
+            "cache_control": st.fixed_dictionaries({"ttl": DURATION | st.sampled_from(["5m", "0s", "soon", ""])}),
+            "session_control": st.fixed_dictionaries({"action": st.sampled_from(["open", "close", "x"])}),
+        },
+    ),
+}
 COMPLETION = st.fixed_dictionaries(
     {"prompt": TEXT | st.lists(st.integers(-1, 1 << 33), max_size=60) | st.lists(TEXT, max_size=3)},
-    optional={**COMMON, "logprobs": st.none() | st.integers(-1, 21), "echo": st.booleans()},
+    optional={**COMMON, **HINTS, "logprobs": st.none() | st.integers(-1, 21), "echo": st.booleans()},
 )
 TOOL = st.fixed_dictionaries(
     {"type": st.sampled_from(["function", "x"])},
