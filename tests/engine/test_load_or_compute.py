@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
@@ -67,3 +68,12 @@ def test_where_loading_is_right_nothing_changes(policy: str) -> None:
     forced, chosen = run(rows, 32.0), run(rows, 32.0, load_policy=policy)
     assert chosen.records == forced.records
     assert sum(sum(record.loaded) for record in forced.records) == 12 * (4096 - 64)
+
+
+def test_a_report_says_what_was_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(prompts(1), 1.0, load_policy="least-time")
+    found.save(html=tmp_path / "page.html")
+    found.show()
+    words = "12 requests computed 48,384 tokens that lower tiers had: computed sooner than loaded 48,384"
+    assert words in (tmp_path / "page.html").read_text()
+    assert words in " ".join(capsys.readouterr().out.split())
