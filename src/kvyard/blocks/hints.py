@@ -45,6 +45,8 @@ class Hints(msgspec.Struct, frozen=True):
     """What ranges of its tokens are worth; for one token the last range counts that has it."""
 
     def __post_init__(self) -> None:
+        if "\0" in self.session:
+            raise ConfigError("the name of a session must not have a NUL in it")
         if self.ttl is not None and self.ttl <= 0:
             raise ConfigError(f"a time to live is above 0 ns, got {self.ttl}")
         if self.ttl is not None and self.session_end:

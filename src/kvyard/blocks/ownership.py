@@ -8,7 +8,8 @@ is the one session, or that there are several; it is noted when a request gives 
   that began with it. Whatever request uses a block afterwards makes it ordinary again.
 - *It comes back within a time*: all blocks of the request are the last to go until then, shared ones too, which are needed as
   much. After that they are ordinary, or, if they are its own and it is asked for, the first to go. The session's next request
-  ends that; another's request doesn't, and of several times that hold for a shared block the longest counts.
+  ends that for its own blocks. For a shared one of several times the longest counts, and it starts over whenever a request gives
+  the block back: what is used more often than that stays, as it would by age.
 """
 
 from collections.abc import Iterable
@@ -18,13 +19,14 @@ from kvyard.blocks.extent import DEFAULT_PRIORITY, KEPT, KEPT_THEN_FIRST, OVER, 
 from kvyard.blocks.hints import Hints
 
 SHARED = "\0shared"
-"""The owner of what several sessions have used."""
+"""The owner of what several sessions have used. No session is called that: ``Hints`` refuses such names."""
 
 
 def claim(order: EvictionOrder, extents: Iterable[Extent], session: str, hints: Hints) -> None:
     """A request of ``session`` is about to give back ``extents``, or gave them back before: note whose they are, and what
     ``hints`` say of them. Those that are free stand in ``order``; what the hints leave as it was keeps its place there.
     """
+    order.expire()  # what is over by now is read as that
     for extent in extents:
         before = extent.priority, extent.expires
         priority, expires = _claimed(extent, session, hints)
@@ -41,6 +43,8 @@ def end_session(order: EvictionOrder, session: str) -> int:
 
     Takes time by the number of extents in the order.
     """
+    if session == SHARED:
+        return 0
     own = [extent for extent in order if extent.owner == session and extent.priority != OVER]
     for extent in own:
         order.remove(extent)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvyard.blocks import Hit
 from kvyard.blocks.cache_map import Node
-from kvyard.blocks.extent import OVER, Extent
+from kvyard.blocks.extent import Extent
 from kvyard.blocks.spans import without
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain, Key, Keys
@@ -145,9 +145,7 @@ class Cleaner:
         for extent in pool.order:
             node = extent.node
             start, stop = extent.start, extent.start + len(extent.ids)
-            clean = (
-                node is None or node in seen or extent.priority == OVER
-            )  # one copy is enough; for what is over, none
+            clean = node is None or node in seen  # one copy is enough
             if node is not None and node in kept:
                 low, high = kept[node]
                 if node.copies[0] is extent and high < stop:

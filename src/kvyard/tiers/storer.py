@@ -56,9 +56,6 @@ class Storer:
             self.offer(request, now)
 
     def _offer(self, request: Request, record: RequestState, tokens: int, now: int) -> None:
-        if request.hints.session_end:
-            record.due = ENDLESS  # what it computes is its own so far, and not worth a copy
-            return
         layout, store = self.state.layout, self.state.first
         pieces: list[PageRange] = []
         sources: dict[int, list[Extent]] = {}

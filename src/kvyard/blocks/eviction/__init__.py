@@ -34,6 +34,9 @@ class EvictionOrder(Protocol):
     def insert_after(self, extent: Extent, front: Extent) -> None:
         """``front`` was split off ``extent``, a candidate; it is the next to go after it."""
 
+    def expire(self) -> None:
+        """Priorities that have run out by now fall back; nothing in an order that has none."""
+
     def head(self) -> Extent:
         """The next victim. Raises ``IndexError`` when there is none."""
 
@@ -84,6 +87,10 @@ def check_order(name: str, options: Mapping[str, float]) -> None:
             raise ConfigError(f"unknown option {option!r} of the eviction order {name}: {rest}")
         if not 0 <= value < inf:
             raise ConfigError(f"{option} of the eviction order {name} must be at least 0, got {value:g}")
+        if not value and option in getattr(ORDERS.get(name), "ABOVE_0", ()):
+            raise ConfigError(f"{option} of the eviction order {name} must be more than 0")
+        if value > 1 and option in getattr(ORDERS.get(name), "SHARES", ()):
+            raise ConfigError(f"{option} of the eviction order {name} is a share from 0 to 1, got {value:g}")
 
 
 def eviction_with_hints(name: str) -> str:

@@ -4,7 +4,7 @@ A use is told when a request lets go of its blocks, held by others or not: once 
 of it before the blocks become candidates. A lower tier tells a use when a request matches pages there or stores them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from kvyard.blocks.eviction import ORDERS
@@ -20,6 +20,10 @@ class LearningOrder:
 
     OPTIONS: ClassVar[Mapping[str, float]] = {}
     """Its own figures with their defaults."""
+    ABOVE_0: ClassVar[Collection[str]] = ()
+    """Those of them that can't be 0."""
+    SHARES: ClassVar[Collection[str]] = ()
+    """Those of them that are at most 1."""
     reads_priorities = False
     reads_time = False
     """Whether it goes by the clock."""
@@ -112,6 +116,9 @@ class LearningOrder:
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
         raise NotImplementedError
+
+    def expire(self) -> None:
+        """No priorities are read here, so none run out."""
 
     def head(self) -> Extent:
         raise NotImplementedError

@@ -38,6 +38,9 @@ class LruOrder:
         after.before = before
         extent.before = extent.after = None
 
+    def expire(self) -> None:
+        """Age alone doesn't run out."""
+
     def insert_after(self, extent: Extent, front: Extent) -> None:
         after = extent.after
         assert after is not None

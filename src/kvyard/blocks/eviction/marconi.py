@@ -30,6 +30,7 @@ class MarconiOrder(RankedOrder):
     }
     """``attention_tokens``: after so many tokens a token's attention takes as much work as all else of it. This is that of the
     paper's 7B model, which has 4 layers of attention."""
+    ABOVE_0 = ("window_s", "full_credit", "attention_tokens")
     reads_time = True
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:

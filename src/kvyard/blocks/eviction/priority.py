@@ -33,14 +33,14 @@ class PriorityOrder:
 
     def _line_for(self, extent: Extent) -> LruOrder:
         """The line that ``extent``, now free, goes to; from now on its priority may expire."""
-        self._expire()  # what expired before is ahead
+        self.expire()  # what expired before is ahead
         if extent.expires is not None and extent.priority != DEFAULT_PRIORITY:
             self._serial += 1
             self._arm(extent, self._now() + extent.expires, self._serial)
         return self._lines[extent.priority]
 
     def remove(self, extent: Extent) -> None:
-        self._expire()  # what has expired by now is hit as an ordinary one
+        self.expire()  # what has expired by now is hit as an ordinary one
         self._lines[extent.priority].remove(extent)
         if extent.deadline is not None:
             self._disarm(extent)
@@ -51,7 +51,7 @@ class PriorityOrder:
             self._arm(front, extent.deadline, self._serials[extent])
 
     def head(self) -> Extent:
-        self._expire()
+        self.expire()
         for priority in sorted(self._lines):
             line = self._lines[priority]
             if not line.empty():
@@ -60,7 +60,7 @@ class PriorityOrder:
         raise IndexError("no extent is left to evict")
 
     def __iter__(self) -> Iterator[Extent]:
-        self._expire()
+        self.expire()
         for priority in sorted(self._lines):
             yield from self._lines[priority]
 
@@ -78,7 +78,7 @@ class PriorityOrder:
             self._compact_at = max(64, 2 * len(self._deadlines))
         heapq.heappush(self._deadlines, (deadline, serial, -extent.stop, extent))
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         now = self._now()
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, _, _, extent = heapq.heappop(self._deadlines)

@@ -27,6 +27,7 @@ class S3FifoOrder(LearningOrder):
 
     OPTIONS: ClassVar[Mapping[str, float]] = {"small": 0.1, "promote": 2}
     """The small queue's share, and how many uses after the first take a block from it to the main queue."""
+    SHARES = ("small",)
     foreseeable = False
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:

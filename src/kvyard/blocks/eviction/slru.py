@@ -17,6 +17,7 @@ class SlruOrder(LearningOrder):
 
     OPTIONS: ClassVar[Mapping[str, float]] = {"uses": 2, "protected": 0.8}
     """From how many uses on a block is protected, and which share of all blocks may be."""
+    SHARES = ("protected",)
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
         super().__init__(now, options)

@@ -46,6 +46,7 @@ class WorkloadAwareOrder(LearningOrder):
 
     OPTIONS: ClassVar[Mapping[str, float]] = {"window_s": 1800.0, "turns": 8}
     """How long the past is looked at, and from which turn on all are one category."""
+    ABOVE_0 = ("window_s", "turns")
     reads_time = True
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:

@@ -60,6 +60,8 @@ def verdict(points: list[HintPoint]) -> str:
 def censoring(study: HintStudy) -> str:
     """How much the trace's end flatters hints, in a sentence."""
     before, after = study.censored
+    if after <= before:
+        return "The trace's end cuts no more conversations off than others end before it."
     return (
         f"{after:.0%} of the requests in the last tenth of the trace are their conversation's last, and {before:.0%} before "
         "that: its end cuts conversations off, which flatters hints about ends."

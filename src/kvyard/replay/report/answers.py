@@ -61,7 +61,7 @@ class TimeParts(NamedTuple):
         return self.first + self.decode
 
 
-class Limits(NamedTuple):
+class Savings(NamedTuple):
     """What relieving each resource would save of a mean request, in milliseconds, at a guess."""
 
     first: dict[Resource, float]
@@ -89,7 +89,7 @@ def time_parts(report: Report) -> TimeParts | None:
     return TimeParts(waiting, loading, prefill, e2e.mean - waiting - loading - prefill)
 
 
-def limits(report: Report, parts: TimeParts) -> Limits:
+def limits(report: Report, parts: TimeParts) -> Savings:
     """What relieving each resource would save."""
     waits = _waits(report)
     computed = 1 - report.reuse["all"].value
@@ -108,7 +108,7 @@ def limits(report: Report, parts: TimeParts) -> Limits:
         "link": HALF * parts.loading,
         "router": less(elsewhere) + wait["router"],
     }
-    return Limits(first, first | {"decode": first["decode"] + HALF * parts.decode})
+    return Savings(first, first | {"decode": first["decode"] + HALF * parts.decode})
 
 
 def _waits(report: Report) -> dict[str, float]:
@@ -121,13 +121,14 @@ def _waits(report: Report) -> dict[str, float]:
     size = engine.get("block_size") or BLOCK
     need = report.lengths["input"].p90 / (size * blocks) if blocks and "input" in report.lengths else 0.0
     full = 1 - max(SPARE, need)
+    roles = [worker.role for worker in report.workers]
     for at in range(len(report.timeline.times_s)):
         queues = [row[at] for row in waiting]
-        idle = any(not queue and not row[at] for queue, row in zip(queues, running))
+        idle = {role for role, queue, row in zip(roles, queues, running) if not queue and not row[at]}
         for worker, queue in enumerate(queues):
             if not queue:
                 continue
-            if idle:
+            if roles[worker] in idle:
                 found["router"] += queue
             elif held and held[worker][at] >= full:
                 found["cache"] += queue
@@ -150,9 +151,8 @@ def answers(report: Report) -> list[str]:
         return []
     found = limits(report, parts)
     whole, first = found.of_whole, found.of_first
-    said = [
-        f"{NAMES[whole]} this fleet: {_where(parts)}{_why(whole, report, parts)}. Try {_next(whole, report, parts)}."
-    ]
+    why = _why(whole, report, parts)
+    said = [f"{NAMES[whole]} this fleet: {_where(parts)}{'; ' if why else ''}{why}. Try {_next(whole, report, parts)}."]
     if first != whole and found.first[first] >= LITTLE * parts.first:
         start = f"{NAMES[first]} its first token, which comes after {measured(parts.first)} ms"
         said.append(_sentence(start, first, report, parts))
@@ -252,6 +252,8 @@ def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
             return f"more workers ({more}), or a card that computes faster{free}"
         return f"a card that computes faster: little of it is waiting, so more workers change little{free}"
     if resource == "decode":
+        if report.balance.get("busy_max", 1.0) < IDLE:
+            return "a card with more memory bandwidth: workers have room, so more of them change little"
         return f"a card with more memory bandwidth, or more workers for smaller batches ({more})"
     if resource == "cache":
         if "host" not in report.tiers and not _lacks_room(report, parts):
@@ -260,8 +262,10 @@ def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
     if resource == "link":
         return "a faster link (--host-bandwidth); if loads take longer than computing would, no lower tier"
     if report.router is not None and report.router.policy == "least-time":
+        if _waits(report)["router"] * parts.waiting > _avoidable(report)[1] * parts.prefill:
+            return f"smaller prompts per pass (--max-num-batched-tokens), or more workers ({more})"
         return "a tier that all workers share (--host-blocks, --host-scope shared)"
-    return f"--router {'least-time' if report.router is not None and report.router.regret.whole else 'kv'}"
+    return "--router least-time"
 
 
 def _engine(report: Report) -> Mapping[str, Any]:

@@ -322,7 +322,7 @@ def _router(made: Page, router: RouterReport) -> None:
         "Router", f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure."
     )
     if not router.regret.whole:
-        text = f"{router.policy} doesn't look at what workers have, so it isn't known what another choice would have saved."
+        text = f"{router.policy} saw no worker with any of a prompt, so it isn't known what another choice would have saved."
         made.add(f'<section class="card"><p>{esc(text)}</p></section>')
         return
     rows = [

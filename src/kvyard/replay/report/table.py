@@ -250,7 +250,7 @@ def _fleet(report: Report) -> Table:
         ):
             table.add_row(words, say.percent(share.value), f"{share.part:,} / {share.whole:,}")
     else:
-        table.add_row(f"Regret: not known, {router.policy} doesn't look at what workers have", "-", "")
+        table.add_row(f"Regret: none known, {router.policy} saw no worker with any of a prompt", "-", "")
     table.add_row("Prompt tokens by worker: most / mean", f"{balance['max_over_mean']:.3f}", "")
     table.add_row("Prompt tokens by worker: standard deviation / mean", f"{balance['variation']:.3f}", "")
     if "busy_min" in balance:

@@ -185,7 +185,7 @@ class _Search:
         made = self._made
         if look.violation > 0:
             look.state, look.why = "skipped", "it costs more than the limit"
-        elif [goal.name for goal in made.goals] == [COST] and made.met and look.cost >= made.best[0].cost:
+        elif [goal.name for goal in made.goals] == [COST] and made.met and look.cost > made.best[0].cost:
             look.state, look.why = "skipped", "a cheaper point keeps the limits"
 
     def _prune(self, look: Look, prefix: tuple[dict[str, float], float] | None, losses: dict[str, float]) -> None:

@@ -66,7 +66,12 @@ class Tuned(msgspec.Struct):
             return [min(done, key=lambda one: (one.violation, one.number))] if done else []
         kept = [one for one in done if one.met]
         if len(self.goals) == 1:
-            return [min(kept, key=lambda one: (one.losses(self.goals), one.cost, one.number))]
+            return [
+                min(
+                    kept,
+                    key=lambda one: (one.losses(self.goals), one.cost, one.figures.get("ttft_mean", 0.0), one.number),
+                )
+            ]
         losses = {one.number: one.losses(self.goals) for one in kept}
         front = [one for one in kept if not any(_better(losses[two], losses[one.number]) for two in losses)]
         return sorted(front, key=lambda one: losses[one.number])
@@ -108,6 +113,9 @@ class Tuned(msgspec.Struct):
         made: dict[str, str | bytes] = {"tune.csv": as_csv(self), "tune.json": as_json(self)}
         if self.answer is not None:
             made |= {"tune.html": page(self), "tune.toml": as_toml(self)}
+        for name in ("tune.html", "tune.toml"):
+            if name not in made:  # an earlier search's answer isn't this one's
+                (self.folder / name).unlink(missing_ok=True)
         for name, text in made.items():
             write_whole(self.folder / name, text)
         return [self.folder / name for name in made]

@@ -9,6 +9,7 @@ import msgspec
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, split_tcp
+from kvyard.events.types import LOWER_TIERS
 from kvyard.hashing import ALGORITHMS
 from kvyard.replay.settings import OF_AN_ENGINE, engine_config
 from kvyard.server.http import Bounds
@@ -149,7 +150,8 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
         engine.setdefault("max_model_len", LONGEST)
         if "groups" not in given:
             engine.setdefault("block_size", BLOCK_SIZE)
-    if engine.get("eviction", "lru") in ("lru", "priority"):
+    orders = [engine.get(name, "lru") for name in ("eviction", *(f"{tier.label}_eviction" for tier in LOWER_TIERS))]
+    if all(order in ("lru", "priority") for order in orders):
         engine.setdefault("heed_hints", True)
     made = engine_config(engine, given.get("seed", 0), given.get("data_parallel_size", 1))
     return MockConfig(engine=made, **chosen(MockConfig, given), **fields)
