@@ -8,8 +8,8 @@ is the one session, or that there are several; it is noted when a request gives 
   that began with it. Whatever request uses a block afterwards makes it ordinary again.
 - *It comes back within a time*: all blocks of the request are the last to go until then, shared ones too, which are needed as
   much. After that they are ordinary, or, if they are its own and it is asked for, the first to go. The session's next request
-  ends that for its own blocks. For a shared one of several times the longest counts, and it starts over whenever a request gives
-  the block back: what is used more often than that stays, as it would by age.
+  ends that for its own blocks. For a shared one of several times the longest counts, and it starts over whenever a request
+  gives the block back: what is used more often than that stays, as it would by age.
 """
 
 from collections.abc import Iterable

@@ -80,10 +80,6 @@ def tune(
         raise KvyardError("say what to search, as in --search 'router.*,host_bytes=0..1TiB,workers=2..32'")
     base, prices = parted(settings)
     goals, limits = parse_goals(goal), parse_limits(slo)
-    if [one.name for one in goals] == ["cost"] and not limits:
-        raise KvyardError(
-            "the cheapest fleet is the smallest: say what it must keep, as in --slo ttft_p99=1s,itl_p99=50ms"
-        )
     at_a_time = jobs if jobs is not None else 1 if ray is None else TOGETHER
     with executor(at_a_time, ray) as crew, Bars(quiet) as bars:
         done = run(
@@ -102,6 +98,11 @@ def tune(
             progress=bars.told,
         )
     paths = done.save()
+    if [one.name for one in goals] == ["cost"] and not limits and not quiet:
+        typer.echo(
+            "Without --slo the cheapest fleet is the smallest: say what it must keep, such as ttft_p99=1s,itl_p99=50ms.",
+            err=True,
+        )
     if as_json:
         write_whole(STDOUT, json_of(done))
     elif not quiet:

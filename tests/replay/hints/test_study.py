@@ -60,7 +60,7 @@ def test_files_say_the_same(made: HintStudy, capsys: pytest.CaptureFixture[str])
     assert all(hint in page for hint in HINTS) and "50% false" in page
     made.show()
     out = capsys.readouterr().out
-    assert "last tenth" in out and all(hint in out for hint in HINTS)
+    assert "The trace's end cuts no more" in out and all(hint in out for hint in HINTS)
 
 
 def test_what_is_there_is_not_run_again(made: HintStudy) -> None:

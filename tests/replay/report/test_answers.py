@@ -172,7 +172,7 @@ def test_what_is_said_of_each_limit() -> None:
     assert said(decode_bound).startswith("Decode limits this fleet: ") and "(--workers 4)" in said(decode_bound)
     assert "because they had been evicted. Try a host tier (--host-blocks 1400)" in said(cache_bound)
     assert "requests waited for loads from lower tiers. Try a faster link" in said(link_bound)
-    assert "were computed though another worker had them. Try --router kv." in said(router_bound)
+    assert "were computed though another worker had them. Try --router least-time." in said(router_bound)
 
 
 def test_parts_add_up_to_the_mean_request() -> None:
@@ -192,6 +192,6 @@ def test_a_lever_without_cards_is_named_beside_the_limit() -> None:
     report = ran(config(workers=8, router="round-robin"), rows(40, 1.0, roots=4, shared=60, own=90, output=4))
     said = answers(report)
     assert said[0].startswith("Prefill limits this fleet")
-    assert any(one.startswith("Without more cards: ") and one.endswith("try --router kv.") for one in said)
+    assert any(one.startswith("Without more cards: ") and one.endswith("try --router least-time.") for one in said)
     elsewhere = report.missed_tokens["other_worker"].value
     assert f"{elsewhere:.1%} of prompt tokens were computed though another worker had them" in " ".join(said)

@@ -63,7 +63,7 @@ def test_shares_have_numerator_and_denominator() -> None:
 
 def test_what_is_not_known_is_said() -> None:
     text = report_text(reported(policy="round-robin", blocks=2200))
-    assert "round-robin doesn't look at what workers have" in text
+    assert "round-robin saw no worker with any of a prompt" in text
     empty = report_text(make_report(Fleet(config())))
     assert cells(empty, "Time to first token (ms)") == ["-"] * 8
 

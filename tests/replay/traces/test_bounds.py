@@ -15,7 +15,7 @@ from tests.replay.traces.support import CONVERSATION
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
-from kvyard.replay.traces.prefixes import PrefixIndex
+from kvyard.replay.traces.prefixes import PromptPrefixes
 
 Prompt = tuple[int, ...]
 PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=5).map(tuple), max_size=12)
@@ -44,7 +44,7 @@ def accesses(prompts: list[Prompt], block_size: int = 1, short: int = 0) -> Acce
     packed=st.booleans(),
 )
 def test_who_touched_what_last(prompts: list[Prompt], exactly: bool, packed: bool) -> None:
-    index = PrefixIndex()
+    index = PromptPrefixes()
     last: dict[int, int] = {}
     for me, prompt in enumerate(prompts):
         given = numbers(prompt)

@@ -50,7 +50,7 @@ def _why(policy: str, behind: dict[str, float], cells: dict[str, list[LeaguePlac
         second = table[1] if table[0].policy == policy else table[0]
         own, next_ = (measured(_figure(place, "ttft_mean_ms")) for place in (mine, second))
         if own == next_:
-            return f"{policy} and {second.policy} give first tokens equally soon, after {own} ms on average: choose by the rest."
+            return f"{policy} and {second.policy} give first tokens equally soon, after {own} ms: choose by the rest."
         soonest = f"its first token comes soonest, after {own} ms on average"
         return f"Route by {policy}: {soonest}; the next is {second.policy} with {next_} ms."
     worst = max(behind, key=lambda name: behind[name])

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvyard.errors import KvyardError
-from kvyard.replay.traces.prefixes import PrefixIndex
+from kvyard.replay.traces.prefixes import PromptPrefixes
 
 CHECKED = 4096
 """Prompts whose ids are looked at before they are taken to be cumulative: wrong ones give themselves away long before."""
@@ -63,7 +63,7 @@ class Accesses:
         self.length_tokens = array("q")
         self.distance = array("q")
         """Different blocks touched since its first block was: a larger LRU cache hits it."""
-        self._index = PrefixIndex()
+        self._index = PromptPrefixes()
         self._seen: set[int] = set()
         self._live = _Sums()
 

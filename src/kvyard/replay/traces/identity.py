@@ -7,7 +7,7 @@ import xxhash
 
 from kvyard.replay.traces.bounds import CHECKED
 from kvyard.replay.traces.errors import TraceError
-from kvyard.replay.traces.prefixes import PrefixIndex
+from kvyard.replay.traces.prefixes import PromptPrefixes
 from kvyard.replay.traces.request import TraceRequest
 
 TOKEN_BLOCK = 16
@@ -41,13 +41,13 @@ def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
 
     Only the first ``CHECKED`` are looked at: such ids give themselves away long before, and a trace may be endless.
     """
-    index = PrefixIndex()
+    index = PromptPrefixes()
     before: dict[int, int | None] = {}
     for number, request in enumerate(requests):
         ids = request.ids
         if number == CHECKED:
             before.clear()
-            index = PrefixIndex()
+            index = PromptPrefixes()
         elif ids and number < CHECKED:
             # What is in the index is behind the same ids as before; what isn't must not have been behind others.
             _, there = index.touch(ids, 0, True)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 
-class PrefixIndex:
+class PromptPrefixes:
     """All prompts so far. It holds each different id once, in plain arrays: a trace may have millions."""
 
     def __init__(self) -> None:
