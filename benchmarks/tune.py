@@ -162,7 +162,7 @@ def search(name: str, seeds: int) -> None:
         at = next(number for number, one in enumerate(evaluated(done), 1) if one.point == answer.point)
         where = ", ".join(f"{axis} {answer.point[axis]}" for axis in AXES)
         print(
-            f"  seed {seed}: {answer.cost:.2f} ({answer.cost / best['cost'] - 1:+.1%}) at {where}; "
+            f"  seed {seed}: {answer.cost:.2f} ({round(answer.cost, 4) / best['cost'] - 1:+.1%}) at {where}; "
             f"SLO {'met' if done.met else 'MISSED'}, on the test part {'met' if answer.test_violation <= 0 else 'missed'}; "
             f"{done.replayed} replayed, this one as number {at}",
             flush=True,
