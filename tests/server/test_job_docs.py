@@ -42,6 +42,7 @@ DOCS = ROOT / "docs"
                 "Route by least-time: its first token comes soonest",
                 "Where the reuse went",
                 "A request takes",
+                "Take prefill=2, decode=3",
                 "it is worth +4.8 points of reuse",
                 "Take eviction=slru",
                 "routed again after a failure",

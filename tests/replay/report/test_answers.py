@@ -14,6 +14,7 @@ from tests.replay.report.support import reported
 
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import PolynomialTiming
+from kvyard.replay import replay
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
@@ -182,6 +183,18 @@ def test_parts_add_up_to_the_mean_request() -> None:
         assert parts.whole == pytest.approx(report.latency["e2e"].mean)
         assert parts.first == pytest.approx(report.latency["ttft"].mean)
         assert 1 <= len(answers(report)) <= 4
+
+
+def test_being_handed_over_is_told_apart_from_computing() -> None:
+    trace = rows(30, 0.5, roots=30, shared=1, own=30, output=20)
+    report = replay(trace, prefill=1, decode=1, num_gpu_blocks=4000).report
+    parts = time_parts(report)
+    assert parts is not None and report.handovers is not None
+    stages = report.handovers.stages
+    later = [stages[name].mean for name in ("room", "transfer", "decode_queue", "first_step")]
+    assert parts.handover == pytest.approx(sum(later)) and parts.prefill == pytest.approx(stages["prefill"].mean)
+    assert parts.whole == pytest.approx(report.latency["e2e"].mean)
+    assert "ms being handed over (" in answers(report)[0]
 
 
 def test_nothing_is_said_of_nothing() -> None:

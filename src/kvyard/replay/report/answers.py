@@ -22,6 +22,8 @@ SPARE = 0.1
 needs if that is more: long ones wait longest, and others behind them."""
 BLOCK = 64
 """Tokens of a block where a configuration leaves it open."""
+BEFORE = ("prefill_queue", "prefill")
+"""Stages of a request that is handed over which come before that."""
 LITTLE = 0.02
 """A saving below this share of the time isn't worth a sentence."""
 WORTH = 0.05
@@ -50,11 +52,13 @@ class TimeParts(NamedTuple):
     loading: float
     prefill: float
     decode: float
+    handover: float = 0.0
+    """From a prefill worker to a decode worker, and into a pass there."""
 
     @property
     def first(self) -> float:
         """Until the first token."""
-        return self.waiting + self.loading + self.prefill
+        return self.waiting + self.loading + self.prefill + self.handover
 
     @property
     def whole(self) -> float:
@@ -85,8 +89,14 @@ def time_parts(report: Report) -> TimeParts | None:
         return None
     loading = min(queue.mean, report.loading.mean * report.loading.count / e2e.count)
     waiting = min(queue.mean, ttft.mean) - loading
-    prefill = max(0.0, ttft.mean - queue.mean)
-    return TimeParts(waiting, loading, prefill, e2e.mean - waiting - loading - prefill)
+    computing = max(0.0, ttft.mean - queue.mean)
+    handed = report.handovers
+    handover = 0.0
+    if handed is not None and handed.handed_over.whole:
+        stages = sum(spread.mean * spread.count for name, spread in handed.stages.items() if name not in BEFORE)
+        handover = min(computing, stages / e2e.count)
+    decode = e2e.mean - waiting - loading - computing
+    return TimeParts(waiting, loading, computing - handover, decode, handover)
 
 
 def limits(report: Report, parts: TimeParts) -> Savings:
@@ -175,6 +185,7 @@ def _where(parts: TimeParts) -> str:
         "waiting": parts.waiting,
         "loading": parts.loading,
         "computing its prompt": parts.prefill,
+        "being handed over": parts.handover,
         "decoding": parts.decode,
     }
     told = [
