@@ -18,3 +18,13 @@ def test_the_documentation_builds(tmp_path: Path) -> None:
     assert (tmp_path / "index.html").exists()
     assert (tmp_path / "api.html").exists()
     assert (tmp_path / "search" / "search_index.js").exists(), "a page that was opened from disk can load no JSON"
+
+
+def test_every_page_has_its_pictures() -> None:
+    """At both widths, light and dark, and small."""
+    names = ("report", "comparison", "sweep", "league", "trace", "profile", "dashboard")
+    folder = ROOT / "docs" / "pictures"
+    wanted = {f"{name}-{width}{dark}.webp" for name in names for width in (1400, 390) for dark in ("", "-dark")}
+    found = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert set(found) == wanted
+    assert max(found.values()) < 100_000
