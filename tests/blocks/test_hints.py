@@ -11,6 +11,9 @@ from tests.blocks.support import FULL, cache, make, run
 from tests.blocks.test_eviction import Now
 
 from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Hints, RequestError
+from kvyard.blocks.eviction.priority import PriorityOrder
+from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
+from kvyard.blocks.ownership import SHARED, claim, end_session
 from kvyard.hashing import Key
 
 SYSTEM = range(8)
@@ -316,3 +319,25 @@ def test_random_sessions_against_the_slow_model(seed: int) -> None:
         assert keys_in_line(manager) == model.line(), f"step {step}"
         manager.check_integrity()
     assert seed % 2 == 0 or manager.pool.evicted > 50
+
+
+def test_a_time_that_is_over_stays_over_when_another_session_uses_the_block():
+    """What stands free in an order may have expired without anything looking; a later use must not start its time again."""
+    now = [0]
+    order = PriorityOrder(lambda: now[0])
+    extent = Extent([1], 0, 0)
+    order.push(extent)
+    for at, session, hints in ((0, "a", Hints("a", ttl=1000)), (1, "b", Hints("b")), (5000, "c", Hints("c"))):
+        now[0] = at
+        claim(order, [extent], session, hints)
+    assert extent.priority == DEFAULT_PRIORITY and extent.expires is None
+
+
+def test_no_session_can_be_called_like_what_is_shared():
+    with pytest.raises(ConfigError, match="must not have a NUL"):
+        Hints(SHARED)
+    order = PriorityOrder(lambda: 0)
+    extent = Extent([1], 0, 0)
+    extent.owner = SHARED
+    order.push(extent)
+    assert end_session(order, SHARED) == 0

@@ -17,6 +17,7 @@ from kvyard.blocks.use import RequestFacts
 from kvyard.errors import KvyardError
 from kvyard.hashing import TraceChain
 from kvyard.replay.facts import TraceFacts, next_uses
+from kvyard.replay.settings import make_config
 from kvyard.replay.sweep import sweep
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.traces.bounds import Accesses, belady, lru
@@ -149,3 +150,18 @@ def test_bad_options_are_refused() -> None:
         kvyard.replay(trace(1, 2), eviction="slru", eviction_options="x=3", **SETTINGS)
     with pytest.raises(KvyardError, match="eviction_options is 'x': it must be a number"):
         kvyard.replay(trace(1, 2), eviction="slru", eviction_options="uses=x", **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("order", "options", "words"),
+    [
+        ("marconi", "window_s=0", "window_s of the eviction order marconi must be more than 0"),
+        ("marconi", "full_credit=0", "full_credit of the eviction order marconi must be more than 0"),
+        ("s3-fifo", "small=5", "small of the eviction order s3-fifo is a share from 0 to 1, got 5"),
+        ("slru", "protected=2", "protected of the eviction order slru is a share from 0 to 1"),
+        ("workload-aware", "window_s=0", "window_s of the eviction order workload-aware must be more than 0"),
+    ],
+)
+def test_figures_that_no_order_can_have_are_refused(order, options, words):
+    with pytest.raises(KvyardError, match=words):
+        make_config({"eviction": order, "eviction_options": options})

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
+from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.blocks import Hints
 from kvyard.engine.core import EngineCore
 from kvyard.events.types import Tier
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
 from kvyard.replay.report.table import report_text
+from kvyard.replay.run import replay
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import open_trace
 
@@ -101,3 +105,21 @@ def test_plans_are_single_steps_with_four_tiers() -> None:
     _, planned = run(limit=150, num_gpu_blocks=400, host_blocks=500, storage_blocks=800)
     _, stepped = run(limit=150, num_gpu_blocks=400, host_blocks=500, storage_blocks=800, plans=False)
     assert planned.latency == stepped.latency and planned.reuse == stepped.reuse and planned.tiers == stepped.tiers
+
+
+@pytest.mark.parametrize("policy", ["write_through", "on_eviction"])
+def test_the_end_of_a_session_keeps_no_tier_from_a_copy_that_others_will_want(policy):
+    """Sessions of one turn over a few prompts: all of them end, and the prompts are wanted again."""
+    trace = list(
+        sessions(
+            80, seed=1, arrivals="poisson:rate=4", turns="fixed:1", tree="6x800", input="fixed:64", output="fixed:8"
+        )
+    )
+    ended = [msgspec.structs.replace(row, hints=Hints(session_end=True)) for row in trace]
+    reused = []
+    for rows in (trace, ended):
+        done = replay(
+            rows, workers=1, block_size=16, num_gpu_blocks=120, host_blocks=4000, offload_policy=policy, heed_hints=True
+        )
+        reused.append(done.report.reuse["all"].part)
+    assert reused[1] >= 0.95 * reused[0] > 0
