@@ -9,7 +9,7 @@ from kvyard.replay.league.advice import advice
 from kvyard.replay.league.league import FIGURES, League, LeaguePlace, cell_of
 from kvyard.replay.league.table import behind
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Link, Page, answer, esc, head, listing, row, table
+from kvyard.replay.report.html import Page, PageLink, answer, esc, head, listing, row, table
 from kvyard.replay.sweep.runs import run_page
 from kvyard.replay.sweep.table import Figure, shown_value, times
 
@@ -72,6 +72,6 @@ def _table(standings: Sequence[LeaguePlace], runs: Mapping[str, str]) -> str:
     made = []
     for one in standings:
         figures = [shown_value(figure, one.figures[figure.name]) for figure in kept]
-        policy = Link(f"{one.policy}{' *' if one.front else ''}", runs[one.policy])
+        policy = PageLink(f"{one.policy}{' *' if one.front else ''}", runs[one.policy])
         made.append(row([policy, behind(one, standings[0]), *figures]))
     return table(["policy", "TTFT behind the first", *(figure.column for figure in kept)], made)

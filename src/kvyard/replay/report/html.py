@@ -121,7 +121,7 @@ def table(columns: Sequence[str], rows: Iterable[str], tall: bool = False, long:
     return f'<div class="{kind}"><table class="{cells}">{inner}</table></div>'
 
 
-class Link(NamedTuple):
+class PageLink(NamedTuple):
     """Text that leads to another file, beside this one."""
 
     text: str
@@ -131,11 +131,11 @@ class Link(NamedTuple):
         return f'<a href="{esc(self.href)}">{esc(self.text)}</a>'
 
 
-def row(cells: Sequence[str | Link], kind: str = "", marks: Sequence[str] = ()) -> str:
+def row(cells: Sequence[str | PageLink], kind: str = "", marks: Sequence[str] = ()) -> str:
     """A row of cells that are text, or links; ``marks`` are their classes."""
     made = ""
     for cell, mark in zip_longest(cells, marks, fillvalue=""):
-        shown = str(cell) if isinstance(cell, Link) else esc(cell)
+        shown = str(cell) if isinstance(cell, PageLink) else esc(cell)
         made += f'<td class="{mark}">{shown}</td>' if mark else f"<td>{shown}</td>"
     return f'<tr class="{kind}">{made}</tr>' if kind else f"<tr>{made}</tr>"
 

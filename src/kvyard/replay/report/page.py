@@ -9,7 +9,7 @@ from kvyard.replay.report import figures as draw
 from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
-from kvyard.replay.report.html import Link, Page, answer, card, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, PageLink, answer, card, esc, head, listing, row, table, tile
 from kvyard.replay.report.report import LATENCIES, LENGTHS, HandoverReport, Report, RouterReport, Share, WorkerReport
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
@@ -19,7 +19,7 @@ def write_html(report: Report, path: str | Path) -> None:
     write_whole(path, page(report))
 
 
-def page(report: Report, home: Link | None = None) -> str:
+def page(report: Report, home: PageLink | None = None) -> str:
     """The page's text; ``home`` is a page that this run is a part of."""
     made = Page(f"{say.name_of(report)} · kvyard")
     made.add(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvyard import __version__
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Link, Page, answer, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, PageLink, answer, esc, head, listing, row, table, tile
 from kvyard.replay.report.words import measured
 from kvyard.replay.sweep.advice import advice
 from kvyard.replay.sweep.axes import axis, axis_title, number_of, words
@@ -138,8 +138,8 @@ def _table(sweep: Sweep) -> str:
     columns = [*sweep.grid.axes, *(figure.column for figure in kept)]
     made = []
     for one in every:
-        cells: list[str | Link] = [str(one[name]) for name in sweep.grid.axes]
+        cells: list[str | PageLink] = [str(one[name]) for name in sweep.grid.axes]
         if not one["error"]:
-            cells[0] = Link(str(cells[0]), run_page(sweep, one["report"]))
+            cells[0] = PageLink(str(cells[0]), run_page(sweep, one["report"]))
         made.append(row([*cells, *(shown_value(figure, one[figure.name]) for figure in kept)]))
     return table(columns, made)

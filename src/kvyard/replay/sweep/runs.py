@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
-from kvyard.replay.report.html import Link
+from kvyard.replay.report.html import PageLink
 
 if TYPE_CHECKING:
     from kvyard.replay.sweep.run import Sweep
@@ -35,4 +35,4 @@ def write_runs(sweep: Sweep, home: str, title: str) -> None:
     except OSError as error:
         raise KvyardError(f"can't make the folder {folder}: {error.strerror}") from None
     for point, report in sweep.done:
-        write_whole(folder / f"{point.key}.html", page(report, Link(title, f"../{home}")))
+        write_whole(folder / f"{point.key}.html", page(report, PageLink(title, f"../{home}")))
