@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 
 import msgspec
+import xxhash
 
 from kvyard.blocks import NO_HINTS, ConfigError, Hints, Retention
 from kvyard.blocks.extent import DEFAULT_PRIORITY
@@ -24,7 +25,7 @@ from kvyard.openai import CacheControl, HintFields
 from kvyard.server.http import Refusal
 
 LONGEST_SESSION = 256
-"""Characters of a session's name."""
+"""Characters of a session's name that are kept as they are."""
 USUAL_TTL = 300
 """Seconds that are meant where none are said: five minutes, in Anthropic's API and in those made after it."""
 _TIME = re.compile(r"([0-9]{1,6})(s|m|h)", re.ASCII)
@@ -93,9 +94,14 @@ def _session(body: HintFields, headers: Mapping[str, str]) -> str:
         or (body.agent_hint.session_id if body.agent_hint is not None else None)
         or ""
     )
-    if len(found) > LONGEST_SESSION:
-        raise Refusal(400, f"a session's name may have {LONGEST_SESSION} characters, this one has {len(found)}.")
-    return found
+    return session_name(found)
+
+
+def session_name(said: str) -> str:
+    """What a session is called here: a long name is as good as its hash. Raises ``Refusal`` for one with a NUL in it."""
+    if "\0" in said:
+        raise Refusal(400, "a session's name must not have a NUL in it.")
+    return said if len(said) <= LONGEST_SESSION else xxhash.xxh3_128_hexdigest(said.encode())
 
 
 def _ranges(body: HintFields) -> tuple[Retention, ...]:

@@ -107,9 +107,9 @@ def test_any_headers(gated: Gated, headers: dict[str, str]) -> None:
 def test_every_route_is_described(gated: Gated) -> None:
     described = gated.client.get("/openapi.json").json()
     taking = {path for path, methods in described["paths"].items() if "requestBody" in methods.get("post", {})}
-    assert taking == set(PATHS)
+    assert taking == {*PATHS, "/v1/responses/{response_id}/cancel"}
     for path, methods in described["paths"].items():
-        if "get" in methods:
+        if "get" in methods and "{" not in path:
             assert gated.client.get(path).status_code == 200, path
 
 

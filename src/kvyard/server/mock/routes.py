@@ -14,6 +14,7 @@ import msgspec
 from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.events.transport.endpoint import reachable
+from kvyard.server.hinting import session_name
 from kvyard.server.http import GuardCheck, Operation, Raw, Refusal, application, get, post
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import Lora
@@ -185,7 +186,7 @@ class MockRoutes:
             raise refuse("the engine is down", status=503)
         if not body.session_id:
             raise refuse("session_id must not be empty", "session_id")
-        self._worker.end_session(body.session_id)
+        self._worker.end_session(session_name(body.session_id))
         return Raw(b"", "text/plain")
 
     # -- misbehaviour ---------------------------------------------------------------------------------------------------
