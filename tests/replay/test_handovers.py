@@ -378,6 +378,6 @@ def test_bounds_go_by_where_prompts_were_computed():
 
 
 def test_advice_names_the_role():
-    trace = sessions(60, seed=3, arrivals="poisson:rate=50")
-    done = replay(trace, prefill=1, decode=4, router="kv", **{**SMALL, "num_gpu_blocks": 2000})
-    assert "(--decode 8)" in " ".join(answers(done.report))
+    trace = sessions(60, seed=3, turns="fixed:1", arrivals="poisson:rate=200", output="fixed:200")
+    done = replay(trace, prefill=4, decode=1, router="kv", **{**SMALL, "num_gpu_blocks": 4000})
+    assert "(--decode 2)" in " ".join(answers(done.report))

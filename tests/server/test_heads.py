@@ -30,8 +30,8 @@ def test_who_sends_no_head_and_who_sends_half_of_one(monkeypatch: pytest.MonkeyP
     with ScriptedEngine(plain) as engine, gated(engine) as gate:
         gate.ready(1)
         with connect(gate) as silent, connect(gate) as slow, connect(gate) as second:
-            slow.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\nx-slow: ")
-            second.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+            slow.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
+            second.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert second.recv(1000).startswith(b"HTTP/1.1 200")
             second.sendall(b"GET /ping HT")
             assert closed(silent) and closed(slow) and closed(second)
@@ -49,7 +49,7 @@ def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch
         with connect(gate) as stuck:
             body = b'{"prompt": "much"}'
             stuck.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
             )
             eventually(lambda: gate.gateway.traffic.counters.cancelled == 1)
             gate.idle()
@@ -65,7 +65,7 @@ def test_who_asks_for_another_protocol_keeps_his_body(apart: bool) -> None:
         gate.ready(1)
         body = b'{"prompt": "\\r\\nconnection: upgrade"}'
         head = (
-            b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\ncontent-length: %d\r\nhost: x\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\ncontent-length: %d\r\nhost: localhost\r\n"
             b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n\r\n" % len(body)
         )
         for piece in (head, body) if apart else (head + body,):

@@ -406,14 +406,14 @@ def test_a_listener_that_fails_says_so_comes_back_and_takes_nobody_down(monkeypa
             one.stored([1, 2], text, 4)
         eventually(lambda: len(served.post("/query", model_name="m", token_ids=text)["scores"]) == 2)
         listener = served.service.models["m", "default"].listeners[stream]
-        apply, fails = listener._apply, [True]
+        applying, fails = listener._applying, [True]
 
-        def fail(update) -> None:
+        def fail(update):
             if fails[0]:
                 raise RuntimeError("a bug")
-            apply(update)
+            yield from applying(update)
 
-        monkeypatch.setattr(listener, "_apply", fail)
+        monkeypatch.setattr(listener, "_applying", fail)
         wire.stored([1, 2], text, 4)
         eventually(lambda: listener.failures)
         fails[0] = False
