@@ -127,7 +127,7 @@ def test_every_port_shows_the_fleet_and_a_death_takes_its_viewers() -> None:
 def test_who_reads_nothing_is_reset() -> None:
     with Served(workers=2) as served:
         dashboard = served.fleet.dashboard
-        dashboard._slow, dashboard.feed._interval = 0.3, 0.02
+        dashboard.slow, dashboard.feed._interval = 0.3, 0.02
         dashboard.feed.source = Fixed(everything(workers=300)).view  # more than sockets hold for those who don't read
         port = served.fleet.ports[1].port
         with socket.socket() as idle, watched(served.url) as events:
