@@ -48,7 +48,7 @@ def trace(tmp_path: Path) -> Path:
 @pytest.mark.zmq
 def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
-    options = ["--live", "self", "--prove", "--speed", 6, "--workers", 2, "--report", report, "--slo", "ttft=500"]
+    options = ["--live", "self", "--prove", "--speed", 6, "--workers", 2, "--router", "kv", "--report", report, "--slo", "ttft=500"]
     code = run(trace, *SIXTEEN, *SMALL, *options)
     out, err = capsys.readouterr()
     assert code == ("NOT within the tolerance" in out), (
@@ -56,7 +56,7 @@ def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureF
     )
     for words in (
         "25 requests",
-        "live at a mock fleet, least-time",
+        "live at a mock fleet, kv",
         "2 workers",
         "at 6 times the speed",
         "Goodput",
@@ -87,11 +87,11 @@ def test_an_endpoint(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
         engine={"num_gpu_blocks": 4096, "max_model_len": 8192}, served_model_name="tiny", mean_output_tokens=3
     ) as served:
         assert (
-            run(trace, *SIXTEEN, "--live", f"{served.url}/v1/", "--concurrency", 4, "--limit", 10, "--timeout", 60) == 0
+            run(trace, *SIXTEEN, "--live", f"{served.url}/v1/", "--concurrency", 4, "--limit", 4, "--timeout", 60) == 0
         )
         out, _ = capsys.readouterr()
-        assert "10 requests" in out and f"live at {served.url}" in out and "Not to be seen from outside" in out
-        assert run(trace, *SIXTEEN, "--live", served.url, "--any-length", "--limit", 8, "--concurrency", 8) == 0
+        assert "4 requests" in out and f"live at {served.url}" in out and "Not to be seen from outside" in out
+        assert run(trace, *SIXTEEN, "--live", served.url, "--any-length", "--limit", 4, "--concurrency", 4) == 0
         assert "another length" in capsys.readouterr().out
         assert run(trace, *SIXTEEN, "--live", served.url, "--served-model-name", "huge", "--limit", 2) == 2
         assert "The model `huge` does not exist" in capsys.readouterr().err
