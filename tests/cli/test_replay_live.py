@@ -48,7 +48,21 @@ def trace(tmp_path: Path) -> Path:
 @pytest.mark.zmq
 def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
-    options = ["--live", "self", "--prove", "--speed", 6, "--workers", 2, "--router", "kv", "--report", report, "--slo", "ttft=500"]
+    options = [
+        "--live",
+        "self",
+        "--prove",
+        "--speed",
+        6,
+        "--workers",
+        2,
+        "--router",
+        "kv",
+        "--report",
+        report,
+        "--slo",
+        "ttft=500",
+    ]
     code = run(trace, *SIXTEEN, *SMALL, *options)
     out, err = capsys.readouterr()
     assert code == ("NOT within the tolerance" in out), (
