@@ -251,6 +251,15 @@ def figures(name: str, value: object) -> dict[str, float]:
     raise KvyardError(f"{name} is {value!r}: write NAME=VALUE,NAME=VALUE, or a table")
 
 
+def check_options(given: Iterable[str], has: Iterable[str], whose: str, besides: str = "") -> None:
+    """Raise ``KvyardError`` for the first of ``given`` that isn't an option of ``whose``, with those that are."""
+    names = list(has)
+    for name in given:
+        if name not in names:
+            rest = f"it has {', '.join(names)}" if names else "it has none"
+            raise KvyardError(f"unknown option {name!r} of {whose}: {rest}{besides}")
+
+
 def flag(name: str, value: object) -> bool:
     """True or false, also as ``"on"``, ``"no"`` and the like."""
     if isinstance(value, bool):

@@ -16,6 +16,7 @@ from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.registry import Registry
 from kvyard.router.pace import Pace
+from kvyard.settings import check_options
 
 
 class RoleState(NamedTuple):
@@ -71,10 +72,8 @@ class Scaler:
 
     def __init__(self, options: Mapping[str, float] | None = None) -> None:
         """Raises ``KvyardError`` for an option that this scaler doesn't have, or that is negative."""
+        check_options(options or (), self.OPTIONS, "this scaler", ", and min, max, startup and period")
         for name, value in (options or {}).items():
-            if name not in self.OPTIONS:
-                has = f"it has {', '.join(self.OPTIONS)}" if self.OPTIONS else "it has none"
-                raise KvyardError(f"unknown option {name!r} of this scaler: {has}, and min, max, startup and period")
             if value < 0:
                 raise KvyardError(f"{name} of a scaler must not be negative, got {value}")
         self.options = {**self.OPTIONS, **(options or {})}

@@ -14,6 +14,7 @@ from kvyard.errors import KvyardError
 from kvyard.registry import Registry
 from kvyard.router.pace import Pace
 from kvyard.router.request import Decision
+from kvyard.settings import check_options
 
 
 class Prospect(NamedTuple):
@@ -55,10 +56,8 @@ class Decider:
 
     def __init__(self, options: Mapping[str, float] | None = None) -> None:
         """Raises ``KvyardError`` for an option that this decider doesn't have, or that can't be."""
+        check_options(options or (), self.OPTIONS, "this decider")
         for name, value in (options or {}).items():
-            if name not in self.OPTIONS:
-                has = f"it has {', '.join(self.OPTIONS)}" if self.OPTIONS else "it has none"
-                raise KvyardError(f"unknown option {name!r} of this decider: {has}")
             if not 0 <= value < inf:
                 raise KvyardError(f"{name} of a decider must be at least 0, got {value}")
         self.options = {**self.OPTIONS, **(options or {})}

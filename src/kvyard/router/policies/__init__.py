@@ -16,6 +16,7 @@ from kvyard.registry import Registry
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
+from kvyard.settings import check_options
 
 
 class Policy:
@@ -38,10 +39,7 @@ class Policy:
     def __init__(self, config: RouterConfig) -> None:
         """Raises ``KvyardError`` for an option that this policy doesn't have."""
         self.config = config
-        for name in config.options:
-            if name not in self.OPTIONS:
-                has = f"it has {', '.join(self.OPTIONS)}" if self.OPTIONS else "it has none"
-                raise KvyardError(f"unknown option {name!r} of the routing policy {config.policy}: {has}")
+        check_options(config.options, self.OPTIONS, f"the routing policy {config.policy}")
         for name, value in config.options.items():
             if not 0 <= value < inf:
                 raise KvyardError(f"{name} of the routing policy {config.policy} must be at least 0, got {value}")
