@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def listed() -> list[Path]:
     return [package / folder / f"{name}.py" for folder, names in module.MODULES.items() for name in names.split()]
 
 
+@cache
 def classes(path: Path) -> list[ast.ClassDef]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
 
