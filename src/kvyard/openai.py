@@ -129,6 +129,10 @@ class GenerationRequest(HintFields, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    kv_transfer_params: Json | None = None
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -19,7 +19,7 @@ from kvyard.engine.timing import FixedTiming
 MANY = max(40, settings.default.max_examples // 2)
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter", "/admin/faults", "/admin/revive", "/reset_prefix_cache", "/close_session",
+    "/v1/unload_lora_adapter", "/admin/faults", "/admin/revive", "/reset_prefix_cache", "/close_session", "/kv_transfer",
 )  # fmt: skip
 """All that take a body, but for those that are meant to break something."""
 WORDS = [
@@ -27,6 +27,7 @@ WORDS = [
     "max_tokens", "max_completion_tokens", "min_tokens", "seed", "logprobs", "top_logprobs", "echo", "tools", "type",
     "function", "name", "parameters", "tool_choice", "response_format", "json_schema", "schema", "cache_salt", "tokens",
     "lora_name", "lora_path", "priority", "temperature", "stop_token_ids", "error_rate", "worker", "return_token_ids",
+    "kv_transfer_params", "bootstrap_room", "request_ids", "what",
 ]  # fmt: skip
 ATOMS = (
     st.none()

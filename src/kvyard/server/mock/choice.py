@@ -5,6 +5,7 @@ Times are nominal nanoseconds.
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,8 @@ class MockChoice(msgspec.Struct, eq=False):
     last: int = -1
     ended: int = -1
     reason: str = ""
+    kept: dict[str, Any] | None = None
+    """Where its prompt is, where it was computed for another worker: vLLM's ``kv_transfer_params``."""
 
     @property
     def siblings(self) -> "list[MockChoice]":

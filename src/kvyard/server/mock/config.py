@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, split_tcp
 from kvyard.events.types import LOWER_TIERS
 from kvyard.hashing import ALGORITHMS
+from kvyard.replay.config import HandoverConfig
 from kvyard.replay.settings import OF_AN_ENGINE, engine_config
 from kvyard.server.http import Bounds
 from kvyard.server.mock.faults import MockFaults
@@ -36,6 +38,13 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     heading: ClassVar[str] = "Fleet and answers"
     engine: EngineConfig
     workers: Annotated[int, Setting("Workers, each at a port of its own.", flag=True)] = 1
+    prefill: Annotated[
+        int, Setting("Workers that compute prompts and hand them over ...", also=("prefill_workers",), flag=True)
+    ] = 0
+    decode: Annotated[
+        int,
+        Setting("... to these, here or in another mock; instead of workers.", also=("decode_workers",), flag=True),
+    ] = 0
     dp_size: Annotated[
         int, Setting("Ranks of each worker.", name="data_parallel_size", also=("dp_size", "dp", "-dp"), flag=True)
     ] = 1
@@ -80,18 +89,51 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_waiting: Annotated[int, Setting("Requests that may wait at a worker.", flag=True)] = 4096
     """More are answered with 503."""
     max_choices: Annotated[int, Setting("Choices of one request, over all its prompts.")] = 64
+    handover: HandoverConfig = HandoverConfig()
+    """The network between workers."""
+    kv_lease_duration: Annotated[
+        float, Setting("Seconds that a computed prompt is kept for a decode worker that doesn't ask for it.")
+    ] = 30.0
+    """vLLM's name and default, of its NIXL connector."""
+    kv_load_failure_policy: Annotated[
+        Literal["recompute", "fail"], Setting("What becomes of a request whose prompt doesn't come: {choices}.")
+    ] = "recompute"
+    """As in vLLM, whose default is ``fail``."""
+    kv_transfer_host: Annotated[
+        str | None, Setting("Where decode workers of other mocks reach this one. [default: where it listens]")
+    ] = None
     faults: MockFaults = MockFaults()
     limits: Bounds = Bounds()
     seed: Annotated[int, Setting("Of answers and faults.", flag=True)] = 0
     drain_seconds: Annotated[float, Setting("What streams get to finish in when the server is told to end.")] = 5.0
+
+    def __post_init__(self) -> None:
+        if self.hands_over:
+            msgspec.structs.force_setattr(self, "workers", max(0, self.prefill) + max(0, self.decode))
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether workers have roles, and prompts go from one to another."""
+        return self.prefill != 0 or self.decode != 0
+
+    @property
+    def roles(self) -> list[Role]:
+        """By the workers' numbers."""
+        counts: dict[Role, int] = {"prefill": self.prefill, "decode": self.decode}
+        return [
+            role
+            for role, number in (counts if self.hands_over else {"both": self.workers}).items()
+            for _ in range(number)
+        ]
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what no fleet can be."""
         self.engine.check()
         if self.engine.role != "both":
             raise KvyardError(
-                f"a mock engine computes prompts and answers: role {self.engine.role} is for kvyard replay"
+                f"role = {self.engine.role} is for kvyard replay: say --{self.engine.role} and how many such workers"
             )
+        self._check_roles()
         for name in ("workers", "dp_size", "mean_output_tokens", "max_waiting", "max_choices", "buffer_steps"):
             if getattr(self, name) < 1:
                 raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -122,6 +164,20 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     for rank in range(self.dp_size):
                         at_rank(self.endpoint_of(endpoint, worker), rank)
 
+    def _check_roles(self) -> None:
+        for name in ("prefill", "decode"):
+            if getattr(self, name) < 0:
+                raise KvyardError(f"{name} can't be negative, got {getattr(self, name)}")
+        if not 0 < self.kv_lease_duration <= 86_400:
+            raise KvyardError(f"kv_lease_duration must be from above 0 to 86400 seconds, got {self.kv_lease_duration}")
+        self.handover.check()
+        if self.hands_over:
+            self.engine.check_hands_over()
+            if self.engine.bytes_per_block is None:
+                raise KvyardError(
+                    "hand-overs need to know what a block takes: say model, or bytes_per_block beside groups"
+                )
+
     def endpoint_of(self, endpoint: str, worker: int) -> str:
         """Where ``worker`` has its first rank. Raises ``KvyardError`` where there is no such place."""
         if worker == 0 or self.events_connect or (endpoint.startswith("tcp://") and split_tcp(endpoint)[1] == 0):
@@ -131,7 +187,10 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return at_rank(endpoint, worker * self.dp_size)
 
 
-SETTINGS = Settings(settings_of(MockConfig), OF_AN_ENGINE)
+NOT_THE_NETWORK = ("decider", "decider_options", "protocol")
+"""Settings of hand-overs that a router has: a mock does what it is asked."""
+OF_HANDOVERS = Settings({name: one for name, one in settings_of(HandoverConfig).items() if name not in NOT_THE_NETWORK})
+SETTINGS = Settings(settings_of(MockConfig), OF_HANDOVERS, OF_AN_ENGINE)
 """Everything that can be set of a mock, by name: the fleet's, and those of an engine."""
 
 
@@ -139,6 +198,13 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
     """The fleet that flat ``settings`` describe, and ``fields`` that have none. Raises ``KvyardError``."""
     given = SETTINGS.parse(settings)
     engine = {name: value for name, value in given.items() if name in OF_AN_ENGINE}
+    roles = given.keys() & {"prefill", "decode"}
+    if roles and "workers" in given:
+        raise KvyardError("workers and prefill/decode both say how many workers there are: leave one of the two out")
+    if not roles and (unused := given.keys() & OF_HANDOVERS.keys()):
+        raise KvyardError(f"{min(unused)} is for mocks with prefill and decode workers: say how many, or leave it out")
+    if roles:
+        fields["handover"] = HandoverConfig(**chosen(HandoverConfig, given))
     if "model" in given:
         given.setdefault("served_model_name", _served_name(given["model"]))
         if "gpu" not in given:

@@ -13,13 +13,14 @@ import msgspec
 from kvyard.clock import SECOND, Clock
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
+from kvyard.server.mock.actions import ACTIONS
 
 AT_ONCE = 64
 """Instants carried out before others get their turn."""
 
 Action = Callable[[int], None]
 Journal = Callable[[int, str, Job, int], None]
-"""Told (stamp, ``submit`` or ``cancel``, job, rank) in the order in which things are carried out."""
+"""Told (stamp, one of ``ACTIONS``, job, rank) in the order in which things are carried out."""
 
 
 class EngineDriver(msgspec.Struct, eq=False):
@@ -57,25 +58,24 @@ class EngineDriver(msgspec.Struct, eq=False):
     def submit(self, job: Job, rank: int = 0) -> int:
         """``job`` arrives now; returns its stamp."""
 
-        def action(now: int) -> None:
-            job.arrival = now
-            self.journal(now, "submit", job, rank)
-            self.engine.submit(job, now, rank)
-
-        return self.receive(action)
+        return self.act("submit", job, rank)
 
     def cancel(self, job: Job, rank: int = 0) -> int:
         """``job`` is given up now."""
+        return self.act("cancel", job, rank)
+
+    def act(self, what: str, job: Job, rank: int = 0, at: int | None = None) -> int:
+        """Have the engine told ``what`` about ``job``, one of ``ACTIONS``; returns its stamp."""
 
         def action(now: int) -> None:
-            self.journal(now, "cancel", job, rank)
-            self.engine.cancel(job, now, rank)
+            self.journal(now, what, job, rank)
+            ACTIONS[what](self.engine, job, now, rank)
 
-        return self.receive(action)
+        return self.receive(action, at)
 
-    def receive(self, action: Action) -> int:
-        """Have ``action`` done at its stamp, which is returned."""
-        stamp = max(self.now(), self._horizon + 1)
+    def receive(self, action: Action, at: int | None = None) -> int:
+        """Have ``action`` done at its stamp, which is returned: now, or ``at`` that time where it isn't over."""
+        stamp = max(self.now() if at is None else at, self._horizon + 1)
         if self._inbox:
             stamp = max(stamp, self._inbox[-1][0])
         self._inbox.append((stamp, action))

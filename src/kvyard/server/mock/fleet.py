@@ -20,6 +20,7 @@ from kvyard.server.http import picked
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
+from kvyard.server.mock.handovers import FleetHandovers
 from kvyard.server.mock.routes import build
 from kvyard.server.mock.tally import RecentWork
 from kvyard.server.mock.view import fleet_view
@@ -27,6 +28,8 @@ from kvyard.server.mock.worker import MockWorker
 from kvyard.server.running import AsyncService, HttpServer, TlsFiles, listen, patiently
 from kvyard.server.supervisor import Supervisor
 from kvyard.server.tokens import make_tokenizer
+
+WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class MockFleet(AsyncService):
@@ -61,8 +64,12 @@ class MockFleet(AsyncService):
         wall = WallClock.since_epoch()
         self.clock = WallClock(wall.now(), config.speed)
         recent = RecentWork()
+        self.handovers = None
+        """How prompts go from worker to worker, where they have roles."""
+        if config.hands_over:
+            self.handovers = FleetHandovers(config, self.clock, self.supervisor, token, tls is not None)
         self.workers = [
-            MockWorker(number, config, self.clock, None if journal is None else journal(number), recent)
+            MockWorker(number, config, self.clock, None if journal is None else journal(number), recent, self.handovers)
             for number in range(config.workers)
         ]
         self.dashboard = Dashboard(
@@ -81,6 +88,9 @@ class MockFleet(AsyncService):
             HttpServer(app, bound, drain_seconds=config.drain_seconds, tls=tls)
             for app, bound in zip(self._apps, self._sockets)
         ]
+        if self.handovers is not None:
+            for end, at in zip(self.handovers.ends, self.ports):
+                end.address = (config.kv_transfer_host or ("127.0.0.1" if host in WILDCARDS else host), at.port)
 
     @property
     def urls(self) -> list[str]:
@@ -96,6 +106,8 @@ class MockFleet(AsyncService):
         for worker in self.workers:
             self.supervisor.keep(worker.name, partial(self._look_after, worker.number))
         self.supervisor.keep("dashboard", self.dashboard.feed.remember)
+        if self.handovers is not None:
+            self.supervisor.keep("leases", self.handovers.keep_leases)
         after = self.config.faults.kill_after_s
         if after:
             for worker in self.workers:
@@ -108,6 +120,8 @@ class MockFleet(AsyncService):
         await asyncio.gather(*(port.stop() for port in self.ports))
         for worker in self.workers:
             worker.stop()
+        if self.handovers is not None:
+            await self.handovers.close()
         self._close()
 
     def run(self, ready: Callable[[list[str]], None] | None = None) -> None:
@@ -157,6 +171,8 @@ class MockFleet(AsyncService):
         port = self.ports[number]
         port.die()
         worker.die()
+        if self.handovers is not None:
+            self.handovers.died(number)
         await port.stop()
         if seconds is not None:
             self.do_later(seconds, self.revive, number)
@@ -195,7 +211,7 @@ class MockFleet(AsyncService):
         """How all workers are."""
         return [
             schemas.WorkerState(
-                **picked(worker, "name alive block_size faults"),
+                **picked(worker, "name role alive block_size faults"),
                 url=port.url,
                 running=sum(len(core.scheduler.running) for core in worker.cores),
                 waiting=max(0, worker.waiting),

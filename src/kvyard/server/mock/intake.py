@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import xxhash
 
+from kvyard.engine.role import Role
 from kvyard.hashing import Namespace
 from kvyard.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from kvyard.server.hinting import AskedHints, read_hints
 from kvyard.server.http import Refusal, picked
 from kvyard.server.mock.answers import AnswerWish, MadeAnswer, compose
 from kvyard.server.mock.choice import RequestFlow
+from kvyard.server.mock.incoming import ROOM, IncomingPrompt, PromptAddress, TransferWish
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer, render
 
@@ -49,6 +51,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     """Whose turn the answer is."""
     block_size: int = 16
+    transfer: TransferWish | None = None
+    """What it says about hand-overs."""
 
 
 def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> Refusal:
@@ -214,6 +218,7 @@ class MockIntake(msgspec.Struct, eq=False):
             include_usage=options is not None and bool(options.include_usage),
             usage_always=options is not None and bool(options.continuous_usage_stats),
             token_ids=bool(body.return_token_ids),
+            transfer=None if worker.handovers is None else _transfer(body, worker.role),
             wish=AnswerWish(
                 max_tokens=most,
                 **picked(body, "min_tokens ignore_eos"),
@@ -232,8 +237,9 @@ class MockIntake(msgspec.Struct, eq=False):
             raise refuse(what, "truncate_prompt_tokens")
         return [prompt[-most:] for prompt in prompts] if most > 0 else prompts
 
-    def submit(self, taken: Taken, request: str = "") -> RequestFlow:
-        """Hand the request's choices to the engine; ``request`` is its client's name for it. Raises ``Refusal`` where too many
+    def submit(self, taken: Taken, request: str = "", incoming: IncomingPrompt | None = None) -> RequestFlow:
+        """Hand the request's choices to the engine; ``request`` is its client's name for it, and its first prompt may be
+        ``incoming`` from another worker. Raises ``Refusal`` where too many
         wait already.
         """
         worker = self.worker
@@ -258,6 +264,7 @@ class MockIntake(msgspec.Struct, eq=False):
                 )
                 answers.append((prompt, answer))
         rank = worker.choose_rank() if taken.rank is None else taken.rank
+        keep = None if taken.transfer is None else taken.transfer.keep
         for asked, answer in answers:
             worker.submit(
                 flow,
@@ -268,7 +275,10 @@ class MockIntake(msgspec.Struct, eq=False):
                 priority=taken.priority,
                 hints=taken.hints.of(len(asked)),
                 request=request,
+                keep=keep,
+                incoming=incoming,
             )
+            keep = incoming = None  # one prompt goes with a request, as in vLLM
         return flow
 
     def _tool(self, body: ChatRequest, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:
@@ -296,6 +306,23 @@ class MockIntake(msgspec.Struct, eq=False):
             if last == "tool" or random.random() >= self.worker.config.tool_call_rate:
                 return None, False
         return random.choice(tools), False
+
+
+def _transfer(body: GenerationRequest, role: Role) -> TransferWish | None:
+    """What a request says about hand-overs, in vLLM's words or in SGLang's."""
+    params, room = body.kv_transfer_params, body.bootstrap_room
+    if params and params.get("do_remote_decode"):
+        return TransferWish(keep="")
+    if params and params.get("do_remote_prefill"):
+        return TransferWish(fetch=PromptAddress.of(params))
+    if not isinstance(room, int):
+        return None
+    if role == "prefill":
+        return TransferWish(keep=f"{ROOM}{room}")
+    if not isinstance(body.bootstrap_host, str) or not isinstance(body.bootstrap_port, int):
+        raise refuse("bootstrap_room needs bootstrap_host and bootstrap_port", "bootstrap_host")
+    address = PromptAddress(host=body.bootstrap_host, port=body.bootstrap_port, key=f"{ROOM}{room}")
+    return TransferWish(fetch=address, awaited=True)
 
 
 _RANGES = (

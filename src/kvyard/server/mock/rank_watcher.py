@@ -14,6 +14,7 @@ from kvyard.server.mock.tally import WorkerTally
 
 if TYPE_CHECKING:
     from kvyard.engine.timing import Durations
+    from kvyard.server.mock.handovers import WorkerHandovers
     from kvyard.server.mock.measures import RankMeasures
 
 
@@ -33,6 +34,8 @@ class RankWatcher(Watcher):
         self._measures = measures
         self._tally = tally
         self._announce = announce
+        self.handovers: WorkerHandovers | None = None
+        """Where prompts come from others and go there."""
 
     def settle(self) -> None:
         """Tell every flow that has news."""
@@ -62,7 +65,7 @@ class RankWatcher(Watcher):
         choice = self.choices.get(job.id)
         if choice is not None and choice.admitted < 0:
             choice.admitted = now
-            self._measures.admitted(job, cached, external, self.core.offload is not None)
+            self._measures.admitted(job, cached, external, self.core.offload is not None or self.handovers is not None)
             self._tally.admitted(choice, now, cached, external)
 
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
@@ -92,10 +95,12 @@ class RankWatcher(Watcher):
         self._measures.preempted()
 
     def ended(self, job: Job, now: int, reason: str) -> None:
+        kept = None if self.handovers is None else self.handovers.ended(job, self.rank, now)
         choice = self.choices.pop(job.id, None)
         if choice is not None:
             choice.ended = now
             choice.reason = reason
+            choice.kept = kept
             self._measures.ended(choice, now)
             self._tally.ended(choice)
             self._mark(choice)

@@ -47,12 +47,12 @@ class MockRoutes:
     async def completions(self, body: openai.CompletionRequest, headers: Headers) -> Any:
         """Go on with a text."""
         what = await self._befall(headers)
-        return self._reply(self._intake.completion(body, headers), TextShape, what, headers)
+        return await self._reply(self._intake.completion(body, headers), TextShape, what, headers)
 
     async def chat(self, body: openai.ChatRequest, headers: Headers) -> Any:
         """Answer a conversation."""
         what = await self._befall(headers)
-        return self._reply(self._intake.chat(body, headers), ChatShape, what, headers)
+        return await self._reply(self._intake.chat(body, headers), ChatShape, what, headers)
 
     async def _befall(self, headers: Headers) -> Fate:
         """What is to go wrong with this request, as far as it does so at once."""
@@ -68,12 +68,17 @@ class MockRoutes:
             raise refuse("the server is shutting down", status=503)
         return what
 
-    def _reply(self, taken: Taken, shape: type[Shape], what: Fate, headers: Headers) -> Any:
+    async def _reply(self, taken: Taken, shape: type[Shape], what: Fate, headers: Headers) -> Any:
         from kvyard.server.mock.reply import MockReply
 
         worker, given = self._worker, headers.get("x-request-id", "")
         name = given if _ID.fullmatch(given) else ""  # what the client calls its request
-        flow = self._intake.submit(taken, name)
+        incoming = None
+        if taken.transfer is not None and taken.transfer.fetch is not None and self._fleet.handovers is not None:
+            incoming = await self._fleet.handovers.claim(taken.transfer, worker.number)
+            if incoming is None and worker.config.kv_load_failure_policy == "fail":
+                raise refuse("the prompt is not where kv_transfer_params say", "kv_transfer_params", 500)
+        flow = self._intake.submit(taken, name, incoming)
         return MockReply(
             flow,
             shape(taken, name or uuid4().hex, self._tokenizer),
@@ -169,6 +174,12 @@ class MockRoutes:
         """Metrics for Prometheus."""
         return Raw(*self._worker.measures.text())
 
+    async def kv_transfer(self, body: schemas.PromptClaim, headers: Headers) -> schemas.PromptsHeld:
+        """Which prompts are kept here for decode workers of other mocks."""
+        if self._fleet.handovers is None or not self._worker.alive:
+            return schemas.PromptsHeld(held=[])
+        return await self._fleet.handovers.serve(self._worker.number, body)
+
     async def reset(self, body: None, headers: Headers) -> Raw:
         """Forget what is cached."""
         if not self._worker.alive:
@@ -261,6 +272,7 @@ class MockRoutes:
             get("/kv_event_sources", self.kv_event_sources, dict[str, openai.EventSource]),
             get("/version", self.version, s.Version, open=True),
             get("/metrics", self.metrics, media_types=text, open=True),
+            post("/kv_transfer", self.kv_transfer, s.PromptClaim, s.PromptsHeld),
             post("/reset_prefix_cache", self.reset, None, media_types=text, refusals=(503,)),
             post("/close_session", self.close_session, openai.EndedSession, media_types=text, refusals=(503,)),
             get("/admin/workers", self.workers, list[s.WorkerState]),

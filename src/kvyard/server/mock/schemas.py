@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from kvyard.engine.role import Role
 from kvyard.openai import ChatMessage, Json
 from kvyard.server.mock.faults import MockFaults
 
@@ -82,6 +83,7 @@ class WorkerState(msgspec.Struct, kw_only=True):
 
     name: str
     url: str
+    role: Role = "both"
     alive: bool
     block_size: int
     running: int
@@ -111,6 +113,21 @@ class Outage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """By number; the one that is asked where it is left out."""
     seconds: float | None = None
     """Real seconds. A worker that is killed without them stays dead until it is revived."""
+
+
+class PromptClaim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``POST /kv_transfer``: a decode worker of another mock asks for prompts that were computed here."""
+
+    what: Literal["claim", "renew", "release"]
+    engine_id: str
+    """Of the life of the engine that had them; empty where that isn't known."""
+    request_ids: list[str]
+
+
+class PromptsHeld(msgspec.Struct, kw_only=True):
+    """Which of them are here, or were until now."""
+
+    held: list[str]
 
 
 class MockDone(msgspec.Struct, kw_only=True):

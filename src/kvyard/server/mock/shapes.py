@@ -52,7 +52,7 @@ class Shape:
             "created_cache_tokens": None,
             "multimodal_tokens": None,
         } | self._created_cache(choices)
-        return found | _UNUSED
+        return found | _UNUSED | {"kv_transfer_params": choices[0].kept}
 
     def _choice(self, choice: MockChoice) -> dict[str, Any]:
         raise NotImplementedError

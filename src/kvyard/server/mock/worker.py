@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
+import msgspec
+
 from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import WallClock
 from kvyard.engine.build import make_core
@@ -26,6 +28,8 @@ from kvyard.server.mock.choice import MockChoice, RequestFlow
 from kvyard.server.mock.config import Lora, MockConfig
 from kvyard.server.mock.driver import EngineDriver, Journal
 from kvyard.server.mock.faults import is_lost
+from kvyard.server.mock.handovers import FleetHandovers
+from kvyard.server.mock.incoming import IncomingPrompt
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
 from kvyard.server.mock.rank_watcher import RankWatcher
 from kvyard.server.mock.schemas import EventStream
@@ -46,12 +50,15 @@ class MockWorker:
         clock: WallClock,
         journal: Journal | None = None,
         recent: RecentWork | None = None,
+        handovers: "FleetHandovers | None" = None,
     ) -> None:
-        """``recent`` is the fleet's memory of what happened lately. Raises ``KvyardError`` for a config that can't be
+        """``recent`` is the fleet's memory of what happened lately; ``handovers`` is how prompts go from worker to worker,
+        where they do. Raises ``KvyardError`` for a config that can't be
         honoured.
         """
         self.number = number
-        self.name = f"worker{number}"
+        self.role = config.roles[number]
+        self.name = f"worker{number}" if self.role == "both" else f"{self.role[0]}{number}"
         self.config = config
         self.faults = config.faults
         self.random = Random(f"{config.seed} {number}")
@@ -73,6 +80,9 @@ class MockWorker:
         self._clock = clock
         self._journal = journal
         self._serial = self.deaths = 0
+        self.handovers = None
+        if handovers is not None:
+            self.handovers = handovers.join(number, self.name, self._act, self._start_over)
         self._build()
         self.longest = config.engine.max_model_len or config.engine.capacity_tokens
         """Tokens of prompt and answer together."""
@@ -94,7 +104,14 @@ class MockWorker:
                     snapshot=partial(_everything, self.cores, rank),
                 )
             self.cores.append(
-                make_core(config.engine, name=f"{self.name}@{rank}", batcher=batcher, plans=False, ranks=config.dp_size)
+                make_core(
+                    msgspec.structs.replace(config.engine, role=self.role),
+                    name=f"{self.name}@{rank}",
+                    batcher=batcher,
+                    plans=False,
+                    ranks=config.dp_size,
+                    peer=self.handovers,
+                )
             )
         manager = self.cores[0].scheduler.manager
         self.block_size = manager.geometry.hash_block_size
@@ -108,6 +125,7 @@ class MockWorker:
         for rank, core in enumerate(self.cores):
             watcher = RankWatcher(rank, RankMeasures(self.measures, rank), self.tally, partial(self._announce, rank))
             watcher.core = core
+            watcher.handovers = self.handovers
             core.watcher = watcher
             self.watchers.append(watcher)
 
@@ -183,6 +201,8 @@ class MockWorker:
         """End as in a crash: no client is told, and what was cached is gone."""
         self.deaths += 1
         self.stop()
+        if self.handovers is not None:
+            self.handovers.forget()
         self._build()
         self._attach()
 
@@ -255,17 +275,51 @@ class MockWorker:
         priority: int = 0,
         hints: Hints = NO_HINTS,
         request: str = "",
+        keep: str | None = None,
+        incoming: IncomingPrompt | None = None,
     ) -> MockChoice:
-        """Hand one choice to a rank; it arrives now. ``request`` is the caller's name for it, which its job's id ends in."""
+        """Hand one choice to a rank; it arrives now. ``request`` is the caller's name for it, which its job's id ends in. Its
+        prompt is kept under the name ``keep`` for another worker, or is ``incoming`` from one.
+        """
         self._serial += 1
         self.tally.came += 1
         name = f"{self.name}-{self._serial} {request}" if request else f"{self.name}-{self._serial}"
         job = self.make_job(name, prompt, answer.ids, namespace, priority, hints)
+        if self.handovers is not None and keep is not None:
+            self.handovers.keep(job, keep)
+        if self.handovers is not None and incoming is not None:
+            self.handovers.expect(job, rank, incoming)
         choice = MockChoice(len(flow.choices), job, answer, rank, flow)
         flow.choices.append(choice)
         self.watchers[rank].choices[job.id] = choice
         choice.arrival = self.driver.submit(job, rank)
         return choice
+
+    def _act(self, what: str, job: Job, rank: int, at: int | None) -> None:
+        """Have the engine told something about a hand-over."""
+        if self.alive:
+            self.driver.act(what, job, rank, at)
+
+    def _start_over(self, prompt: IncomingPrompt) -> None:
+        """A prompt will not come: compute it here, or give up what it is for."""
+        job, rank = prompt.job, prompt.rank
+        assert job is not None
+        choice = self.watchers[rank].choices.pop(job.id, None)
+        self._act("withdraw", job, rank, None)
+        if choice is None:
+            return
+        if self.config.kv_load_failure_policy == "fail":
+            self.tally.failed += 1
+            choice.flow.broken = "the prompt could not be had from the engine that computed it"
+            choice.flow.tell()
+            return
+        self._serial += 1
+        _, space, request = job.id.partition(" ")
+        prompt_ids = list(job.chain.tokens[: job.num_prompt_tokens])  # type: ignore[union-attr]
+        name = f"{self.name}-{self._serial}{space}{request}"
+        choice.job = self.make_job(name, prompt_ids, choice.answer.ids, job.chain.namespace, job.priority, job.hints)
+        self.watchers[rank].choices[choice.job.id] = choice
+        self.driver.submit(choice.job, rank)
 
     def give_up(self, flow: RequestFlow) -> None:
         """The client has gone: cancel what is left."""

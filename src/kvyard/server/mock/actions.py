@@ -1,0 +1,47 @@
+"""What an engine can be told about a job, by name: carried out live, written down, and carried out again from a recording."""
+
+from collections.abc import Callable, Mapping
+
+from kvyard.engine.handovers import HandoverLoads
+from kvyard.engine.job import Job
+from kvyard.engine.ranks import Ranks
+
+
+def submit(engine: Ranks, job: Job, now: int, rank: int) -> None:
+    """It arrives."""
+    job.arrival = now
+    engine.submit(job, now, rank)
+
+
+def cancel(engine: Ranks, job: Job, now: int, rank: int) -> None:
+    """It is given up."""
+    engine.cancel(job, now, rank)
+
+
+def landed(engine: Ranks, job: Job, now: int, rank: int) -> None:
+    """Its prompt has come from another worker."""
+    _loads(engine, rank).landed(job)
+    engine.cut(now)
+
+
+def release(engine: Ranks, job: Job, now: int, rank: int) -> None:
+    """Its prompt, computed for another worker, isn't needed any more."""
+    _loads(engine, rank).release(job.id)
+    engine.cut(now)
+
+
+def withdraw(engine: Ranks, job: Job, now: int, rank: int) -> None:
+    """Its prompt will not come: it is given up, with the blocks that were reserved."""
+    engine.cancel(job, now, rank)
+    landed(engine, job, now, rank)
+
+
+ACTIONS: Mapping[str, Callable[[Ranks, Job, int, int], None]] = {
+    one.__name__: one for one in (submit, cancel, landed, release, withdraw)
+}
+
+
+def _loads(engine: Ranks, rank: int) -> HandoverLoads:
+    found = engine.cores[rank].handovers
+    assert found is not None
+    return found

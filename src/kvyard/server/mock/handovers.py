@@ -1,0 +1,323 @@
+"""Hand-overs: prompts computed by one worker for another, as vLLM's NIXL connector has them.
+
+A request with ``do_remote_decode`` computes a prompt; its blocks are kept for a lease, and its answer says where they are. One
+with ``do_remote_prefill`` and those words gets blocks for all that it lacks, waits until they have come over the network, and
+generates. The source lets go of its blocks when they have arrived, or when the lease has ended and was not renewed. Renewing is
+what those do whose transfer waits.
+
+``WorkerHandovers`` is one worker's part, ``FleetHandovers`` what the workers of a process share: the network, leases, and the
+way to workers of other processes, which is HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from kvyard.clock import Clock, from_seconds, pause
+from kvyard.engine.handovers import HandoverPeer
+from kvyard.engine.job import Job, JobState
+from kvyard.server.mock.config import MockConfig
+from kvyard.server.mock.incoming import IncomingPrompt, PromptAddress, PromptSource, TransferWish
+from kvyard.server.mock.network import LiveNetwork, PromptNetwork, PromptSizes
+from kvyard.server.mock.schemas import PromptClaim, PromptsHeld
+from kvyard.server.supervisor import Supervisor
+
+LOOK = 0.005
+"""Real seconds between two questions for a prompt that is still being computed."""
+ASK_SECONDS = 5.0
+"""What another process gets to answer in."""
+RENEWALS = 6
+"""How often a lease is renewed in the time that it lasts; as in vLLM."""
+
+
+class KeptPrompt(msgspec.Struct, eq=False):
+    """A prompt that was computed here for another worker."""
+
+    job: Job
+    rank: int
+    until: int
+    """When its lease ends, in nominal time."""
+
+
+class WorkerHandovers(HandoverPeer):
+    """Both ends of hand-overs at one worker."""
+
+    def __init__(
+        self,
+        number: int,
+        label: str,
+        lease: int,
+        network: PromptNetwork,
+        *,
+        act: Callable[[str, Job, int, int | None], object],
+        lost: Callable[[IncomingPrompt], None],
+        released: Callable[[IncomingPrompt], None] = lambda prompt: None,
+    ) -> None:
+        """``act`` has the worker's engine told something; ``lost`` is told of prompts that will not come; ``released`` of those
+        that needn't be sent.
+        """
+        self.source = PromptSource(label=label, number=number)
+        self.number = number
+        self.kept: dict[str, KeptPrompt] = {}
+        """By name: what others may fetch."""
+        self.incoming: dict[str, IncomingPrompt] = {}
+        """By job: what comes from others, until it decodes or is given up."""
+        self.address = ("", 0)
+        """Where other processes reach this worker."""
+        self.engine_id = uuid4().hex
+        self.expired = 0
+        """Prompts that were not fetched in time."""
+        self.recomputed = 0
+        """Prompts that didn't come, and were computed here."""
+        self._lease = lease
+        self._network = network
+        self._act = act
+        self._lost = lost
+        self._released = released
+        self._wanted: dict[str, str] = {}
+        """By job: under which name its prompt is to be kept."""
+
+    def forget(self) -> None:
+        """The worker died: it has nothing any more, and is another engine when it comes back."""
+        self.kept.clear()
+        self.incoming.clear()
+        self._wanted.clear()
+        self.engine_id = uuid4().hex
+
+    # -- jobs -----------------------------------------------------------------------------------------------------------
+
+    def keep(self, job: Job, name: str) -> None:
+        """The prompt of ``job`` is for another worker; without a ``name`` it is called like the job."""
+        job.handed_over = True
+        self._wanted[job.id] = name or job.id.partition(" ")[0]
+
+    def expect(self, job: Job, rank: int, prompt: IncomingPrompt) -> None:
+        """The prompt of ``job`` comes from elsewhere."""
+        job.received = True
+        prompt.job, prompt.rank = job, rank
+        self.incoming[job.id] = prompt
+
+    def ended(self, job: Job, rank: int, now: int) -> dict[str, Any] | None:
+        """A job is over. Returns what a client is told of its prompt, where that is kept."""
+        prompt = self.incoming.pop(job.id, None)
+        if prompt is not None and prompt.flow is None:
+            self._released(prompt)  # it was given up before there was room for it
+        name = self._wanted.pop(job.id, None)
+        if name is None or job.state is not JobState.FINISHED:
+            return None
+        self.kept[name] = KeptPrompt(job, rank, now + self._lease)
+        host, port = self.address
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [[block for extent in one.settle() for block in extent.ids] for one in job.tables],
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": name,
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": 1,
+            "remote_num_tokens": job.num_computed_tokens,
+        }
+
+    # -- the engine's words ---------------------------------------------------------------------------------------------
+
+    def needs_transfer(self, job: Job, missing: int, blocks: int) -> bool:
+        prompt = self.incoming[job.id]
+        prompt.tokens, prompt.blocks = missing, blocks
+        return self._network.takes_time(prompt)
+
+    def reserved(self, job: Job, now: int) -> None:
+        self._network.send(self.incoming[job.id], now)
+
+    def entered(self, job: Job, now: int) -> None:
+        prompt = self.incoming.pop(job.id, None)
+        if prompt is not None and prompt.flow is None:
+            self._released(prompt)  # all of it was here
+
+    # -- as a source ----------------------------------------------------------------------------------------------------
+
+    def holds(self, keys: Iterable[str], engine_id: str, now: int) -> list[str]:
+        """Which of these are kept here; their lease begins again at ``now``."""
+        found = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
+        for key in found:
+            self.kept[key].until = max(self.kept[key].until, now + self._lease)
+        return found
+
+    def release(self, keys: Iterable[str], engine_id: str, at: int | None = None) -> list[str]:
+        """Let go of those that are kept here; returns which these were."""
+        found = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
+        for key in found:
+            kept = self.kept.pop(key)
+            self._act("release", kept.job, kept.rank, at)
+        return found
+
+    def expire(self, now: int) -> None:
+        """Let go of what was not fetched in time."""
+        late = [key for key, kept in self.kept.items() if kept.until <= now]
+        self.expired += len(late)
+        self.release(late, "")
+
+    # -- as a target ----------------------------------------------------------------------------------------------------
+
+    def landed(self, prompt: IncomingPrompt, at: int) -> None:
+        """The blocks of ``prompt`` are here."""
+        assert prompt.job is not None
+        self._act("landed", prompt.job, prompt.rank, at)
+
+    def failed(self, prompt: IncomingPrompt) -> None:
+        """The blocks of ``prompt`` will never be here."""
+        assert prompt.job is not None
+        if self.incoming.pop(prompt.job.id, None) is None:
+            self._act("landed", prompt.job, prompt.rank, None)  # it was given up: what it had reserved goes back
+            return
+        self.recomputed += 1
+        self._lost(prompt)
+
+
+class FleetHandovers:
+    """What the workers of one process share."""
+
+    def __init__(self, config: MockConfig, clock: Clock, supervisor: Supervisor, token: str | None, tls: bool) -> None:
+        block_bytes = config.engine.bytes_per_block or 0
+        sizes = PromptSizes(config.handover, block_bytes, min(spec.block_size for spec in config.engine.specs))
+        self.network = LiveNetwork(sizes, clock, config.speed, self._landed)
+        self.ends: list[WorkerHandovers] = []
+        """By the workers' numbers."""
+        self._clock = clock
+        self._lease = config.kv_lease_duration
+        self._speed = config.speed
+        self._supervisor = supervisor
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._scheme = "https" if tls else "http"
+        self._session: Any = None
+
+    def join(
+        self, number: int, label: str, act: Callable[[str, Job, int, int | None], object], lost: Callable[..., None]
+    ) -> WorkerHandovers:
+        """A worker takes part."""
+        lease = from_seconds(self._lease)
+        end = WorkerHandovers(number, label, lease, self.network, act=act, lost=lost, released=self._release)
+        self.ends.append(end)
+        return end
+
+    # -- fetching -------------------------------------------------------------------------------------------------------
+
+    async def claim(self, wish: TransferWish, target: int) -> IncomingPrompt | None:
+        """What ``wish`` asks for, on its way to the worker ``target``; ``None`` where its source doesn't have it (any more)."""
+        address = wish.fetch
+        if address is None:
+            return None
+        local = self._local(address)
+        source = PromptSource(label=f"{address.host}:{address.port}") if local is None else local.source
+        prompt = IncomingPrompt(source=source, address=address, target=target)
+        until = self._clock.now() + from_seconds(self._lease)
+        while not await self._ask("claim", prompt):
+            if not wish.awaited or self._clock.now() > until:
+                return None
+            await pause(LOOK)
+        return prompt
+
+    async def serve(self, number: int, claim: PromptClaim) -> PromptsHeld:
+        """Another process asks about prompts of the worker of that number."""
+        end = self.ends[number]
+        if claim.what == "release":
+            return PromptsHeld(held=end.release(claim.request_ids, claim.engine_id))
+        return PromptsHeld(held=end.holds(claim.request_ids, claim.engine_id, self._clock.now()))
+
+    def _local(self, address: PromptAddress) -> WorkerHandovers | None:
+        return next((end for end in self.ends if end.address == (address.host, address.port)), None)
+
+    async def _ask(self, what: str, prompt: IncomingPrompt) -> bool:
+        """Whether the source of ``prompt`` has it."""
+        address = prompt.address
+        claim = PromptClaim(what=what, engine_id=address.engine_id, request_ids=[address.key])  # type: ignore[arg-type]
+        number = prompt.source.number
+        if number is not None:
+            return bool((await self.serve(number, claim)).held)
+        return await self._post(address, claim)
+
+    async def _post(self, address: PromptAddress, claim: PromptClaim) -> bool:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_SECONDS), trust_env=False)
+        try:
+            async with self._session.post(
+                f"{self._scheme}://{address.host}:{address.port}/kv_transfer",
+                data=msgspec.json.encode(claim),
+                headers={"content-type": "application/json", **self._headers},
+            ) as reply:
+                content = await reply.read()
+                return bool(reply.status == 200 and msgspec.json.decode(content, type=PromptsHeld).held)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
+            return False
+
+    # -- what comes of it -----------------------------------------------------------------------------------------------
+
+    def _landed(self, prompt: IncomingPrompt, at: int) -> None:
+        number = prompt.source.number
+        if number is not None:
+            there = self.ends[number].release([prompt.address.key], prompt.address.engine_id, at)
+            end = self.ends[prompt.target]
+            if there:
+                end.landed(prompt, at)
+            else:
+                end.failed(prompt)
+            return
+        # Whether it could be read to its end, the source knows: one that is gone can't be read.
+        self._supervisor.begin("the end of a hand-over", self._finish(prompt, at))
+
+    async def _finish(self, prompt: IncomingPrompt, at: int) -> None:
+        end = self.ends[prompt.target]
+        if await self._ask("release", prompt):
+            end.landed(prompt, at)
+        else:
+            end.failed(prompt)
+
+    def _release(self, prompt: IncomingPrompt) -> None:
+        """A prompt needn't be sent."""
+        number = prompt.source.number
+        if number is not None:
+            self.ends[number].release([prompt.address.key], prompt.address.engine_id)
+        else:
+            self._supervisor.begin("the end of a hand-over", self._let_go(prompt))
+
+    async def _let_go(self, prompt: IncomingPrompt) -> None:
+        await self._ask("release", prompt)
+
+    def died(self, number: int) -> None:
+        """A worker is gone: what was on its way from it will not come, and what was on its way to it isn't wanted."""
+        for prompt in self.network.of(number):
+            self.network.stop(prompt)
+            if prompt.target != number:
+                self.ends[prompt.target].failed(prompt)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is kept for others and nothing is under way."""
+        return self.network.idle and not any(end.kept or end.incoming for end in self.ends)
+
+    # -- leases ---------------------------------------------------------------------------------------------------------
+
+    async def keep_leases(self) -> None:
+        """Renew the leases of what waits here, and let those end that weren't renewed."""
+        while True:
+            await pause(self._lease / RENEWALS / self._speed)
+            now = self._clock.now()
+            waiting = [prompt for end in self.ends for prompt in end.incoming.values()]
+            for prompt, held in zip(waiting, await asyncio.gather(*map(partial(self._ask, "renew"), waiting))):
+                if not held and prompt.flow is not None and prompt.flow.ended is None:
+                    self.network.stop(prompt)
+                    self.ends[prompt.target].failed(prompt)
+            for end in self.ends:
+                end.expire(now)
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        self.network.close()
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,138 @@
+"""The network between mock workers: prompts that are handed over take the time that they would take, and share ports.
+
+It is that of ``kvyard replay``, driven by a clock. Workers of other processes have ports here too, of which this process knows
+its own transfers alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+from kvyard.clock import SECOND, Clock
+from kvyard.replay.config import HandoverConfig
+from kvyard.server.mock.incoming import IncomingPrompt
+from kvyard.tiers.network import Network
+
+NetworkJournal = Callable[[int, str, IncomingPrompt, int], None]
+"""Told (stamp, ``sent``, ``landed`` or ``stopped``, prompt, bytes or nanoseconds that others cost it)."""
+
+
+class PromptNetwork(Protocol):
+    """What a worker asks of the network."""
+
+    def takes_time(self, prompt: IncomingPrompt) -> bool:
+        """Whether ``prompt`` has to wait for its blocks once there is room for them."""
+
+    def send(self, prompt: IncomingPrompt, now: int) -> None:
+        """There is room for ``prompt`` since ``now``: its blocks travel."""
+
+
+class PromptSizes:
+    """What of a prompt travels, and through which ports."""
+
+    def __init__(self, config: HandoverConfig, block_bytes: int, block_size: int) -> None:
+        self.config = config
+        self._block_bytes = block_bytes
+        self._block_size = block_size
+
+    def nbytes(self, prompt: IncomingPrompt) -> int:
+        """What is sent when the prompt is computed."""
+        whole = prompt.blocks * self._block_bytes
+        if self.config.sends == "prompt":
+            whole = prompt.tokens * self._block_bytes // self._block_size
+        return whole - int(whole * self.config.streamed)
+
+    def ports(self, prompt: IncomingPrompt) -> dict[Hashable, int | None]:
+        """The ports that it goes through, with their limits."""
+        config, source, target = self.config, prompt.source.number, prompt.target
+        out, into = config.bandwidth
+        if source == target:
+            return {}
+        found: dict[Hashable, int | None] = {("out", prompt.source.label): out, ("in", target): into}
+        if config.node_bandwidth is not None:
+            receives = target // config.workers_per_node
+            sends = None if source is None else source // config.workers_per_node
+            if sends != receives:
+                if sends is not None:
+                    found["node out", sends] = config.node_bandwidth[0]
+                found["node in", receives] = config.node_bandwidth[1]
+        return found
+
+
+class LiveNetwork:
+    """One network for the workers of a process, in nominal time."""
+
+    def __init__(
+        self, sizes: PromptSizes, clock: Clock, speed: float, landed: Callable[[IncomingPrompt, int], None]
+    ) -> None:
+        """``landed`` is told of prompts that have arrived, and when."""
+        self.sizes = sizes
+        self.journal: NetworkJournal = lambda stamp, what, prompt, amount: None
+        self._network = Network(sizes.config.latency, shared=sizes.config.contention)
+        self._clock = clock
+        self._speed = speed
+        self._landed = landed
+        self._now = 0
+        self._under_way: dict[int, IncomingPrompt] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def takes_time(self, prompt: IncomingPrompt) -> bool:
+        return self.sizes.nbytes(prompt) > 0 and self._network.takes_time(self._open(prompt))
+
+    def send(self, prompt: IncomingPrompt, now: int) -> None:
+        self._now = max(now, self._now)
+        prompt.flow = self._network.submit(self._now, self._open(prompt), self.sizes.nbytes(prompt))
+        self._under_way[prompt.flow.number] = prompt
+        self.journal(self._now, "sent", prompt, prompt.flow.nbytes)
+        self._plan()
+
+    def stop(self, prompt: IncomingPrompt) -> None:
+        """Give up what is under way of ``prompt``."""
+        flow = prompt.flow
+        if flow is not None and self._under_way.pop(flow.number, None) is not None:
+            self._now = max(self._clock.now(), self._now)
+            self._network.cancel(self._now, flow)
+            self.journal(self._now, "stopped", prompt, 0)
+            self._plan()
+
+    def of(self, number: int) -> list[IncomingPrompt]:
+        """What is under way to or from the worker of that number."""
+        return [one for one in self._under_way.values() if number in (one.source.number, one.target)]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._under_way
+
+    def close(self) -> None:
+        """Nothing lands any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless shares are fair."""
+        self._network.check_integrity()
+
+    def _open(self, prompt: IncomingPrompt) -> list[Hashable]:
+        ports = self.sizes.ports(prompt)
+        for port, limit in ports.items():
+            self._network.add_port(port, limit)
+        return list(ports)
+
+    def _plan(self) -> None:
+        self.close()
+        due = self._network.earliest()
+        if due is not None:
+            seconds = max(0.0, (due - self._clock.now()) / (self._speed * SECOND))
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._turn)
+
+    def _turn(self) -> None:
+        self._timer = None
+        self._now = max(self._clock.now(), self._now)
+        for flow in self._network.advance(self._now):
+            prompt = self._under_way.pop(flow.number, None)
+            if prompt is not None and flow.ended is not None:
+                self.journal(flow.ended, "landed", prompt, flow.queued)
+                self._landed(prompt, flow.ended)
+        self._plan()
