@@ -118,12 +118,12 @@ def test_what_is_not_fetched_is_let_go() -> None:
 def test_a_lease_is_renewed_while_the_prompt_waits() -> None:
     """The decode worker has no room for longer than a lease lasts."""
     slow = FixedTiming(prefill_ms=2, decode_ms=50)
-    with split(kv_lease_duration=1.0, engine={"max_num_seqs": 1, "timing": slow}) as served:
+    with split(kv_lease_duration=3.0, engine={"max_num_seqs": 1, "timing": slow}) as served:
         source, target = served.urls
         long = threading.Thread(
-            target=post, args=(target, list(range(50))), kwargs={"max_tokens": 80, "ignore_eos": True}
+            target=post, args=(target, list(range(50))), kwargs={"max_tokens": 120, "ignore_eos": True}
         )
-        long.start()  # four nominal seconds
+        long.start()  # six nominal seconds
         eventually(lambda: served.inside(lambda: served.fleet.workers[1].load))
         params = prefill(source)
         found = post(target, kv_transfer_params=params)
@@ -136,8 +136,8 @@ def test_a_lease_is_renewed_while_the_prompt_waits() -> None:
 
 @pytest.mark.parametrize("dies", ["source", "target"])
 def test_a_worker_dies_over_a_transfer(dies: str) -> None:
-    network = HandoverConfig(nic_bandwidth=(10**5, 10**5))  # 147 nominal seconds
-    with split(handover=network, kv_lease_duration=0.5) as served:
+    network = HandoverConfig(nic_bandwidth=(10**4, 10**4))  # 1,470 nominal seconds
+    with split(handover=network, kv_lease_duration=20.0 if dies == "target" else 600.0, speed=10.0) as served:
         source, target = served.urls
         params = prefill(source)
         found: list[Any] = []
