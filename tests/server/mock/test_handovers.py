@@ -106,7 +106,6 @@ def test_prompts_that_are_not_there(policy: str) -> None:
 def test_what_is_not_fetched_is_let_go() -> None:
     with split(kv_lease_duration=1.0, speed=10.0) as served:
         params = prefill(served.urls[0])
-        assert held(served) > 0
         eventually(lambda: held(served) == 0)
         end = served.fleet.workers[0].handovers
         assert end is not None and end.expired == 1
@@ -115,15 +114,16 @@ def test_what_is_not_fetched_is_let_go() -> None:
         served.check()
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_while_the_prompt_waits() -> None:
     """The decode worker has no room for longer than a lease lasts."""
     slow = FixedTiming(prefill_ms=2, decode_ms=50)
-    with split(kv_lease_duration=3.0, engine={"max_num_seqs": 1, "timing": slow}) as served:
+    with split(kv_lease_duration=10.0, speed=10.0, engine={"max_num_seqs": 1, "timing": slow}) as served:
         source, target = served.urls
         long = threading.Thread(
-            target=post, args=(target, list(range(50))), kwargs={"max_tokens": 120, "ignore_eos": True}
+            target=post, args=(target, list(range(50))), kwargs={"max_tokens": 300, "ignore_eos": True}
         )
-        long.start()  # six nominal seconds
+        long.start()  # fifteen nominal seconds
         eventually(lambda: served.inside(lambda: served.fleet.workers[1].load))
         params = prefill(source)
         found = post(target, kv_transfer_params=params)
@@ -134,7 +134,7 @@ def test_a_lease_is_renewed_while_the_prompt_waits() -> None:
         served.check()
 
 
-@pytest.mark.parametrize("dies", ["source", "target"])
+@pytest.mark.parametrize("dies", ["source", pytest.param("target", marks=pytest.mark.slow)])
 def test_a_worker_dies_over_a_transfer(dies: str) -> None:
     network = HandoverConfig(nic_bandwidth=(10**4, 10**4))  # 1,470 nominal seconds
     with split(handover=network, kv_lease_duration=20.0 if dies == "target" else 600.0, speed=10.0) as served:
@@ -164,6 +164,7 @@ def test_a_worker_dies_over_a_transfer(dies: str) -> None:
         served.check()
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_up() -> None:
     """Over the transfer, and before there is room for it: nothing stays on either side."""
     network = HandoverConfig(nic_bandwidth=(10**7, 10**7))  # 1.5 nominal seconds
