@@ -119,12 +119,10 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def roles(self) -> list[Role]:
         """By the workers' numbers."""
-        counts: dict[Role, int] = {"prefill": self.prefill, "decode": self.decode}
-        return [
-            role
-            for role, number in (counts if self.hands_over else {"both": self.workers}).items()
-            for _ in range(number)
-        ]
+        counts: dict[Role, int] = {"both": self.workers}
+        if self.hands_over:
+            counts = {"prefill": self.prefill, "decode": self.decode}
+        return [role for role, number in counts.items() for _ in range(number)]
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what no fleet can be."""
