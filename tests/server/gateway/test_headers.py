@@ -19,13 +19,13 @@ def test_headers_of_one_hop_stay() -> None:
         (b"content-length", b"5"),
     ]
     assert upstream(given, "new", None, True) == [
-        ("x-request-id", "new"),
-        ("authorization", "Bearer c"),
-        ("x-b", "ü"),
-        ("x-c", "ÿ"),
+        (b"x-request-id", b"new"),
+        (b"authorization", b"Bearer c"),
+        (b"x-b", "ü".encode()),
+        (b"x-c", b"\xff"),
     ]
-    assert ("authorization", "Bearer c") not in upstream(given, "new", None, False)
-    assert upstream(given, "new", "Bearer e", True)[-1] == ("authorization", "Bearer e")
+    assert (b"authorization", b"Bearer c") not in upstream(given, "new", None, False)
+    assert upstream(given, "new", "Bearer e", True)[-1] == (b"authorization", b"Bearer e")
     down = downstream([(b"Date", b"x"), (b"Content-Type", b"y"), (b"Transfer-Encoding", b"chunked")], "d")
     assert down == [(b"content-type", b"y"), (b"x-kvyard-decision", b"d")]
 
@@ -46,9 +46,9 @@ def test_a_decision_says_what_was_only_predicted() -> None:
 
 def test_what_a_connection_names_stays_on_it() -> None:
     sent = [(b"connection", b"X-Hop"), (b"x-hop", b"1"), (b"x-other", b"2")]
-    assert upstream(sent, "id", None, True) == [("x-request-id", "id"), ("x-other", "2")]
+    assert upstream(sent, "id", None, True) == [(b"x-request-id", b"id"), (b"x-other", b"2")]
     # Not even by that can a client take away what we say ourselves.
     sent = [(b"connection", b"close, x-request-id, authorization"), (b"authorization", b"Bearer theirs")]
-    assert upstream(sent, "id", "Bearer ours", True) == [("x-request-id", "id"), ("authorization", "Bearer ours")]
+    assert upstream(sent, "id", "Bearer ours", True) == [(b"x-request-id", b"id"), (b"authorization", b"Bearer ours")]
     said = [(b"Connection", b"x-private"), (b"X-Private", b"1"), (b"X-Public", b"2")]
     assert downstream(said, "d") == [(b"x-public", b"2"), (b"x-kvyard-decision", b"d")]

@@ -1,8 +1,5 @@
-"""The HTTP client for engines: what is asked of them, and the ways in which they fail."""
+"""The HTTP client for engines: what is asked of them beside requests, and the connections that requests take."""
 
-import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -11,6 +8,8 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.openai import EventSource, ListedModels, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.connections import EngineConnections
+from kvyard.server.gateway.failures import ERRORS, EngineFailed, engine_errors
 from kvyard.server.http import JSON
 from kvyard.server.mock.schemas import WorkerState
 
@@ -19,66 +18,6 @@ ASK_SECONDS = 10.0
 """For a mock's list of its workers."""
 ELSEWHERE = frozenset({429, 500, 502, 503, 504})
 """Answers with which another engine is asked."""
-OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors of a connection that are no fault of its other end."""
-ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
-"""What the client library raises where an engine fails."""
-
-
-class EngineFailed(Exception):
-    """An engine failed before its first byte."""
-
-    def __init__(
-        self, reason: str, *, reached: bool = True, gone: bool = False, answer: tuple[int, Any, bytes] | None = None
-    ) -> None:
-        """``reached``: it may have seen the request. ``gone``: there is no process any more. ``answer`` is what it said
-        instead: status, headers and body.
-        """
-        super().__init__(reason)
-        self.reason = reason
-        self.reached = reached
-        self.gone = gone
-        self.answer = answer
-
-    @property
-    def busy(self) -> bool:
-        """Whether it only said that it has too much to do."""
-        return self.answer is not None and self.answer[0] == 429
-
-
-class AnswerCut(Exception):
-    """An engine failed after its first byte went out."""
-
-
-def failure(error: BaseException) -> EngineFailed:
-    """One of ``ERRORS`` in a few words."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        reason = f"it can't be reached: {error.strerror or error.os_error}"
-        return EngineFailed(reason, reached=False, gone=error.errno not in OURS)
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return EngineFailed("it can't be reached in time", reached=False)
-    if isinstance(error, TimeoutError):
-        return EngineFailed("it was silent for too long")
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
-        return EngineFailed("it closed the connection")
-    return EngineFailed(f"{type(error).__name__}: {error}"[:200])
-
-
-@contextmanager
-def engine_errors() -> Iterator[None]:
-    """Raise ``EngineFailed`` for what the client library raises within."""
-    try:
-        yield
-    except ERRORS as error:
-        raise failure(error) from None
-
-
-class BodyPayload(aiohttp.BytesPayload):
-    """Bytes to send. The library warns of large ones, which prompts are by nature."""
-
-    def __init__(self, value: bytes) -> None:
-        aiohttp.Payload.__init__(self, value, content_type=JSON)
-        self._size = len(value)
 
 
 class EngineClient:
@@ -87,6 +26,7 @@ class EngineClient:
     def __init__(self, config: GatewayConfig, token: str | None) -> None:
         """``token`` is shown to engines. Nothing is opened yet."""
         self.session: Any = None
+        self.connections: EngineConnections | None = None
         self.authorization = None if token is None else f"Bearer {token}"
         self._headers = {} if self.authorization is None else {"authorization": self.authorization}
         self._config = config
@@ -106,8 +46,11 @@ class EngineClient:
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             trust_env=False,
         )
+        self.connections = EngineConnections(self._config.connect_seconds, self._config.silent_seconds)
 
     async def close(self) -> None:
+        if self.connections is not None:
+            self.connections.close()
         if self.session is not None:
             await self.session.close()
 

@@ -9,32 +9,21 @@ import asyncio
 import re
 from typing import Any
 
-import aiohttp
 import msgspec
-from yarl import URL
 
 from kvyard.clock import Clock, pause
 from kvyard.router import Decision
-from kvyard.server.gateway.client import (
-    ELSEWHERE,
-    ERRORS,
-    AnswerCut,
-    BodyPayload,
-    EngineClient,
-    EngineFailed,
-    engine_errors,
-    failure,
-)
+from kvyard.server.gateway.client import ELSEWHERE, EngineClient
+from kvyard.server.gateway.connections import EngineConnection
+from kvyard.server.gateway.failures import AnswerCut, EngineFailed
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.homes import ResponseHomes
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
 from kvyard.server.gateway.traffic import TAIL, AnswerTokens, ProxiedRequest, Traffic, answer_tokens
-from kvyard.server.http import JSON, Refusal, close_connection, openai_error, send_response, until_disconnect
+from kvyard.server.http import JSON, LOST, Refusal, close_connection, openai_error, send_response, until_disconnect
 
 RESPONSES = "/v1/responses"
-ADDRESSES = 64
-"""Paths whose addresses at an engine are kept: those with an id in them are many."""
 WHOLE = 64 << 20
 """Bytes up to which an answer that isn't streamed is held until it is whole."""
 MOST_TRIES = 100
@@ -71,7 +60,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     path: str
     body: bytes
     method: str = "POST"
-    headers: list[tuple[str, str]]
+    headers: list[tuple[bytes, bytes]]
     """For the engine."""
     status_code: int = 200
     scope: Any = None
@@ -90,8 +79,13 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         """Carry it out."""
         self.scope, self.send = scope, send
         self._task = asyncio.current_task()
-        watching = asyncio.get_running_loop().create_task(until_disconnect(receive))
-        watching.add_done_callback(self._gone)
+        lost = scope.get(LOST)
+        watching = None
+        if lost is not None:
+            lost.add(self._gone)
+        else:
+            watching = asyncio.get_running_loop().create_task(until_disconnect(receive))
+            watching.add_done_callback(self._watched)
         outcome = "failed"
         try:
             outcome = await self._serve()
@@ -103,18 +97,21 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 self._task.uncancel()
             if not self._hung_up:
                 outcome = await self._cut()
-        except RuntimeError:
-            # The client library raises it where its session is closed between two reads: the gateway didn't wait for us.
-            if not self.proxy.client.session.closed:
-                raise
-            outcome = await self._cut()
         finally:
             self._task = None
-            watching.cancel()
+            if lost is not None:
+                lost.discard(self._gone)
+            elif watching is not None:
+                watching.cancel()
             self.proxy.traffic.ended(self.proxied, outcome)
 
-    def _gone(self, watching: asyncio.Task[None]) -> None:
-        if not watching.cancelled() and self._task is not None:
+    def _watched(self, watching: asyncio.Task[None]) -> None:
+        if not watching.cancelled():
+            self._gone()
+
+    def _gone(self) -> None:
+        """The client hung up."""
+        if self._task is not None:
             self._hung_up = True
             self._task.cancel()
 
@@ -163,46 +160,38 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     # -- one engine -----------------------------------------------------------------------------------------------------
 
     async def _attempt(self, engine: Engine, decision: Decision) -> None:
-        session = self.proxy.client.session
-        if session.closed:
+        connections = self.proxy.client.connections
+        if connections is None or connections.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us
-        headers = self.headers
-        url = engine.addresses.get(self.path)
-        if url is None:
-            url = URL(engine.url + self.path)
-            if len(engine.addresses) < ADDRESSES:
-                engine.addresses[self.path] = url
+        headers, target = self.headers, self.path.encode()
         if query := self.scope.get("query_string"):
-            url = URL(f"{url}?{query.decode('latin-1')}", encoded=True)
+            target += b"?" + query
         if engine.config.dp_size > 1:
-            headers = [*headers, (RANK, str(decision.worker.rank))]
-        with engine_errors():
-            data = BodyPayload(self.body) if self.method == "POST" else None
-            response = await session.request(self.method, url, data=data, headers=headers, allow_redirects=False)
+            headers = [*headers, (RANK, b"%d" % decision.worker.rank)]
+        answer = await connections.take(engine.address)
         try:
-            status = response.status
+            await answer.ask(self.method, target, headers, self.body if self.method == "POST" else None)
+            status = answer.status
             if status in ELSEWHERE:
-                with engine_errors():
-                    answer = status, response.raw_headers, await read_up_to(response, WHOLE)
-                raise EngineFailed(f"it answered {status}", answer=answer)
+                said = status, answer.headers, await read_up_to(answer, WHOLE)
+                raise EngineFailed(f"it answered {status}", answer=said)
             if not 200 <= status < 600:
                 raise EngineFailed(f"it answered {status}")
-            if response.content_type == "text/event-stream" and status < 400:
-                said = await self._stream(response, decision)
+            if answer.content_type == b"text/event-stream" and status < 400:
+                usage = await self._stream(answer, decision)
             else:
-                said = await self._whole(response, decision)
-            self.proxy.traffic.answered(self.proxied, engine, decision, said)
+                usage = await self._whole(answer, decision)
+            self.proxy.traffic.answered(self.proxied, engine, decision, usage)
         except BaseException:
             # A connection whose answer wasn't read to its end can't be used again: closing it ends the engine's work.
-            response.close()
+            answer.close()
             raise
-        response.release()
+        answer.release()
 
-    async def _stream(self, response: aiohttp.ClientResponse, decision: Decision) -> AnswerTokens:
+    async def _stream(self, answer: EngineConnection, decision: Decision) -> AnswerTokens:
         """Pass a streamed answer on. Returns what it says of itself."""
-        read, send = response.content.readany, self.send
-        with engine_errors():
-            chunk = await read()
+        read, send = answer.read, self.send
+        chunk = await read()
         if _ERROR.match(chunk) and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
             error = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
             raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), error))
@@ -210,7 +199,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         pool, proxied = self.pool, self.proxied
         if self.path == RESPONSES:
             self.proxy.homes.saw(chunk, pool.model, decision.worker.name)
-        await self._start(response, downstream(response.raw_headers, decision_header(decision, proxied.tries)))
+        await self._start(answer, downstream(answer.headers, decision_header(decision, proxied.tries)))
         earlier = before = last = b""
         track = pool.router.config.track_output
         while chunk:
@@ -221,42 +210,39 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             earlier, before, last = before, last, chunk
             try:
                 chunk = await read()
-            except ERRORS as error:
-                await self._break(last[-2:], failure(error).reason)
+            except EngineFailed as failed:
+                await self._break(last[-2:], failed.reason)
         await send({"type": "http.response.body", "body": b""})
         return answer_tokens((earlier + before + last)[-TAIL:])
 
-    async def _whole(self, response: aiohttp.ClientResponse, decision: Decision) -> AnswerTokens:
+    async def _whole(self, answer: EngineConnection, decision: Decision) -> AnswerTokens:
         """Pass an answer on that isn't streamed. Returns what it says of itself."""
-        with engine_errors():
-            body = await read_up_to(response, WHOLE)
-        self._computed = response.status < 400
+        body = await read_up_to(answer, WHOLE)
+        self._computed = answer.status < 400
         if self.path == RESPONSES and self._computed:
             self.proxy.homes.saw(body, self.pool.model, decision.worker.name)
-        headers = downstream(response.raw_headers, decision_header(decision, self.proxied.tries))
-        complete = response.content.at_eof()
+        headers = downstream(answer.headers, decision_header(decision, self.proxied.tries))
+        complete = answer.complete
         if complete:
-            headers.append((b"content-length", str(len(body)).encode()))
-        await self._start(response, headers, streamed=False)
+            headers.append((b"content-length", b"%d" % len(body)))
+        await self._start(answer, headers, streamed=False)
         await self.send({"type": "http.response.body", "body": body, "more_body": not complete})
         while not complete:
             try:
-                chunk = await response.content.readany()
-            except ERRORS as error:
-                await self._break(None, failure(error).reason)
+                chunk = await answer.read()
+            except EngineFailed as failed:
+                await self._break(None, failed.reason)
             complete = not chunk
             await self.send({"type": "http.response.body", "body": chunk, "more_body": not complete})
-        return answer_tokens(body[-TAIL:]) if response.status < 400 else AnswerTokens()
+        return answer_tokens(body[-TAIL:]) if answer.status < 400 else AnswerTokens()
 
-    async def _start(
-        self, response: aiohttp.ClientResponse, headers: list[tuple[bytes, bytes]], streamed: bool = True
-    ) -> None:
+    async def _start(self, answer: EngineConnection, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
         """The engine answers: from now on there is no other."""
         if self._computed:
             self.pool.first_token(self.proxied.id, seen=streamed)
         self.proxy.traffic.began_answer(self.proxied)
-        self.status_code = response.status
-        await self.send({"type": "http.response.start", "status": response.status, "headers": headers})
+        self.status_code = answer.status
+        await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
         self._began = True
 
     async def _break(self, last: bytes | None, reason: str) -> None:
@@ -265,12 +251,14 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
             said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
             await self.send({"type": "http.response.body", "body": said, "more_body": True})
+        self._task = None  # it is we who end the connection, not the client
         await close_connection(self.scope)
         raise AnswerCut(reason)
 
     async def _cut(self) -> str:
         """The gateway ends, and has waited long enough."""
         if self._began:
+            self._task = None
             await close_connection(self.scope)
             return "broken"
         await self._refuse(Refusal(503, "the gateway ends", fix="try again", Retry_After="1"))
@@ -301,12 +289,14 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         return "failed"
 
 
-async def read_up_to(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_up_to(answer: EngineConnection, most: int) -> bytes:
     """An engine's answer, or its first ``most`` bytes and a little more."""
-    parts: list[bytes] = []
-    size = 0
+    first = await answer.read()
+    if answer.complete or not first:
+        return first
+    parts, size = [first], len(first)
     while size < most:
-        part = await response.content.readany()
+        part = await answer.read()
         if not part:
             break
         parts.append(part)

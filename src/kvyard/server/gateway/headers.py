@@ -9,28 +9,28 @@ Pairs: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 DECISION = "x-kvyard-decision"
 REQUEST_ID = b"x-request-id"
-RANK = "x-data-parallel-rank"
+RANK = b"x-data-parallel-rank"
 
 _HOP = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
     *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
 }
 _USUAL = (b"keep-alive", b"close")
-_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK.encode()}
+_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK}
 _NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
 
 
-def upstream(headers: Pairs, id_: str, authorization: str | None, keep_authorization: bool) -> list[tuple[str, str]]:
+def upstream(
+    headers: Pairs, id_: str, authorization: str | None, keep_authorization: bool
+) -> list[tuple[bytes, bytes]]:
     """What an engine is sent. ``authorization`` takes the place of the client's, which goes along only where it may."""
-    out = [("x-request-id", id_)]
-    mine = authorization is not None or not keep_authorization
-    out.extend(
-        (name.decode("latin-1"), _text(value))
-        for name, value in _without_hop(headers, _NOT_UP)
-        if not (mine and name == b"authorization")
-    )
+    out = [(REQUEST_ID, id_.encode())]
+    if authorization is None and keep_authorization:
+        out += _without_hop(headers, _NOT_UP)
+        return out
+    out += [pair for pair in _without_hop(headers, _NOT_UP) if pair[0] != b"authorization"]
     if authorization is not None:
-        out.append(("authorization", authorization))
+        out.append((b"authorization", authorization.encode()))
     return out
 
 
@@ -45,14 +45,6 @@ def _without_hop(headers: Pairs, dropped: set[bytes]) -> list[tuple[bytes, bytes
         elif name == b"connection" and value not in _USUAL:
             hop.update(part.strip().lower() for part in value.split(b","))
     return [pair for pair in out if pair[0] not in hop] if hop else out
-
-
-def _text(value: bytes) -> str:
-    """A header's value as the client library wants it; it writes UTF-8."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
 
 
 def downstream(headers: Pairs, decision: str) -> list[tuple[bytes, bytes]]:

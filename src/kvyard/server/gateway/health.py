@@ -13,8 +13,9 @@ import msgspec
 from kvyard.clock import Clock, from_seconds, pause
 from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel
-from kvyard.server.gateway.client import EngineClient, EngineFailed
+from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.pool import Engine
 from kvyard.server.http import Refusal
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -118,7 +119,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             proxied=proxied,
             pool=pool,
             place=place,
-            path=path,
+            path=quote(path),
             body=body or b"",
             method=method,
             headers=sent,

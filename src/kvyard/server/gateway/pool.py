@@ -7,7 +7,7 @@ once, so that no later request can slip in between.
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,7 @@ from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.overlaps import Known
 from kvyard.server.dashboard.view import PromptSources, prompt_sources
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
+from kvyard.server.gateway.connections import EngineAddress
 from kvyard.server.gateway.promises import EngineStreams, PromiseTally, StreamMarks
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.remote import RemoteIndex
@@ -63,8 +64,7 @@ class Engine:
         self.config = config
         self.name = config.called
         self.url = check_url(config.url, "an engine's url")
-        self.addresses: dict[str, Any] = {}
-        """By path, its URL as the client library wants it: parsing one costs more than finding it."""
+        self.address = EngineAddress.of(self.url)
         self.holders = [Holder(self.name, rank) for rank in range(config.dp_size)]
         self.state: EngineState = "starting"
         self.reason = "nothing heard yet"

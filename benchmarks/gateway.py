@@ -1,0 +1,375 @@
+"""What a gateway costs and what it is worth, beside routers that others made: same engines, same load, by turns.
+
+    .venv/bin/python benchmarks/gateway.py hop                       # CPU per request and per streamed chunk, ours alone
+    .venv/bin/python benchmarks/gateway.py hop kvyard smg vllm-router --rounds 2
+
+Routers run from their own environments (``scripts/peers.sh routers``); their versions are in that script. Everything is on
+loopback. CPU time is that of the router's processes by /proc, which other work on the machine disturbs least.
+
+``hop``   Before engines that answer at once (``_null_engines.py``). ``short`` is 400 characters, ``33 KB`` and ``131 KB`` are
+          bodies of that size, all chats of a system prompt, which eight share, and a long message. ``on`` continues a prompt
+          that was seen before with a last message of its own; ``new`` shares only the system prompt with others, a quarter.
+          ``chunk`` is a chunk of 200 streams at 25 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+PEERS = ROOT / "build" / "peers"
+TICKS = os.sysconf("SC_CLK_TCK")
+LENGTHS = {"short": 400, "33 KB": 33_000, "131 KB": 131_000}
+AT_ONCE = {"short": 64, "33 KB": 16, "131 KB": 8}
+COUNTS = {"short": 3000, "33 KB": 800, "131 KB": 300}
+WORDS = (ROOT / "README.md").read_text(encoding="utf-8").encode("ascii", "ignore").decode().split()
+
+
+# -- processes ----------------------------------------------------------------------------------------------------------
+
+
+_PORTS = iter(random.Random(os.getpid()).sample(range(21_000, 31_000, 10), 500))
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` ports in a row that are free, and that weren't given out before."""
+    for first in _PORTS:
+        opened = []
+        try:
+            for port in range(first, first + count):
+                one = socket.socket()
+                opened.append(one)
+                one.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            continue
+        finally:
+            for one in opened:
+                one.close()
+    raise SystemExit("there are no free ports")
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that came from it."""
+    found, at = [pid], 0
+    while at < len(found):
+        for task in Path(f"/proc/{found[at]}/task").glob("*/children"):
+            found += [int(child) for child in task.read_text().split()]
+        at += 1
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and all that came from it, with its threads. By the scheduler where it says, else by clock ticks."""
+    total = 0.0
+    for one in family(pid):
+        try:
+            schedules = [path.read_text().split() for path in Path(f"/proc/{one}/task").glob("*/schedstat")]
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks = (int(fields[11]) + int(fields[12])) / TICKS
+        exact = sum(int(words[0]) for words in schedules) / 1e9
+        # Threads that have ended are in the ticks alone.
+        total += exact if exact and abs(exact - ticks) < 0.05 + 0.02 * ticks else ticks
+    return total
+
+
+def resident(pid: int) -> float:
+    """MiB of a process and all that came from it."""
+    pages = sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in family(pid))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def running(command: list[str], log: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with its output in ``log``, ended with all that came from it."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env={**os.environ, **more}, cwd=log.parent, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+# -- routers ------------------------------------------------------------------------------------------------------------
+
+
+def command(router: str, port: int, engines: list[str], *, events: list[tuple[str, str]], block_size: int) -> list[str]:
+    """How a router is started at ``port`` before ``engines``. ``NAME:VALUE`` is a policy of its own."""
+    name, _, policy = router.partition(":")
+    bin_ = PEERS / name / "bin"
+    if name == "kvyard":
+        described = [
+            f"{url},block_size={block_size}" + (f",events={events[at][0]},replay={events[at][1]}" if events else "")
+            for at, url in enumerate(engines)
+        ]
+        given = [part for one in described for part in ("--engine", one)]
+        # The package as this Python has it: compiled where it was installed, plain with PYTHONPATH.
+        return [
+            *(sys.executable, "-m", "kvyard", "gateway", "--port", str(port), "--tokenizer", "bytes"),
+            *("--router", policy or "least-time", *given),
+        ]
+    metrics = ("--prometheus-port", str(port + 1), "--worker-startup-check-interval", "1")
+    here = ("--host", "127.0.0.1", "--port", str(port))
+    chosen = ("--policy", policy or "cache_aware", "--worker-urls", *engines)
+    if name == "smg":
+        return [str(bin_ / "smg"), "launch", *here, *chosen, "--backend", "vllm", *metrics, "--log-level", "warn"]
+    if name == "sglang-router":
+        python = str(bin_ / "python")
+        return [python, "-m", "sglang_router.launch_router", *here, *chosen, *metrics, "--log-level", "warn"]
+    if name == "vllm-router":
+        return [str(bin_ / "vllm-router"), *here, *chosen, *metrics, "--log-level", "warn"]
+    if name == "litellm":
+        return [str(bin_ / "litellm"), *here, "--config", "litellm.yaml", "--num_workers", "1", "--telemetry", "False"]
+    raise SystemExit(f"there is no router {name}: choose kvyard, smg, sglang-router, vllm-router or litellm")
+
+
+def litellm_config(engines: list[str]) -> str:
+    models = [
+        {"model_name": "mock", "litellm_params": {"model": "hosted_vllm/mock", "api_base": f"{url}/v1", "api_key": "x"}}
+        for url in engines
+    ]
+    routing = {"routing_strategy": "simple-shuffle", "num_retries": 2}
+    return json.dumps({"model_list": models, "router_settings": routing, "litellm_settings": {"drop_params": True}})
+
+
+LITELLM = {
+    "LITELLM_MODE": "PRODUCTION",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+}
+
+
+@contextmanager
+def routed(
+    router: str, engines: list[str], folder: Path, *, events: list[tuple[str, str]] | None = None, block_size: int = 16
+) -> Iterator[tuple[int, int]]:
+    """A router before ``engines``: its port and its process, once it answers."""
+    port = free_ports(3)
+    more: dict[str, str] = {}
+    if router.startswith("litellm"):
+        (folder / "litellm.yaml").write_text(litellm_config(engines))
+        more = LITELLM
+    log = folder / f"{router.replace(':', '-')}.log"
+    given = command(router, port, engines, events=events or [], block_size=block_size)
+    with running(given, log, **more) as process:
+        warm = chat("Are you there?", ["Well?"], 1)
+        for _ in range(300):
+            if process.poll() is not None:
+                raise SystemExit(f"{router} didn't start:\n{log.read_text()[-2000:]}")
+            try:
+                asyncio.run(asyncio.wait_for(send_all(port, [warm], 1), 5))
+                break
+            except (OSError, AssertionError, TimeoutError):
+                time.sleep(0.2)
+        else:
+            raise SystemExit(f"{router} doesn't answer:\n{log.read_text()[-2000:]}")
+        yield port, process.pid
+
+
+# -- load ---------------------------------------------------------------------------------------------------------------
+
+
+def text(length: int, rng: random.Random) -> str:
+    parts: list[str] = []
+    size = 0
+    while size < length:
+        parts.append(rng.choice(WORDS))
+        size += len(parts[-1]) + 1
+    return " ".join(parts)[:length]
+
+
+def chat(system: str, said: list[str], tokens: int, streamed: bool = False) -> bytes:
+    roles = ("user", "assistant")
+    messages = [{"role": "system", "content": system}]
+    messages += [{"role": roles[at % 2], "content": one} for at, one in enumerate(said)]
+    body = {"model": "mock", "messages": messages, "max_tokens": tokens, **({"stream": True} if streamed else {})}
+    return json.dumps(body).encode()
+
+
+class Bodies:
+    """Chats of one length; see the top."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.length = length
+        self.rng = random.Random(seed)
+        self.systems = [text(length // 4, self.rng) for _ in range(8)]
+        self.long = [text(length * 3 // 4, self.rng) for _ in range(16)]
+
+    def seen(self) -> list[bytes]:
+        return [chat(self.systems[at % 8], [one], 1) for at, one in enumerate(self.long)]
+
+    def on(self, count: int) -> list[bytes]:
+        """Each continues one that was seen."""
+        short = min(200, self.length // 4)
+        return [
+            chat(self.systems[at % 8], [self.long[at % 16], "Yes.", text(short, self.rng)], 1) for at in range(count)
+        ]
+
+    def new(self, count: int) -> list[bytes]:
+        return [chat(self.systems[at % 8], [text(self.length * 3 // 4, self.rng)], 1) for at in range(count)]
+
+
+class Caller(asyncio.Protocol):
+    """Sends one body after the other over one connection."""
+
+    def __init__(self, bodies: Iterator[bytes], done: asyncio.Future[None], tally: Tally) -> None:
+        self.bodies, self.done, self.tally = bodies, done, tally
+        self.received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.next()
+
+    def next(self) -> None:
+        body = next(self.bodies, None)
+        if body is None:
+            if not self.done.done():
+                self.done.set_result(None)
+            return
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer sk-x\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self.received = b""
+        self.transport.write(head.encode() + body)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        received = self.received = self.received + data if self.received else data
+        end = received.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        if b"chunked" in received[:end].lower():
+            self.tally.chunks += data.count(b"data: {")
+            self.received = received[:end] + b"\r\n\r\n" + received[-32:]
+            if not received.endswith(b"0\r\n\r\n"):
+                return
+        else:
+            head = received[:end].lower()
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            if len(received) < end + 4 + length:
+                return
+        if not received.startswith(b"HTTP/1.1 200"):
+            self.tally.failed += 1
+            if not self.done.done():
+                self.done.set_exception(AssertionError(received[:500]))
+            return
+        self.tally.answered += 1
+        self.next()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError("the router closed the connection"))
+
+
+class Tally:
+    answered = chunks = failed = 0
+
+
+async def send_all(port: int, bodies: list[bytes], at_once: int) -> Tally:
+    """Send all, so many at a time. Raises ``AssertionError`` for an answer that isn't 200."""
+    loop, tally, left = asyncio.get_running_loop(), Tally(), iter(bodies)
+    ends = [loop.create_future() for _ in range(at_once)]
+    opened = [
+        (await loop.create_connection(lambda end=end: Caller(left, end, tally), "127.0.0.1", port))[0] for end in ends
+    ]
+    try:
+        await asyncio.gather(*ends)
+    finally:
+        for one in opened:
+            one.close()
+    return tally
+
+
+# -- the hop ------------------------------------------------------------------------------------------------------------
+
+
+def measured(port: int, pid: int, bodies: list[bytes], at_once: int) -> tuple[Tally, float, float]:
+    """What became of them, CPU seconds of the router, and seconds."""
+    before, began = cpu_seconds(pid), time.perf_counter()
+    tally = asyncio.run(send_all(port, bodies, at_once))
+    return tally, cpu_seconds(pid) - before, time.perf_counter() - began
+
+
+def hop(routers: list[str], rounds: int, folder: Path) -> None:
+    ports = free_ports(8)
+    null = [sys.executable, str(HERE / "_null_engines.py")]
+    with (
+        running([*null, str(ports), "4"], folder / "null.log"),
+        running([*null, str(ports + 4), "4", "25"], folder / "paced.log"),
+    ):
+        rows: dict[tuple[str, str], list[float]] = {}
+        for turn in range(rounds):
+            for router in routers[turn % len(routers) :] + routers[: turn % len(routers)]:
+                engines = [f"http://127.0.0.1:{ports + at}" for at in range(4)]
+                with routed(router, engines, folder) as (port, pid):
+                    for name, length in LENGTHS.items():
+                        bodies, count = Bodies(length, turn), COUNTS[name]
+                        asyncio.run(send_all(port, bodies.seen() * 2, 8))
+                        for kind in ("on", "new"):
+                            sent = bodies.on(count) if kind == "on" else bodies.new(count)
+                            _, cpu, took = measured(port, pid, sent, AT_ONCE[name])
+                            rows.setdefault((router, f"{name} {kind}, ms"), []).append(cpu / count * 1e3)
+                            if name == "short" and kind == "on":
+                                rows.setdefault((router, "short, requests/s"), []).append(count / took)
+                    rows.setdefault((router, "memory, MiB"), []).append(resident(pid))
+                engines = [f"http://127.0.0.1:{ports + 4 + at}" for at in range(4)]
+                with routed(router, engines, folder) as (port, pid):
+                    rng = random.Random(turn)
+                    streams = [chat(text(100, rng), [text(300, rng)], 160, streamed=True) for _ in range(200)]
+                    tally, cpu, _ = measured(port, pid, streams, 200)
+                    assert tally.chunks == 200 * 160, tally.chunks
+                    rows.setdefault((router, "chunk, us"), []).append(cpu / tally.chunks * 1e6)
+                print(f"  {router}, round {turn + 1} of {rounds}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    shown(rows, routers)
+
+
+def shown(rows: dict[tuple[str, str], list[float]], routers: list[str]) -> None:
+    """A table with a column for each router: medians, and all values where there are several."""
+    for what in dict.fromkeys(what for _, what in rows):
+        cells = []
+        for router in routers:
+            values = rows.get((router, what), [])
+            said = f"{statistics.median(values):.3g}" if values else "-"
+            if len(values) > 1:
+                said += f" ({min(values):.3g}-{max(values):.3g})"
+            cells.append(f"{router} {said}")
+        print(f"{what:24} " + " | ".join(cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["hop"])
+    parser.add_argument("routers", nargs="*", default=["kvyard"])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "gateway-benchmark")
+    given = parser.parse_args()
+    given.logs.mkdir(parents=True, exist_ok=True)
+    {"hop": hop}[given.what](given.routers, given.rounds, given.logs)
+
+
+if __name__ == "__main__":
+    main()

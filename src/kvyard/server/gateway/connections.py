@@ -1,0 +1,312 @@
+"""Connections to engines: HTTP/1.1 as a proxy needs it, one request at a time over each, kept for the next one.
+
+A general client library takes longer over a short request than all else that the gateway does for it. Here bytes go out as they
+came in, an answer's are handed on as they come, and what the gateway doesn't need isn't there: no cookies, redirects,
+compression, or proxies.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from kvyard.server.gateway.failures import EngineFailed, unreachable
+
+IDLE_SECONDS = 4.0
+"""How long a connection is kept between requests. Engines close idle ones after five seconds, most of them; ours must go first,
+or a request meets a closed one."""
+HIGH_WATER = 256 << 10
+"""Bytes of an answer that wait for the client; an engine that sends more is made to wait."""
+HEAD_BYTES = 256 << 10
+"""What the head of an answer may have."""
+TOGETHER = 64 << 10
+"""Bytes up to which a body is copied behind its head, so that both leave in one write."""
+CLOSED = "it closed the connection"
+
+
+class EngineAddress(msgspec.Struct, frozen=True):
+    """Where an engine is, taken apart."""
+
+    host: str
+    port: int
+    tls: bool
+    authority: bytes
+    """For the Host header."""
+    base: bytes
+    """What comes before every path."""
+
+    @classmethod
+    def of(cls, url: str) -> "EngineAddress":
+        """``url`` has to be one that ``check_url`` takes."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        tls = parts.scheme == "https"
+        authority = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, authority, parts.path.encode())
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection, and the answer that comes over it. Methods raise ``EngineFailed``, and ``CancelledError`` where the
+    gateway has ended meanwhile.
+    """
+
+    def __init__(self, connections: "EngineConnections", address: EngineAddress) -> None:
+        self.address = address
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = False
+        """Whether all of the answer came."""
+        self.busy = False
+        self.heard = 0.0
+        """When it last said something, or was released."""
+        self._connections = connections
+        self._transport: Any = None
+        self._parser: Any = None
+        self._parts: list[bytes] = []
+        self._waiting = 0
+        """Bytes in ``_parts``."""
+        self._head = 0
+        """Bytes that came before the head was whole."""
+        self._begun = False
+        """Whether the answer's head is here."""
+        self._until_closed = False
+        """Whether the answer ends where the connection does."""
+        self._reusable = True
+        self._surplus = False
+        """Whether more came than was asked for."""
+        self._paused = False
+        self._reader: asyncio.Future[None] | None = None
+        self._failure: EngineFailed | None = None
+
+    # -- for its user -----------------------------------------------------------------------------------------------
+
+    async def ask(self, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | None) -> None:
+        """Send a request and wait for the head of its answer."""
+        self._parser = httptools.HttpResponseParser(self)
+        self.status, self.headers, self._parts, self._waiting, self._head = 0, [], [], 0, 0
+        self.complete = self._begun = self._until_closed = False
+        self._reusable = True
+        lines = [
+            b"%b %b%b HTTP/1.1\r\nHost: %b\r\n" % (method.encode(), self.address.base, target, self.address.authority)
+        ]
+        lines += [b"%b: %b\r\n" % pair for pair in headers]
+        lines.append(b"\r\n" if body is None else b"Content-Length: %d\r\n\r\n" % len(body))
+        if body is not None and len(body) <= TOGETHER:
+            lines.append(body)
+            body = None
+        self._transport.write(b"".join(lines))
+        if body is not None:
+            self._transport.write(body)
+        while not self._begun:
+            await self._more()
+
+    async def read(self) -> bytes:
+        """The next bytes of the answer, as many as are here; none at its end."""
+        while not self._parts:
+            if self.complete:
+                return b""
+            await self._more()
+        parts = self._parts
+        self._parts, self._waiting = [], 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it isn't closed, and isn't about to be."""
+        return not self._transport.is_closing()
+
+    @property
+    def content_type(self) -> bytes:
+        """Of the answer, in small letters and without parameters."""
+        for name, value in self.headers:
+            if name.lower() == b"content-type":
+                return value.partition(b";")[0].strip().lower()
+        return b""
+
+    def release(self) -> None:
+        """The answer was read: keep the connection for another request, where that can be."""
+        self.busy = False
+        if self.complete and self._reusable and not self._surplus and self.alive:
+            self._connections.keep(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection at once, which ends the engine's work on what it was asked."""
+        self.busy = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- for the event loop -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = self._connections.now()
+        if not self.busy or self.complete:
+            self.close()  # more than was asked for: whatever it is, it can't be told what for
+            return
+        if not self._begun:
+            self._head += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(EngineFailed("it changed to another protocol"))
+        except httptools.HttpParserError as error:
+            self._fail(EngineFailed(f"its answer can't be read: {error}"[:200]))
+        if not self._begun and self._head > HEAD_BYTES:
+            self._fail(EngineFailed("the head of its answer is too long"))
+        if self._waiting > HIGH_WATER and not self._paused and not self.complete:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.forget(self)
+        if self._until_closed and error is None:
+            self.complete = True
+        elif not self.complete:
+            self._failure = self._failure or EngineFailed(CLOSED)
+        self._wake()
+
+    def silent(self) -> None:
+        """It has said nothing for too long."""
+        self._fail(EngineFailed("it was silent for too long"))
+
+    # -- for the parser ---------------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.complete:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self.complete:
+            self._surplus = True  # an answer too many
+            return
+        if 100 <= status < 200:
+            return
+        self.status, self._begun = status, True
+        names = {name.lower() for name, _ in self.headers}
+        self._until_closed = status not in (204, 304) and not names & {b"content-length", b"transfer-encoding"}
+
+    def on_body(self, data: bytes) -> None:
+        if not self.complete:
+            self._parts.append(data)
+            self._waiting += len(data)
+
+    def on_message_complete(self) -> None:
+        if not self._begun:
+            self.headers = []  # it said that it goes on, and now will
+            return
+        self.complete = True
+        self._reusable = bool(self._parser.should_keep_alive())
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    async def _more(self) -> None:
+        """Wait until something came."""
+        if self._connections.closed:
+            raise asyncio.CancelledError  # the gateway didn't wait for us
+        if self._failure is not None:
+            raise self._failure
+        self._reader = self._connections.loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def _fail(self, failure: EngineFailed) -> None:
+        self._failure = self._failure or failure
+        self.close()
+        self._wake()
+
+
+class EngineConnections:
+    """All connections of a gateway to its engines."""
+
+    def __init__(self, connect_seconds: float, silent_seconds: float) -> None:
+        """On the loop that will use them."""
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.closed = False
+        self._connect_seconds = connect_seconds
+        self._silent_seconds = silent_seconds
+        self._idle: dict[EngineAddress, list[EngineConnection]] = {}
+        self._all: set[EngineConnection] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._every = min(1.0, silent_seconds / 4)
+        self._timer = self.loop.call_later(self._every, self._look)
+
+    async def take(self, address: EngineAddress) -> EngineConnection:
+        """A connection that is the caller's until it is released or closed. Raises ``EngineFailed``."""
+        idle = self._idle.get(address)
+        while idle:
+            found = idle.pop()
+            if found.alive and found.heard + IDLE_SECONDS > self.now():
+                found.busy, found.heard = True, self.now()
+                return found
+            found.close()
+        return await self._open(address)
+
+    def keep(self, connection: EngineConnection) -> None:
+        """One is free again."""
+        connection.heard = self.now()
+        self._idle.setdefault(connection.address, []).append(connection)
+
+    def forget(self, connection: EngineConnection) -> None:
+        """One was closed."""
+        self._all.discard(connection)
+        idle = self._idle.get(connection.address)
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    def close(self) -> None:
+        """End all of them; those who wait for an answer are cancelled."""
+        self.closed = True
+        self._timer.cancel()
+        for connection in list(self._all):
+            connection.close()
+
+    async def _open(self, address: EngineAddress) -> EngineConnection:
+        tls = None
+        if address.tls:
+            tls = self._tls = self._tls or ssl.create_default_context()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, made = await self.loop.create_connection(
+                    lambda: EngineConnection(self, address), address.host, address.port, ssl=tls
+                )
+        except TimeoutError:
+            raise EngineFailed("it can't be reached in time", reached=False) from None
+        except OSError as error:
+            raise unreachable(error) from None
+        self._all.add(made)
+        made.busy, made.heard = True, self.now()
+        return made
+
+    def _look(self) -> None:
+        """Close what was idle or silent for too long. One timer for all: one for each request would cost more than it says."""
+        now = self.now()
+        for connection in list(self._all):
+            if connection.busy:
+                if connection.heard + self._silent_seconds <= now:
+                    connection.silent()
+            elif connection.heard + IDLE_SECONDS <= now:
+                connection.close()
+        for address in [address for address, idle in self._idle.items() if not idle]:
+            del self._idle[address]
+        self._timer = self.loop.call_later(self._every, self._look)

@@ -1,0 +1,231 @@
+"""Connections to engines: what is sent, what is read, how they fail, and when they are used again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.server.gateway.scripted_engine import answer
+from tests.server.gateway.support import PATIENCE
+
+from kvyard.server.gateway import connections as module
+from kvyard.server.gateway.connections import EngineAddress, EngineConnections
+from kvyard.server.gateway.failures import EngineFailed
+
+Writer = asyncio.StreamWriter
+Script = Callable[[Writer, int], Awaitable[None]]
+"""Answers a request, of which it is told how many came before it over this connection."""
+
+
+class Server:
+    """An engine on this loop."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.accepted = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
+        self.accepted += 1
+        number = 0
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+                self.heads.append(head)
+                self.bodies.append(await reader.readexactly(length))
+                await self.script(writer, number)
+                number += 1
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def engine(
+    script: Script, silent: float = PATIENCE
+) -> AsyncIterator[tuple[Server, EngineConnections, EngineAddress]]:
+    server = Server(script)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    made = EngineConnections(PATIENCE, silent)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield server, made, EngineAddress.of(f"http://127.0.0.1:{port}/base")
+    finally:
+        made.close()
+        listening.close()
+
+
+def says(*parts: bytes, close: bool = False) -> Script:
+    async def script(writer: Writer, number: int) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if close:
+            writer.close()
+
+    return script
+
+
+async def whole(
+    connections: EngineConnections, address: EngineAddress, body: bytes | None = b"{}"
+) -> tuple[int, bytes]:
+    found = await connections.take(address)
+    try:
+        await found.ask("POST", b"/v1/x?a=b", [(b"x-a", b"\xff")], body)
+        parts = []
+        while part := await found.read():
+            parts.append(part)
+        status = found.status
+    except BaseException:
+        found.close()
+        raise
+    found.release()
+    return status, b"".join(parts)
+
+
+def test_one_connection_serves_one_request_after_the_other() -> None:
+    async def scenario() -> None:
+        async with engine(says(answer("200 OK", b"yes"))) as (server, connections, address):
+            for size in (2, module.TOGETHER + 1):
+                assert await whole(connections, address, b"x" * size) == (200, b"yes")
+            assert server.accepted == 1
+            assert server.bodies == [b"xx", b"x" * (module.TOGETHER + 1)]
+            assert server.heads[0].startswith(b"POST /base/v1/x?a=b HTTP/1.1\r\nHost: 127.0.0.1:")
+            assert b"\r\nx-a: \xff\r\n" in server.heads[0]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_may_say_first_that_it_goes_on() -> None:
+    async def scenario() -> None:
+        said = b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n" + answer("201 Created", b"yes")
+        async with engine(says(said)) as (server, connections, address):
+            assert await whole(connections, address) == (201, b"yes")
+            assert await whole(connections, address) == (201, b"yes")
+            assert server.accepted == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    async def scenario() -> None:
+        said = says(b"HTTP/1.1 200 OK\r\n\r\n", b"some", b"thing", close=True)
+        async with engine(said) as (server, connections, address):
+            assert await whole(connections, address) == (200, b"something")
+            assert await whole(connections, address) == (200, b"something")
+            assert server.accepted == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (says(close=True), "closed the connection"),
+        (says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", close=True), "closed the connection"),
+        (
+            says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", close=True),
+            "closed the connection",
+        ),
+        (says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n"), "can't be read"),
+        (says(b"no HTTP at all\r\n\r\n"), "can't be read"),
+        (says(b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 40_000), "too long"),
+        (says(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"), "another protocol"),
+    ],
+)
+def test_an_answer_that_breaks_off_or_is_none(said: Script, reason: str) -> None:
+    async def scenario() -> None:
+        async with engine(said) as (_, connections, address):
+            with pytest.raises(EngineFailed, match=reason) as caught:
+                await whole(connections, address)
+            assert caught.value.reached and not caught.value.gone
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_silent_for_too_long() -> None:
+    async def scenario() -> None:
+        async with engine(says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"), silent=0.05) as (_, made, address):
+            with pytest.raises(EngineFailed, match="silent"):
+                await whole(made, address)
+
+    asyncio.run(scenario())
+
+
+def test_no_engine_at_all() -> None:
+    async def scenario() -> None:
+        async with engine(says()) as (_, connections, _address):
+            listening = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+            port = listening.sockets[0].getsockname()[1]
+            listening.close()
+            await listening.wait_closed()
+            with pytest.raises(EngineFailed, match="can't be reached") as caught:
+                await connections.take(EngineAddress.of(f"http://127.0.0.1:{port}"))
+            assert caught.value.gone and not caught.value.reached
+
+    asyncio.run(scenario())
+
+
+def test_what_nobody_asked_for_ends_a_connection() -> None:
+    """An answer too many would be taken for that to the next request."""
+
+    async def scenario() -> None:
+        twice = answer("200 OK", b"yes") + answer("404 Not Found", b"no")
+        async with engine(says(twice)) as (server, connections, address):
+            assert await whole(connections, address) == (200, b"yes")
+            assert await whole(connections, address) == (200, b"yes")
+            assert server.accepted == 2
+        async with engine(says(answer("200 OK", b"yes"))) as (server, connections, address):
+            found = await connections.take(address)
+            await found.ask("GET", b"/", [], None)
+            assert await found.read() == b"yes"
+            found.release()
+            found.data_received(answer("404 Not Found", b"no"))
+            assert await whole(connections, address) == (200, b"yes")
+            assert server.accepted == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_waits_makes_the_engine_wait() -> None:
+    async def scenario() -> None:
+        size = 32 << 20
+        async with engine(says(answer("200 OK", b"x" * size))) as (_, connections, address):
+            found = await connections.take(address)
+            await found.ask("GET", b"/", [], None)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            first = await found.read()
+            assert 0 < len(first) < 4 * module.HIGH_WATER
+            rest = len(first)
+            while part := await found.read():
+                rest += len(part)
+            assert rest == size
+            found.release()
+
+    asyncio.run(scenario())
+
+
+def test_the_end_cancels_those_who_wait() -> None:
+    async def scenario() -> None:
+        async with engine(says()) as (server, connections, address):
+            waiting = asyncio.create_task(whole(connections, address))
+            while not server.heads:
+                await asyncio.sleep(0)
+            connections.close()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(scenario())
+
+
+def test_addresses() -> None:
+    found = EngineAddress.of("https://[::1]/v")
+    assert (found.host, found.port, found.tls, found.authority, found.base) == ("::1", 443, True, b"[::1]", b"/v")
