@@ -55,11 +55,12 @@ def a_wrong_free_count(books: Books) -> None:
 
 
 def a_lost_block(books: Books) -> None:
-    books.pool._loose.pop()
+    books.pool._fresh += 1
 
 
 def a_block_that_is_held_and_free(books: Books) -> None:
-    books.pool._loose[-1] = books.held().ids[0]
+    books.pool._fresh += 1
+    books.pool._loose.append(books.held().ids[0])
 
 
 def a_block_in_two_tables(books: Books) -> None:
@@ -72,7 +73,8 @@ def a_block_twice_in_a_table(books: Books) -> None:
 
 
 def a_foreign_block(books: Books) -> None:
-    books.pool._loose[-1] = 1000
+    books.pool._fresh += 1
+    books.pool._loose.append(1000)
 
 
 def a_held_extent_in_line(books: Books) -> None:

@@ -7,6 +7,7 @@ null block, a placeholder in tables, and never handed out. The pool does not kno
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.eviction import make_order
@@ -16,6 +17,9 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Key, Run
+
+_NUMBERS: Final[list[int]] = []
+"""The numbers of blocks, as objects that all pools share: of a thousand workers, each would have its own sixteen thousand."""
 
 
 class Pool:
@@ -50,8 +54,10 @@ class Pool:
         """What transfers hold, each as a table, since others may split an extent while it is held."""
         self.evicted = 0
         """Cached blocks handed out so far for want of unnamed ones."""
-        # Unnamed free blocks, next to be handed out last.
-        self._loose = list(range(num_blocks - 1, 0, -1))
+        # Unnamed free blocks that were in use before, next to be handed out last. Behind them stand those from ``_fresh`` on,
+        # which never were: they need no list, so a worker that has done nothing takes no room for its blocks.
+        self._loose: list[int] = []
+        self._fresh = 1
         if self.learner is not None:
             self.learner.attach(num_blocks - 1, self.split)
 
@@ -82,8 +88,20 @@ class Pool:
             return taken
         loose.reverse()
         taken, self._loose = loose, []
-        self.evicted -= cut
-        self._evict(-cut, taken)
+        fresh = self._fresh
+        upto = fresh - cut
+        if upto > self.num_blocks:
+            upto = self.num_blocks
+        if upto > fresh:
+            numbers = _NUMBERS
+            if len(numbers) < upto:
+                numbers += range(len(numbers), upto)
+            taken += numbers[fresh:upto]
+            self._fresh = upto
+        left = count - len(taken)
+        if left:
+            self.evicted += left
+            self._evict(left, taken)
         return taken
 
     def _evict(self, count: int, taken: list[int]) -> None:
@@ -196,7 +214,7 @@ class Pool:
     @property
     def unnamed(self) -> int:
         """How many free blocks cache nothing."""
-        return len(self._loose)
+        return len(self._loose) + self.num_blocks - self._fresh
 
     def evict(self, block_ids: Iterable[int]) -> None:
         """Forget what these blocks cache. Who holds them and their place in the line stay as they are.
@@ -253,6 +271,7 @@ class Pool:
             cache_map.clear()
         line.reverse()
         self._loose = line
+        self._fresh = self.num_blocks
         if self.sink is not None:
             self.sink.cleared(self.tier)
         return True
@@ -260,6 +279,7 @@ class Pool:
     def line(self) -> Iterator[int]:
         """The free blocks, next to be handed out first."""
         yield from reversed(self._loose)
+        yield from range(self._fresh, self.num_blocks)
         for extent in self.order:
             yield from reversed(extent.ids)
 

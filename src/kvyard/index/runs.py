@@ -24,6 +24,7 @@ from kvyard.index.places import Holder, Place, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Standing
 
+_TRUSTED = Standing()
 Change: TypeAlias = tuple[bool, int, Chain | None, int, int]
 """Stored or removed, the place, and which blocks of which chain; without a chain the place was cleared."""
 
@@ -172,7 +173,7 @@ class RunIndexer:
             for group in range(len(groups))
         }
         feed = self._feeds[holder] = RunFeed(self.backend, self.dedup, places, self.identity.block_size, self._lag)
-        self._trust()
+        self.scorer.join(holder, _TRUSTED)
         return feed
 
     def detach(self, holder: Holder) -> None:
@@ -180,7 +181,7 @@ class RunIndexer:
         self._feeds.pop(holder).close()
         self.catalog.forget(holder)
         self.places.retire(holder)
-        self._trust()
+        self.scorer.leave(holder)
 
     def share(self, pool: str, members: Iterable[Holder]) -> None:
         """Credit what ``pool`` holds to each of ``members``."""
@@ -203,6 +204,3 @@ class RunIndexer:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""
         self.backend.check_integrity()
         self.dedup.check_integrity()
-
-    def _trust(self) -> None:
-        self.scorer.trust({holder: Standing() for holder in self._feeds}, 0)

@@ -142,6 +142,16 @@ class Scorer:
         self.standings = dict(standings)
         self._untrusted = untrusted
 
+    def join(self, holder: Holder, standing: Standing) -> None:
+        """Answer for ``holder`` too from now on."""
+        self.standings[holder] = standing
+        self._views = None
+
+    def leave(self, holder: Holder) -> None:
+        """Answer for ``holder`` no more."""
+        del self.standings[holder]
+        self._views = None
+
     @property
     def views(self) -> Views:
         """What there is to know of every worker."""

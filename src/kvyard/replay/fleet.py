@@ -86,12 +86,13 @@ class Fleet:
         self._facts = TraceFacts() if any(kind.engine.reads_facts for kind in config.workers) else None
         self._shared = SharedTiers(config, self.indexer)
         scaled = config.autoscale
-        for kind in config.workers:
-            # One for all of a kind, since it remembers what it worked out.
-            pace = engine_pace(kind.engine) if reads_pace or scaled is not None else None
-            for number in range(config.made_of(kind)):
-                self._make(kind, pace)
-                self.workers[-1].alive &= number < kind.count
+        with rarely_collected():
+            for kind in config.workers:
+                # One for all of a kind, since it remembers what it worked out.
+                pace = engine_pace(kind.engine) if reads_pace or scaled is not None else None
+                for number in range(config.made_of(kind)):
+                    self._make(kind, pace)
+                    self.workers[-1].alive &= number < kind.count
         self._shared.credit(self._by_holder)
         self._open = 0
         """Ranks that take requests as they come."""

@@ -6,6 +6,7 @@ the same seed give the same decisions.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -72,6 +73,8 @@ class Router:
         self.overlaps = OverlapView(self.block_size, indexer, memory, alone)
         self._workers: list[Holder | None] = []
         """By slot; ``None`` where a slot is free."""
+        self._free: list[int] = []
+        """Those slots, as a heap."""
         self._roles: list[Role] = []
         """By slot."""
         self._paces = PaceBook()
@@ -80,7 +83,8 @@ class Router:
         self._slots: dict[Holder, int] = {}
         self._draining: set[int] = set()
         self._open: list[int] = []
-        """Slots that may be chosen, in order."""
+        """Slots that may be chosen, in order, as of when it was last asked; see ``_settle``."""
+        self._settled = True
         self._journal = journal
         self._whole = whole
         self._note(did.Began, config=config, seed=seed, block_size=self.block_size)
@@ -103,8 +107,8 @@ class Router:
             raise KvyardError(f"{holder} can't be routed to: name its workers")
         slot = self._slots.get(holder)
         if slot is None:
-            if None in self._workers:
-                slot = self._workers.index(None)
+            if self._free:
+                slot = heappop(self._free)
                 self._workers[slot] = holder
             else:
                 slot = len(self._workers)
@@ -115,7 +119,7 @@ class Router:
             self._paces.put(slot, pace)
         self._roles[slot] = role
         self._draining.discard(slot)
-        self._changed()
+        self._settled = False
         self._note(did.Joined, worker=holder, role=role)
 
     def drain(self, worker: Holder | str) -> None:
@@ -123,7 +127,7 @@ class Router:
         for holder in self._named(worker):
             self._draining.add(self._slots[holder])
             self._note(did.Drained, worker=holder)
-        self._changed()
+        self._settled = False
 
     def remove_worker(self, worker: Holder | str) -> list[object]:
         """Forget a worker and all its load. Returns the ids that were under way there. A bare name means all its ranks."""
@@ -138,8 +142,9 @@ class Router:
             self.policy.gone(slot)
             self._draining.discard(slot)
             self._workers[slot] = None
+            heappush(self._free, slot)
             self._note(did.Left, worker=holder, under_way=tuple(map(str, ids)))
-        self._changed()
+        self._settled = False
         return lost
 
     # -- decisions --------------------------------------------------------------------------------------------------
@@ -264,12 +269,14 @@ class Router:
         self.loads.check_integrity()
         if self.overlaps.memory is not None:
             self.overlaps.memory.check_integrity()
+        self._settle()
         assert self._open == sorted(set(self._slots.values()) - self._draining), "who may be chosen is out of date"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _eligible(self, exclude: Collection[Holder]) -> list[int]:
         """The slots that may be chosen this time. Raises ``KvyardError`` where there is none."""
+        self._settle()
         slots = self._open
         if exclude:
             shut = {self._slots.get(holder) for holder in exclude}
@@ -364,7 +371,11 @@ class Router:
             raise KvyardError(f"there is no worker {worker!s} here")
         return found
 
-    def _changed(self) -> None:
+    def _settle(self) -> None:
+        """See to it that all know who is there: workers come by the thousand, and then it is worked out once."""
+        if self._settled:
+            return
+        self._settled = True
         self._open = sorted(slot for slot in self._slots.values() if slot not in self._draining)
         self.overlaps.changed(self._workers)
 

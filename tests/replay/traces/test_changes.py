@@ -9,7 +9,7 @@ from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
 
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import Trace, open_trace
-from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
+from kvyard.replay.traces.changes import scaled, sliced, tiled, with_arrivals
 
 MS = 1_000_000
 
@@ -109,3 +109,26 @@ def test_arrivals_drawn_anew(talk: Trace) -> None:
     assert not weka.grouped
     with pytest.raises(KvyardError, match="is no law"):
         with_arrivals(talk, "never")
+
+
+def test_tiled(talk: Trace) -> None:
+    rows = list(talk)
+    found = list(tiled(talk, 3))
+    assert found[: len(rows)] == rows
+    assert len({one.id for one in found}) == len(found) == 3 * len(rows)
+    arrivals = [one.arrival for one in found if one.delay is None]
+    assert arrivals == sorted(arrivals)
+    second = found[len(rows) : 2 * len(rows)]
+    for before, after in zip(rows, second, strict=True):
+        assert (before.input_length, before.output_length) == (after.input_length, after.output_length)
+        assert set(before.ids or ()).isdisjoint(after.ids or ())
+        assert len(before.ids or ()) == len(after.ids or ())
+        assert after.session is None or after.session.startswith(before.session or "")
+    shared = [[one.ids[0] == two.ids[0] for one in rows for two in rows if one.ids and two.ids], []]
+    shared[1] = [one.ids[0] == two.ids[0] for one in second for two in second if one.ids and two.ids]
+    assert shared[0] == shared[1]
+
+
+def test_copies_that_make_no_sense(talk: Trace) -> None:
+    with pytest.raises(KvyardError, match="1 time or more"):
+        tiled(talk, 0)

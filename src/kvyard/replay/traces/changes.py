@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from random import Random
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -73,6 +74,46 @@ def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
             yield replace(one, arrival=next(times) if one.delay is None else 0)
 
     return Trace(f"{trace.name} with {law}", trace.format, rows)
+
+
+_APART: Final = 1 << 40
+"""What the ids of one copy are apart from those of the next: more than any recorder has numbered so far."""
+
+
+def tiled(trace: Trace, times: int) -> Trace:
+    """The trace ``times`` times, one copy after the other, each with names and ids of its own: no copy shares anything with
+    another. The first is the trace as it is. Raises ``KvyardError`` for less than one, and for sessions without a common clock.
+    """
+    if times < 1:
+        raise KvyardError(f"a trace can be repeated 1 time or more, not {times}")
+    if trace.grouped:
+        raise KvyardError(f"{trace.name}: its sessions have no common clock, so no copy can follow another")
+
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
+        last = offset = seen = 0
+        for copy in range(times):
+            if copy:
+                offset = last + last // max(1, seen)  # as far behind the last request as requests are apart on average
+            for one in trace.rows(tally if not copy else ReadingTally()):
+                seen += 1
+                last = max(last, offset + one.arrival)
+                yield _renamed(one, copy, offset) if copy else one
+
+    return Trace(f"{trace.name}, {times} times", trace.format, rows)
+
+
+def _renamed(one: TraceRequest, copy: int, offset: int) -> TraceRequest:
+    end = f"~{copy}"
+    return replace(
+        one,
+        id=one.id + end,
+        arrival=one.arrival + offset,
+        ids=None if one.ids is None else [id_ + copy * _APART for id_ in one.ids],
+        session=None if one.session is None else one.session + end,
+        root=None if one.root is None else one.root + end,
+        after=tuple([name + end for name in one.after]),
+        salt=f"{one.salt or ''}{end}" if one.tokens is not None else one.salt,
+    )
 
 
 def sliced(
