@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""Break kvyard in many small ways, one at a time, and see whether a test notices.
+
+    make mutants                          300 of them, drawn by seed 1, two at a time; goes on where it was stopped
+    scripts/mutate.py --count 50 --seed 7 --package tiers
+    scripts/mutate.py --list              what would be tried, without trying it
+    scripts/mutate.py --report            what is known so far
+
+A mutant is one place in ``src/kvyard`` where one operator, constant, condition or statement is another. The draw takes packages
+in proportion to their lines of code, and places within a package at random. Each mutant is tried in a copy of the tree against
+the tests that lie nearest first: those of its module, of its package, and of the packages that use it. Results are kept in
+``build/mutants``. Mutants that nothing can tell from the original are argued one by one in ``tests/equivalent_mutants.toml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "kvyard"
+KEPT = ROOT / "build" / "mutants"
+EQUIVALENT = ROOT / "tests" / "equivalent_mutants.toml"
+PATIENCE = 300
+"""Seconds for one stage of tests. A mutant that takes longer hangs, which a person notices."""
+
+USERS = {
+    "hashing": ["blocks", "events", "index"],
+    "events": ["index", "blocks", "engine", "server/indexer"],
+    "blocks": ["engine", "tiers", "replay"],
+    "tiers": ["engine", "replay"],
+    "engine": ["replay", "server/mock"],
+    "index": ["router", "replay", "server/indexer"],
+    "router": ["replay", "server/gateway"],
+    "replay": ["cli"],
+    "server": ["cli", "deploy"],
+    "": ["cli", "replay", "server"],
+}
+"""Packages of tests that use a package's code for real, nearest first."""
+
+COMPARED = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+COMPUTED = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult,
+    ast.Mod: ast.Add,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any", "append": "appendleft", "sorted": "list"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    path: str
+    line: int
+    column: int
+    before: str
+    after: str
+    text: str
+    """The whole line as it stands, by which an argued equivalent is known again when lines move."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}:{self.line}:{self.column} {self.before} -> {self.after}"
+
+    @property
+    def package(self) -> str:
+        parts = Path(self.path).parts
+        return parts[2] if len(parts) > 3 else ""
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """What a node may be instead."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
+        yield _with(node, ops=[COMPARED[type(node.ops[0])]()])
+    elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in COMPUTED and not _is_text(node):
+        yield _with(node, op=COMPUTED[type(node.op)]())
+    elif isinstance(node, ast.BoolOp):
+        yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node, (ast.If, ast.While)) and isinstance(node.test, (ast.Name, ast.Call, ast.Attribute)):
+        yield ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.IfExp):
+        yield _with(node, body=node.orelse, orelse=node.body)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Await)):
+        yield ast.Pass()
+    elif isinstance(node, ast.Break):
+        yield ast.Continue()
+    elif isinstance(node, ast.Continue):
+        yield ast.Break()
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SWAPPED:
+        yield _with(node, func=ast.Name(SWAPPED[node.func.id]))
+
+
+def places(path: Path) -> Iterator[Mutant]:
+    text = path.read_text()
+    lines = text.splitlines()
+    for node in _alive(ast.parse(text)):
+        # A condition is changed where it stands, not with all that depends on it.
+        old = node.test if isinstance(node, (ast.If, ast.While)) else node
+        for new in changes(node):
+            if not isinstance(old, (ast.expr, ast.stmt)) or old.lineno != old.end_lineno:
+                continue
+            before = lines[old.lineno - 1].encode()[old.col_offset : old.end_col_offset].decode()
+            # Parentheses around what stands inside an expression.
+            after = ast.unparse(ast.fix_missing_locations(new))
+            if isinstance(old, ast.expr) and not isinstance(new, (ast.Constant, ast.Name, ast.Call)):
+                after = f"({after})"
+            where = str(path.relative_to(ROOT))
+            yield Mutant(where, old.lineno, old.col_offset, before, after, lines[old.lineno - 1].strip())
+
+
+def _alive(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below that do something at run time: no annotations, no texts, no declarations."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)):
+        return
+    if isinstance(node, ast.Call) and _declares(node):
+        return
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and "log" in ast.unparse(node.value.func):
+        return
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in {"annotation", "returns", "decorator_list", "slice" if _is_type(node) else ""}:
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _alive(child)
+
+
+def _declares(node: ast.Call) -> bool:
+    """Whether a call says what an option is and what it is for, rather than doing something."""
+    return ast.unparse(node.func).split(".")[-1] in {"add_argument", "Option", "field", "setting", "NewType", "TypeVar"}
+
+
+def _is_type(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
+
+
+def _is_text(node: ast.BinOp | ast.AugAssign) -> bool:
+    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
+    return any(
+        isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Constant) and not _number(part)) for part in parts
+    )
+
+
+def _number(node: ast.Constant) -> bool:
+    return isinstance(node.value, (int, float))
+
+
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def draw(count: int, seed: int, package: str | None) -> list[Mutant]:
+    """As many mutants of each package as its share of the lines; the same for the same seed and source."""
+    rng = random.Random(seed)
+    found: dict[str, list[Mutant]] = {}
+    lines: Counter[str] = Counter()
+    for path in sorted(SOURCE.rglob("*.py")):
+        relative = path.relative_to(SOURCE)
+        name = relative.parts[0] if len(relative.parts) > 1 else ""
+        if package is not None and name != package:
+            continue
+        found.setdefault(name, []).extend(places(path))
+        lines[name] += len(path.read_text().splitlines())
+    whole = sum(lines.values())
+    drawn: list[Mutant] = []
+    for name in sorted(found):
+        share = round(count * lines[name] / whole)
+        drawn += rng.sample(found[name], min(share, len(found[name])))
+    rng.shuffle(drawn)
+    return drawn
+
+
+def stages(mutant: Mutant) -> Iterator[list[str]]:
+    """Tests to run, nearest first; a stage leaves out what an earlier one ran."""
+    relative = Path(mutant.path).relative_to("src/kvyard")
+    folder = ROOT / "tests" / relative.parent
+    own = sorted(folder.glob(f"test_{relative.stem}*.py")) if folder.is_dir() else []
+    if own:
+        yield [str(path.relative_to(ROOT)) for path in own]
+    while not folder.is_dir():
+        folder = folder.parent
+    done: list[Path] = []
+    while True:
+        yield _tests(folder, done, deep=folder != ROOT / "tests")
+        done.append(folder)
+        if folder.parent in (ROOT / "tests", ROOT) or folder == ROOT / "tests":
+            break
+        folder = folder.parent
+    for user in USERS.get(mutant.package, []):
+        yield _tests(ROOT / "tests" / user, done, deep=True)
+        done.append(ROOT / "tests" / user)
+
+
+def _tests(folder: Path, but: list[Path], deep: bool) -> list[str]:
+    paths = folder.rglob("test_*.py") if deep else folder.glob("test_*.py")
+    return [str(p.relative_to(ROOT)) for p in sorted(paths) if not any(p.is_relative_to(one) for one in but)]
+
+
+def attempt(mutant: Mutant, tree: Path) -> dict[str, object]:
+    """Run a mutant's tests in ``tree``, which is as it was afterwards."""
+    target = tree / mutant.path
+    original = target.read_text()
+    lines = original.splitlines(keepends=True)
+    line, at = lines[mutant.line - 1].encode(), mutant.column
+    changed = line[:at] + mutant.after.encode() + line[at + len(mutant.before.encode()) :]
+    lines[mutant.line - 1] = changed.decode()
+    result: dict[str, object] = {**asdict(mutant), "verdict": "survived", "by": "", "seconds": 0.0}
+    began = time.monotonic()
+    try:
+        target.write_text("".join(lines))
+        for tests in stages(mutant):
+            if not tests:
+                continue
+            verdict = _run(tests, tree)
+            if verdict != "passed":
+                result["verdict"], result["by"] = ("killed", verdict) if verdict != "hangs" else ("killed", "too long")
+                break
+    finally:
+        target.write_text(original)
+    result["seconds"] = round(time.monotonic() - began, 1)
+    return result
+
+
+def _run(tests: list[str], tree: Path) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        *tests,
+    ]
+    env = {**os.environ, "PYTHONPATH": str(tree / "src"), "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen(
+        command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as child:
+        try:
+            out, _ = child.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return "hangs"
+    if child.returncode in (0, 5):  # 5: nothing was collected
+        return "passed"
+    named = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return named[0].split(" - ")[0] if named else out[-200:]
+
+
+def plant(number: int) -> Path:
+    """A copy of the tree as it is committed, for one process to break."""
+    tree = KEPT / f"tree-{number}" / "main"
+    if tree.exists():
+        shutil.rmtree(tree)
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(tree)], check=True)
+    shared, link = ROOT.parent / "shared", tree.parent / "shared"
+    if shared.exists() and not link.exists():
+        link.symlink_to(shared)
+    return tree
+
+
+def argued() -> dict[tuple[str, str, str, str], str]:
+    """Why each mutant that is known to be equivalent is."""
+    if not EQUIVALENT.exists():
+        return {}
+    found = tomllib.loads(EQUIVALENT.read_text())["mutant"]
+    return {(one["path"], one["text"], one["before"], one["after"]): one["because"] for one in found}
+
+
+def report(results: list[dict[str, object]]) -> None:
+    reasons = argued()
+    verdicts: dict[str, Counter[str]] = {}
+    left = []
+    for one in results:
+        key = (str(one["path"]), str(one["text"]), str(one["before"]), str(one["after"]))
+        verdict = "equivalent" if one["verdict"] == "survived" and key in reasons else str(one["verdict"])
+        package = Path(str(one["path"])).relative_to("src/kvyard").parts[0].removesuffix(".py")
+        verdicts.setdefault(package, Counter())[verdict] += 1
+        if verdict == "survived":
+            left.append(one)
+    for one in left:
+        print(f"{one['path']}:{one['line']}: {one['before']} -> {one['after']}\n    {one['text']}")
+    whole = sum(verdicts.values(), Counter())
+    for package, counted in [*sorted(verdicts.items()), ("all", whole)]:
+        killed, tried = counted["killed"], counted.total()
+        print(
+            f"{package:12} {killed:4} of {tried:4} killed, {counted['equivalent']:3} equivalent, {counted['survived']:3} left"
+        )
+    if tried := whole.total():
+        print(f"{whole['killed'] / tried:.1%} killed, {whole['equivalent'] / tried:.1%} equivalent")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--count", type=int, default=300, help="how many to draw (300)")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")
+    parser.add_argument("--package", help="only this package of kvyard")
+    parser.add_argument("--jobs", type=int, default=2, help="at a time (2)")
+    parser.add_argument("--minutes", type=float, help="begin no other after this time")
+    parser.add_argument("--list", action="store_true", help="show what would be tried")
+    parser.add_argument("--report", action="store_true", help="show what is known")
+    asked = parser.parse_args()
+    drawn = draw(asked.count, asked.seed, asked.package)
+    if asked.list:
+        print(*(mutant.name for mutant in drawn), sep="\n")
+        return 0
+    file = KEPT / f"{asked.package or 'all'}-{asked.seed}.jsonl"
+    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    of_draw = {(m.path, m.text, m.column, m.before, m.after) for m in drawn}
+    tried = {
+        key: one
+        for one in known
+        if (key := tuple(one[k] for k in ("path", "text", "column", "before", "after"))) in of_draw
+    }
+    todo = [m for m in drawn if (m.path, m.text, m.column, m.before, m.after) not in tried]
+    results = list(tried.values())
+    if asked.report or not todo:
+        report(results)
+        return 0
+    if subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT, check=False).returncode:
+        print("mutate: commit first: mutants are made of what is committed", file=sys.stderr)
+        return 2
+    trees = [plant(number) for number in range(asked.jobs)]
+    end = time.monotonic() + asked.minutes * 60 if asked.minutes else float("inf")
+    with file.open("a") as out, concurrent.futures.ThreadPoolExecutor(asked.jobs) as threads:
+
+        def one(mutant: Mutant) -> dict[str, object] | None:
+            if time.monotonic() > end:
+                return None
+            tree = trees.pop()
+            try:
+                return attempt(mutant, tree)
+            finally:
+                trees.append(tree)
+
+        try:
+            for at, done in enumerate(threads.map(one, todo)):
+                if done is None:
+                    break
+                out.write(json.dumps(done) + "\n")
+                out.flush()
+                results.append(done)
+                shown = f"{done['path']}:{done['line']} {done['before']} -> {done['after']}"
+                print(
+                    f"{at + 1}/{len(todo)} {done['verdict']:8} {done['seconds']:6} s  {shown}  {done['by']}", flush=True
+                )
+        except KeyboardInterrupt:
+            threads.shutdown(cancel_futures=True)
+            print("mutate: stopped; the same command goes on from here", file=sys.stderr)
+    report(results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
