@@ -55,6 +55,7 @@ class Job(Request):
         "output",
         "preemptions",
         "priority",
+        "pulled",
         "received",
         "serial",
         "state",
@@ -102,6 +103,8 @@ class Job(Request):
         self.loaded = 0
         """Tokens that came, or are coming, from lower tiers for its next admission."""
         self.loaded_by_tier: tuple[int, ...] = ()
+        self.pulled = 0
+        """How many of ``loaded`` came from another worker."""
         self.left = 0
         """Tokens that lower tiers had for its last admission, and that were left there to be computed."""
         self.handed_over = False

@@ -106,6 +106,7 @@ class Lifecycle:
             job.tier_tokens = job.loaded_by_tier
         self.watcher.admitted(job, now, cached, past - cached)
         job.loaded, job.loaded_by_tier = 0, ()
+        job.pulled = 0
 
     def enter(self, job: Job, now: int) -> None:
         """``job``, which was just started and whose prompt another worker computed, decodes in the pass being formed."""

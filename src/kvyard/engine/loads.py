@@ -53,6 +53,7 @@ class Loads(LoadSource):
         self.parked[job.id] = job
         if step is LoadStep.STARTED:
             job.loaded, job.loaded_by_tier = outcome.tokens, outcome.by_tier
+            job.pulled = outcome.pulled
         else:
             self._deferred.append(job)
         return outcome.tokens
@@ -92,7 +93,7 @@ class Loads(LoadSource):
 
     def give_back(self, job: Job, now: int, bar: bool) -> None:
         self.offload.forget(job, now)
-        job.loaded, job.loaded_by_tier = 0, ()
+        job.loaded, job.loaded_by_tier, job.pulled = 0, (), 0
         if bar:
             self._barred.add(job.id)
 

@@ -163,6 +163,8 @@ class RunIndexer:
         self.scorer = Scorer(self.places, self.catalog, self.backend, block_size)
         self._lag = lag
         self._feeds: dict[Holder, RunFeed] = {}
+        self._narrow: dict[tuple[Tier, ...], Scorer] = {}
+        """Scorers for which only some tiers exist."""
 
     def attach(self, holder: Holder, groups: Sequence[GroupSpec], tiers: Iterable[Tier]) -> RunFeed:
         """The feed for ``holder``'s caches on ``tiers``; give it to them as their sink."""
@@ -173,7 +175,8 @@ class RunIndexer:
             for group in range(len(groups))
         }
         feed = self._feeds[holder] = RunFeed(self.backend, self.dedup, places, self.identity.block_size, self._lag)
-        self.scorer.join(holder, _TRUSTED)
+        for scorer in (self.scorer, *self._narrow.values()):
+            scorer.join(holder, _TRUSTED)
         return feed
 
     def detach(self, holder: Holder) -> None:
@@ -181,7 +184,8 @@ class RunIndexer:
         self._feeds.pop(holder).close()
         self.catalog.forget(holder)
         self.places.retire(holder)
-        self.scorer.leave(holder)
+        for scorer in (self.scorer, *self._narrow.values()):
+            scorer.leave(holder)
 
     def share(self, pool: str, members: Iterable[Holder]) -> None:
         """Credit what ``pool`` holds to each of ``members``."""
@@ -192,9 +196,17 @@ class RunIndexer:
         for feed in self._feeds.values():
             feed.flush(now)
 
-    def roster(self, workers: Sequence[Holder]) -> Roster:
-        """Workers in an order of the caller's, to ask ``reaches`` about."""
-        return Roster(self.scorer, workers)
+    def roster(self, workers: Sequence[Holder], tiers: tuple[Tier, ...] | None = None) -> Roster:
+        """Workers in an order of the caller's, to ask ``reaches`` about; of all tiers, or of ``tiers`` alone."""
+        if tiers is None:
+            return Roster(self.scorer, workers)
+        scorer = self._narrow.get(tiers)
+        if scorer is None:
+            weights = dict.fromkeys(tiers, 1.0)
+            scorer = Scorer(self.places, self.catalog, self.backend, self.identity.block_size, weights)
+            scorer.trust(self.scorer.standings, 0)
+            self._narrow[tiers] = scorer
+        return Roster(scorer, workers)
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""

@@ -21,6 +21,11 @@ SCALING: Final = 6
 PASS_START: Final = 7
 SAMPLE: Final = 8
 
+NETWORK: Final = 0
+"""Which of HANDOVER: something arrives over the network,"""
+COMPUTED: Final = 1
+"""or prompts were computed just now."""
+
 _KINDS: Final = 9
 _BITS: Final = 32
 _NUMBER: Final = (1 << _BITS) - 1

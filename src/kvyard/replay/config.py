@@ -67,7 +67,47 @@ system files. ``pcie5`` is what an H200 was measured at here (docs/links.md). ``
 """
 
 
-class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ways between workers, for all that travels there."""
+
+    heading: ClassVar[str] = "The network between workers"
+    nic: Annotated[str, Setting("A worker's way to others: {choices}.", flag=True, choices=NICS.keys)] = "cx7"
+    nic_bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s out of a worker and into it, if not the nic's.", flag=True, parse=bandwidth),
+    ] = None
+    nic_latency: Annotated[
+        int | None, Setting("Until the first byte of what travels, if not the nic's.", parse=duration)
+    ] = None
+    node_bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting("GB/s out of a node and into it, which its workers share.", parse=bandwidth),
+    ] = None
+    workers_per_node: Annotated[int, Setting("Workers of a node, in the order of the fleet.")] = 8
+    contention: Annotated[bool, Setting("Off: each transfer has the network to itself, as Dynamo's replay has it.")] = (
+        True
+    )
+
+    @property
+    def bandwidth(self) -> tuple[int | None, int | None]:
+        """Bytes per second out of a worker and into it."""
+        speed = NICS[self.nic][0]
+        return self.nic_bandwidth or (speed, speed)
+
+    @property
+    def latency(self) -> int:
+        """Nanoseconds."""
+        return NICS[self.nic][1] if self.nic_latency is None else self.nic_latency
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for what can't be."""
+        if self.nic not in NICS:
+            raise KvyardError(f"unknown nic {self.nic!r}: choose one of {', '.join(NICS)}")
+        if self.workers_per_node < 1:
+            raise KvyardError(f"workers_per_node must be at least 1, got {self.workers_per_node}")
+
+
+class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How prompts go from prefill to decode workers."""
 
     heading: ClassVar[str] = "Prefill and decode apart"
@@ -83,20 +123,6 @@ class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "Whether a decode worker is chosen, and keeps room, after the prompt is computed or before: {choices}."
         ),
     ] = "source-first"
-    nic: Annotated[str, Setting("A worker's way to others: {choices}.", flag=True, choices=NICS.keys)] = "cx7"
-    nic_bandwidth: Annotated[
-        tuple[int | None, int | None] | None,
-        Setting("GB/s out of a worker and into it, if not the nic's.", flag=True, parse=bandwidth),
-    ] = None
-    nic_latency: Annotated[int | None, Setting("Until the first byte of a hand-over.", parse=duration)] = None
-    node_bandwidth: Annotated[
-        tuple[int | None, int | None] | None,
-        Setting("GB/s out of a node and into it, which its workers share.", parse=bandwidth),
-    ] = None
-    workers_per_node: Annotated[int, Setting("Workers of a node, in the order of the fleet.")] = 8
-    contention: Annotated[
-        bool, Setting("Off: each hand-over has the network to itself, as Dynamo's replay has it.")
-    ] = True
     streamed: Annotated[float, Setting("The share of a prompt that is sent while it is computed, layer by layer.")] = (
         0.0
     )
@@ -106,26 +132,61 @@ class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Setting("What is sent: blocks that the decode worker lacks, or every token of the prompt ({choices})."),
     ] = "missing"
 
-    @property
-    def bandwidth(self) -> tuple[int | None, int | None]:
-        """Bytes per second out of a worker and into it."""
-        speed = NICS[self.nic][0]
-        return self.nic_bandwidth or (speed, speed)
-
-    @property
-    def latency(self) -> int:
-        """Nanoseconds."""
-        return NICS[self.nic][1] if self.nic_latency is None else self.nic_latency
-
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
         make_decider(self.decider, self.decider_options)
-        if self.nic not in NICS:
-            raise KvyardError(f"unknown nic {self.nic!r}: choose one of {', '.join(NICS)}")
+        super().check()
         if not 0 <= self.streamed <= 1:
             raise KvyardError(f"streamed is a share from 0 to 1, got {self.streamed}")
-        if self.workers_per_node < 1:
-            raise KvyardError(f"workers_per_node must be at least 1, got {self.workers_per_node}")
+
+
+class PullConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a worker gets from others what they have of a prompt."""
+
+    source: str = "host"
+    """Where it is read: in the other's ``host`` tier, or on its ``device``."""
+    min_lead: int = 1024
+    """Tokens that the other must have beyond this worker's own."""
+    tolerance: int = 1
+    """Blocks by which a source may be behind the best one, if it has less to do."""
+    in_flight: int = 8
+    """Pulls into one worker at a time; beyond that, prompts are computed."""
+
+    def check(self) -> None:
+        """Raise ``KvyardError`` for what can't be."""
+        if self.source not in ("host", "device"):
+            raise KvyardError(f"peer_pull reads from host or device, not from {self.source!r}")
+        for key, least in (("min_lead", 1), ("tolerance", 0), ("in_flight", 1)):
+            if getattr(self, key) < least:
+                raise KvyardError(f"peer_pull: {key} must be at least {least}, got {getattr(self, key)}")
+
+
+def read_pull(name: str, value: object) -> PullConfig | None:
+    """``host`` or ``device``, then ``:NAME=VALUE,...``; or a table with ``source`` and the same names. ``off`` for none.
+    Raises ``KvyardError`` for anything else.
+    """
+    if value is True:
+        value = "host"
+    if value is False or value == "off":
+        return None
+    if isinstance(value, str):
+        head, _, rest = value.partition(":")
+        pairs = [one.partition("=") for one in rest.split(",") if one.strip()]
+        value = {"source": head.strip(), **{key.strip(): worth.strip() for key, _, worth in pairs}}
+    if not isinstance(value, Mapping):
+        raise KvyardError(f"{name} is {value!r}: write host or device, such as host:min_lead=1024,in_flight=8")
+    own: dict[str, Any] = {}
+    for key, worth in value.items():
+        if key == "source":
+            own[key] = str(worth)
+        elif key in PullConfig.__struct_fields__:
+            own[key] = count(f"{name}, {key}", worth)
+        else:
+            known = ", ".join(field for field in PullConfig.__struct_fields__ if field != "source")
+            raise KvyardError(f"{name} has no {key!r}: it has {known}")
+    made = PullConfig(**own)
+    made.check()
+    return made
 
 
 class AutoscaleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,6 +305,16 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         Setting("The policy among decode workers. [default: the fewest blocks held]", flag=True, parse=_router),
     ] = None
     handover: HandoverConfig = HandoverConfig()
+    """Its network is also the one of ``peer_pull``."""
+    peer_pull: Annotated[
+        PullConfig | None,
+        Setting(
+            "Prefixes that only another worker has are fetched from its host or device, as in "
+            "host:min_lead=1024,in_flight=8.",
+            flag=True,
+            parse=read_pull,
+        ),
+    ] = None
     autoscale: Annotated[
         AutoscaleConfig | None,
         Setting(
@@ -315,6 +386,29 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
                     "hand-overs need to know what a block takes: say model, or bytes_per_block beside groups"
                 )
 
+    def _check_pulls(self, pulls: PullConfig) -> None:
+        pulls.check()
+        self.handover.check()
+        first = self.workers[0].engine
+        for kind in self.workers:
+            engine = kind.engine
+            if engine.tiers is None:
+                raise KvyardError("peer_pull lands in a worker's host tier: give host_blocks or host_bytes")
+            if engine.tiers.shared:
+                raise KvyardError("peer_pull is not modelled with shared tiers: make them private")
+            if engine.specs != first.specs or engine.bytes_per_block != first.bytes_per_block:
+                raise KvyardError("workers that pull from each other must have the same attention groups and blocks")
+            assert first.tiers is not None
+            if engine.tiers.blocks_per_chunk != first.tiers.blocks_per_chunk:
+                raise KvyardError("workers that pull from each other must have the same blocks_per_chunk")
+            if pulls.source == "device":
+                if engine.tiers.blocks_per_chunk > 1:
+                    raise KvyardError("peer_pull from a device reads single blocks: leave out blocks_per_chunk")
+                if engine.decides_ahead or engine.speculative is not None:
+                    raise KvyardError(
+                        "peer_pull from a device is not modelled with async_scheduling and draft tokens: pull from host"
+                    )
+
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
         super().check()
@@ -326,6 +420,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             raise KvyardError("no worker is there at the start: let one start at 0")
         if self.disaggregated:
             self._check_roles()
+        if self.peer_pull is not None:
+            self._check_pulls(self.peer_pull)
         if self.autoscale is not None:
             self._check_autoscale(self.autoscale)
         if self.samples < 2:
@@ -334,7 +430,7 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             raise KvyardError(f"event_lag must not be negative, got {self.event_lag}")
         sizes = {min(spec.block_size for spec in kind.engine.specs) for kind in self.workers}
         policy = make_policy(self.router)
-        if len(sizes) > 1 and (policy.needs_index or policy.memory is not None):
+        if len(sizes) > 1 and (policy.needs_index or policy.memory is not None or self.peer_pull is not None):
             raise KvyardError(
                 f"workers have block sizes {', '.join(map(str, sorted(sizes)))}: {self.router.policy} routing needs one"
             )

@@ -23,6 +23,7 @@ from kvyard.replay.agenda import (
     ARRIVAL,
     HANDOVER,
     LANDING,
+    NETWORK,
     PASS_END,
     PASS_START,
     REROUTING,
@@ -36,6 +37,8 @@ from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.facts import TraceFacts
 from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.heeding import hints_of
+from kvyard.replay.network import make_fabric
+from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder, Seen
 from kvyard.replay.scaling.autoscaler import Autoscaler, make_autoscaler
@@ -45,6 +48,7 @@ from kvyard.replay.worker import SampleSeries, Worker
 from kvyard.router import Decision, Router, RouterConfig, RouteRequest
 from kvyard.router.pace import Pace, engine_pace
 from kvyard.router.policies import make_policy
+from kvyard.tiers.fabric import Fabric
 
 
 class Fleet:
@@ -73,9 +77,10 @@ class Fleet:
         self._homeless: list[TraceRequest] = []
         """Requests that came when no worker took any."""
         policies = [make_policy(router) for router in config.routers]
-        self._reads_keys = any(policy.needs_keys for policy in policies)
+        pulling = config.peer_pull is not None
+        self._reads_keys = pulling or any(policy.needs_keys for policy in policies)
         self._heeds = any(kind.engine.heed_hints for kind in config.workers)
-        indexed = any(policy.needs_index for policy in policies)
+        indexed = pulling or any(policy.needs_index for policy in policies)
         self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if indexed else None
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
         self._paces: dict[Holder, Pace | None] = {}
@@ -85,6 +90,12 @@ class Fleet:
         """What is planned for workers, as the agenda numbers it."""
         self._facts = TraceFacts() if any(kind.engine.reads_facts for kind in config.workers) else None
         self._shared = SharedTiers(config, self.indexer)
+        self.fabric: Fabric | None = self._make_fabric()
+        """What leads from worker to worker, if anything travels there."""
+        self.pulls: FleetPulls | None = None
+        if config.peer_pull is not None:
+            assert self.fabric is not None and self.indexer is not None
+            self.pulls = FleetPulls(config.peer_pull, self.fabric, self.indexer, self.workers, self._touch_worker)
         scaled = config.autoscale
         with rarely_collected():
             for kind in config.workers:
@@ -113,6 +124,9 @@ class Fleet:
                 self._go,
                 self._switch_off,
             )
+
+    def _make_fabric(self) -> Fabric | None:
+        return make_fabric(self.config.handover) if self.config.peer_pull is not None else None
 
     def _make_router(self, config: RouterConfig, number: int) -> Router:
         routing = replace(config, block_size=config.block_size or self._block_size)
@@ -204,6 +218,9 @@ class Fleet:
             and not self._homeless
         )
 
+    def _touch_worker(self, worker: Worker, now: int) -> None:
+        self._touch(worker.number, now)
+
     def _touch(self, number: int, now: int) -> None:
         """Something happened to a worker: it may start a pass at the end of this instant."""
         self._touched.add(number)
@@ -217,11 +234,30 @@ class Fleet:
                     self._agenda.put(worker.engine.next_decision(), PASS_END, worker.number)
             self._agenda.put(self._shared.due(), LANDING)
             return
+        if self.pulls is not None:
+            self._start_in_order(touched, now)
+            return
         for number in sorted(touched) if len(touched) > 1 else touched:
             worker = self.workers[number]
             if worker.alive:
                 worker.engine.begin(now)
                 self._agenda.put(worker.engine.next_decision(), PASS_END, number)
+
+    def _start_in_order(self, touched: set[int], now: int) -> None:
+        """The same, where one that begins may pull from another: if that has a pass to start too, it starts in its turn."""
+        ready = sorted(touched)
+        while ready:
+            number = ready.pop(0)
+            worker = self.workers[number]
+            if worker.alive:
+                worker.engine.begin(now)
+                self._agenda.put(worker.engine.next_decision(), PASS_END, number)
+            later = [other for other in self._touched if other > number]
+            if later:
+                self._touched.difference_update(later)
+                ready = sorted({*ready, *later})
+        assert self.fabric is not None
+        self._agenda.put(self.fabric.due(), HANDOVER, NETWORK)
 
     def _sample(self, now: int) -> None:
         for worker in self.workers:
@@ -274,6 +310,8 @@ class Fleet:
         decision = self.router.route(self._request(row, job), now)
         worker, rank = self._by_holder[decision.worker]
         self._note_route(record, decision, worker.name_of(rank))
+        if self.pulls is not None:
+            self.pulls.expect(job, decision, self.router.load)
         if worker.block_size != self._block_size:
             facts = job.facts
             job = self._job(row, record, worker.block_size)
@@ -370,6 +408,8 @@ class Fleet:
                 peer=self._peer(worker),
             )
             worker.add(core, recorder)
+            if self.pulls is not None:
+                self.pulls.join(worker, holder, core)
         self.workers.append(worker)
         worker.alive = kind.start == 0
         for when, what in ((kind.start, "start"), (kind.drain, "drain"), (kind.fail, "fail")):
@@ -453,6 +493,8 @@ class Fleet:
         for core in worker.cores:
             if core.offload is not None:
                 core.offload.close(now)
+        if self.pulls is not None:
+            self.pulls.leave(worker, holders, now)
         self._lose(worker, now)
         worker.jobs = {}
 
@@ -465,6 +507,8 @@ class Fleet:
         for holder, (home, _) in self._by_holder.items():
             if home is worker:
                 self._enlist(holder, worker)
+                if self.pulls is not None:
+                    self.pulls.back(holder)
 
     def _go(self, worker: Worker, now: int) -> None:
         """``worker`` takes no more requests, and those that wait there may go elsewhere."""
@@ -491,6 +535,11 @@ class Fleet:
     def _switch_off(self, worker: Worker, now: int) -> int:
         """``worker``, which has nothing to do, is gone; returns how many cached blocks went with it."""
         lost = 0
+        if self.pulls is not None:
+            self.pulls.leave(worker, [holder for holder, (home, _) in self._by_holder.items() if home is worker], now)
+            for core in worker.cores:
+                if core.offload is not None:
+                    core.offload.tick(now)  # what it pulled is given up, too
         for core in worker.cores:
             pools = [core.scheduler.manager.pool]
             if core.offload is not None:
@@ -518,8 +567,10 @@ class Fleet:
         self._homeless.append(row)
 
     def _hand_over(self, now: int) -> None:
-        """Prompts that were computed, or have arrived, by ``now`` go on. Only where workers have different roles."""
-        raise NotImplementedError
+        """What travels from worker to worker, and has arrived by ``now``, is there."""
+        assert self.fabric is not None
+        self.fabric.land(now)
+        self._agenda.put(self.fabric.due(), HANDOVER, NETWORK)
 
     def _reroute(self, now: int) -> None:
         """Route the requests that wait for a worker, if one takes any."""

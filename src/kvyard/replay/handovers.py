@@ -7,17 +7,17 @@ Blocks on both sides are held until the transfer has landed. It shares the netwo
 and its node's. If either worker fails before that, the request starts over, and nothing stays behind.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from kvyard.blocks.use import RequestFacts
-from kvyard.clock import MS
 from kvyard.engine.handovers import HandoverLoads, HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.replay.config import HandoverConfig
 from kvyard.replay.record import Record, Stages
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import Worker
-from kvyard.tiers.network import Flow, Network
+from kvyard.tiers.fabric import Fabric
+from kvyard.tiers.network import Flow
 
 
 class Handover:
@@ -60,14 +60,20 @@ class Handovers:
     """All hand-overs of a fleet, and the network that they share. The fleet says who computes and who decodes."""
 
     def __init__(
-        self, config: HandoverConfig, block_bytes: int, block_size: int, touch: Callable[[Worker], None]
+        self,
+        config: HandoverConfig,
+        fabric: Fabric,
+        block_bytes: int,
+        block_size: int,
+        touch: Callable[[Worker], None],
     ) -> None:
         """``touch`` is called with workers for which something has changed."""
         self.config = config
         self._block_bytes = block_bytes
         self._block_size = block_size
         self._touch = touch
-        self.network = Network(config.latency, shared=config.contention)
+        self.fabric = fabric
+        self.network = fabric.network
         self.under_way: dict[str, Handover] = {}
         """By request, from its arrival until it decodes."""
         self._by_flow: dict[int, Handover] = {}
@@ -77,31 +83,12 @@ class Handovers:
 
     def join(self, worker: Worker) -> "WorkerPeer":
         """A worker takes part from now on."""
-        out, into = self.config.bandwidth
-        self.network.add_port(("out", worker.number), out)
-        self.network.add_port(("in", worker.number), into)
-        if self.config.node_bandwidth is not None:
-            node = worker.number // self.config.workers_per_node
-            self.network.add_port(("node out", node), self.config.node_bandwidth[0])
-            self.network.add_port(("node in", node), self.config.node_bandwidth[1])
+        self.fabric.join(worker.number)
         return WorkerPeer(self)
-
-    def ports(self, source: Worker, target: Worker) -> list[Hashable]:
-        """What a transfer from one worker to another goes through: nothing for a worker to itself."""
-        if source is target:
-            return []
-        ports: list[Hashable] = [("out", source.number), ("in", target.number)]
-        if self.config.node_bandwidth is not None:
-            sends, receives = (worker.number // self.config.workers_per_node for worker in (source, target))
-            if sends != receives:
-                ports += [("node out", sends), ("node in", receives)]
-        return ports
 
     def send_ms(self, tokens: int) -> float:
         """What ``tokens`` would take on an idle network."""
-        limits = [speed for speed in (*self.config.bandwidth, *(self.config.node_bandwidth or ())) if speed is not None]
-        moving = self._bytes(tokens, -(-tokens // self._block_size)) / min(limits) * 1e3 if limits else 0.0
-        return self.config.latency / MS + moving
+        return self.fabric.alone_ms(self._bytes(tokens, -(-tokens // self._block_size)))
 
     def _bytes(self, tokens: int, blocks: int) -> int:
         """What is sent when the prompt is done."""
@@ -118,7 +105,7 @@ class Handovers:
         if hand.stages.held < 0:
             return True  # they aren't computed yet
         assert hand.source is not None and hand.target is not None
-        ports = self.ports(hand.source[0], hand.target[0])
+        ports = self.fabric.ports(hand.source[0].number, hand.target[0].number)
         return self._amount(hand) > 0 and self.network.takes_time(ports)
 
     def _amount(self, hand: Handover) -> int:
@@ -149,7 +136,8 @@ class Handovers:
     def _send(self, hand: Handover, now: int) -> None:
         assert hand.source is not None and hand.target is not None
         hand.stages.sent = self._amount(hand)
-        hand.flow = self.network.submit(now, self.ports(hand.source[0], hand.target[0]), hand.stages.sent)
+        ports = self.fabric.ports(hand.source[0].number, hand.target[0].number)
+        hand.flow = self.fabric.send(now, ports, hand.stages.sent, self._arrived)
         self._by_flow[hand.flow.number] = hand
 
     def entered(self, hand: Handover, now: int) -> None:
@@ -163,19 +151,23 @@ class Handovers:
 
     def due(self) -> int | None:
         """When to call ``land`` next."""
-        return self.network.earliest()
+        return self.fabric.due()
 
     def land(self, now: int) -> None:
         """What has arrived by ``now`` is where it is needed, and its source may be evicted."""
-        for flow in self.network.advance(now):
-            hand = self._by_flow.pop(flow.number)
-            hand.stages.queued = flow.queued
-            self._activate(hand, now)
-            assert hand.target is not None and hand.decode is not None
-            _loads(hand.target).landed(hand.decode)
-            worker = hand.target[0]
-            worker.engine.cut(now)
-            self._touch(worker)
+        self.fabric.land(now)
+
+    def _arrived(self, flow: Flow) -> None:
+        now = flow.ended
+        assert now is not None
+        hand = self._by_flow.pop(flow.number)
+        hand.stages.queued = flow.queued
+        self._activate(hand, now)
+        assert hand.target is not None and hand.decode is not None
+        _loads(hand.target).landed(hand.decode)
+        worker = hand.target[0]
+        worker.engine.cut(now)
+        self._touch(worker)
 
     def _activate(self, hand: Handover, now: int) -> None:
         hand.stages.activated = now
@@ -209,7 +201,7 @@ class Handovers:
         if hand in self._to_compute:
             self._to_compute.remove(hand)
         if hand.flow is not None and self._by_flow.pop(hand.flow.number, None) is not None:
-            self.network.cancel(now, hand.flow)
+            self.fabric.cancel(now, hand.flow)
         self._release(hand, now)
 
     def withdraw(self, place: tuple[Worker, int], job: Job) -> None:

@@ -59,6 +59,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """Prompt tokens found on the device at first admission."""
     loaded: tuple[int, ...] = ()
     """Prompt tokens loaded from lower tiers before it, closest to the device first."""
+    pulled: int = 0
+    """Of those, tokens that another worker had."""
     miss: str = ""
     """Why the prefix ended that was found at first admission, in any tier; one of ``MISSES``."""
     lost: int = 0

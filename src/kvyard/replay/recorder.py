@@ -140,6 +140,7 @@ class Recorder(Watcher):
             record.admitted = now
             record.cached = cached
             record.loaded = job.tier_tokens
+            record.pulled = job.pulled
             record.gone = self.seen.gone(job, cached + external, self.number)
             record.miss, record.lost, record.elsewhere = self.seen.reason(
                 job, cached + external, self.number, self.block_size

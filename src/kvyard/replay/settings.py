@@ -30,7 +30,7 @@ from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.tables import TablesTiming, tables_at_hand
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
-from kvyard.replay.config import LEFT_OUT, HandoverConfig, ReplayConfig, WorkerConfig
+from kvyard.replay.config import LEFT_OUT, HandoverConfig, NetworkConfig, ReplayConfig, WorkerConfig
 from kvyard.router import RouterConfig
 from kvyard.settings import Setting, Settings, bandwidth, chosen, count, duration, figures, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
@@ -222,10 +222,12 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
     config = ReplayConfig(router=RouterConfig(**chosen(RouterConfig, given)), **fields)
     config.check()
     if not config.disaggregated:
+        of_the_network = settings_of(NetworkConfig).keys()
         for name in settings_of(HandoverConfig).keys() | {"decode_router"}:
-            if name in parsed:
+            if name in parsed and not (config.peer_pull is not None and name in of_the_network):
+                also = ", or with peer_pull" if name in of_the_network else ""
                 raise KvyardError(
-                    f"{name} is for fleets with prefill and decode workers: say how many, or leave it out"
+                    f"{name} is for fleets with prefill and decode workers{also}: say how many, or leave it out"
                 )
     return config
 

@@ -10,10 +10,11 @@ from kvyard.clock import MS
 from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.index import Holder
-from kvyard.replay.agenda import HANDOVER
+from kvyard.replay.agenda import COMPUTED, HANDOVER, NETWORK
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.handovers import Handover, Handovers
+from kvyard.replay.network import make_fabric
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder
 from kvyard.replay.split_recorder import PREFILL, SplitRecorder
@@ -22,10 +23,8 @@ from kvyard.replay.worker import Worker
 from kvyard.router import Router
 from kvyard.router.deciders import Decider, Prospect, SplitInput, make_decider
 from kvyard.router.pace import Pace
-from kvyard.router.request import Decision
-
-_NETWORK, _COMPUTED = 0, 1
-"""What the agenda has of hand-overs: something arrives, and prompts were computed just now."""
+from kvyard.router.request import Decision, Load
+from kvyard.tiers.fabric import Fabric
 
 
 class SplitFleet(Fleet):
@@ -52,12 +51,16 @@ class SplitFleet(Fleet):
         """Ranks that take requests to decode."""
         self.handovers = Handovers(
             config.handover,
+            make_fabric(config.handover),
             first.bytes_per_block or 0,
             min(spec.block_size for spec in first.specs),
             lambda worker: self._touch(worker.number, self.now),
         )
         self.decode_router: Router | None = None
         super().__init__(config)
+
+    def _make_fabric(self) -> Fabric | None:
+        return self.handovers.fabric
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +106,8 @@ class SplitFleet(Fleet):
         decision = self.decode_router.route(self._request(row, job), now)
         worker, rank = self._by_holder[decision.worker]
         self._note_route(record, decision, worker.name_of(rank))
+        if self.pulls is not None:
+            self.pulls.expect(job, decision, self._load_of)
         self._submit(worker, rank, job, now)
 
     def _compute(self, hand: Handover, now: int) -> None:
@@ -117,6 +122,8 @@ class SplitFleet(Fleet):
         record.overlap, record.best_overlap = decision.overlap, decision.best
         hand.stages.prefill_worker = worker.name_of(rank)
         hand.source, hand.prefill = (worker, rank), job
+        if self.pulls is not None:
+            self.pulls.expect(job, decision, self._load_of)
         self._submit(worker, rank, job, now)
 
     def _reserve(self, hand: Handover, now: int) -> None:
@@ -133,6 +140,11 @@ class SplitFleet(Fleet):
         hand.record.worker = worker.name_of(rank)
         self._submit(worker, rank, job, now)
 
+    def _load_of(self, holder: Holder) -> Load:
+        """What a rank has to do of what it is there for."""
+        assert self.decode_router is not None
+        return (self.decode_router if self._by_holder[holder][0].role == "decode" else self.router).load(holder)
+
     def _prompt_done(self, worker: Worker, job: Job, now: int) -> None:
         """``worker`` has computed a prompt for another."""
         worker.jobs.pop(job.id, None)
@@ -142,7 +154,7 @@ class SplitFleet(Fleet):
         self.router.prefill_done(name, now)
         self.router.finished(name, now)
         self._computed.append(self.handovers.under_way[name])
-        self._agenda.put(now, HANDOVER, _COMPUTED)
+        self._agenda.put(now, HANDOVER, COMPUTED)
 
     def _hand_over(self, now: int) -> None:
         self.handovers.land(now)
@@ -158,14 +170,14 @@ class SplitFleet(Fleet):
                 self._reserve(hand, now)
             else:
                 self._computed.append(hand)
-        self._agenda.put(self.handovers.due(), HANDOVER, _NETWORK)
+        self._agenda.put(self.handovers.due(), HANDOVER, NETWORK)
 
     def _start_passes(self, now: int) -> None:
         super()._start_passes(now)
         if self._early and self._open:
             for hand in self.handovers.take_reserved():
                 self._compute(hand, now)
-        self._agenda.put(self.handovers.due(), HANDOVER, _NETWORK)
+        self._agenda.put(self.handovers.due(), HANDOVER, NETWORK)
 
     def _first_token(self, job: Job, now: int) -> None:
         assert self.decode_router is not None
@@ -189,7 +201,7 @@ class SplitFleet(Fleet):
     def _reroute(self, now: int) -> None:
         super()._reroute(now)
         if self._computed and self._decoders:
-            self._agenda.put(now, HANDOVER, _COMPUTED)
+            self._agenda.put(now, HANDOVER, COMPUTED)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,10 @@ class Copy:
         """The batches that follow, one after the other."""
         self.arrive: Callable[[Copy], None] | None = None
         """What to do at the instant it lands: send what follows from it."""
+        self.began = 0
+        """Of a pull: when it did."""
+        self.failed = False
+        """Of a pull: its source is gone, and nothing came."""
         self.returns = False
         """Whether its source came from the head of the device's free line, and goes back there."""
         self.request: Request | None = None

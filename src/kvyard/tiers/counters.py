@@ -30,6 +30,32 @@ class TierCounters(msgspec.Struct):
     """Copies put off or left out because what it holds is in use."""
 
 
+class PullCounters(msgspec.Struct):
+    """What one worker pulled from others."""
+
+    begun: int = 0
+    landed: int = 0
+    tokens: int = 0
+    """That loads brought to the device, and that another worker had."""
+    blocks: int = 0
+    """Of those that landed, as are the others."""
+    bytes: int = 0
+    ns: int = 0
+    """From a pull's beginning until it had landed, of all together."""
+    queued_ns: int = 0
+    """How much later they landed, together, than on an idle network."""
+    gone: int = 0
+    """Pulls that found too little where the router had seen it, after one latency."""
+    failed: int = 0
+    """Pulls whose source failed before they had landed."""
+    no_room: int = 0
+    """Prompts computed because the first tier had no room."""
+    busy: int = 0
+    """Prompts computed because too many pulls were under way."""
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    """Requests for which the load policy chose to compute, by the reason that it gave."""
+
+
 class OffloadCounters(msgspec.Struct):
     """One worker's account."""
 
@@ -57,6 +83,7 @@ class OffloadCounters(msgspec.Struct):
     """Requests that began without what lower tiers had of them, or with less than that."""
     left_tokens: dict[str, int] = msgspec.field(default_factory=dict)
     """How many tokens that was, by the reason that the load policy gave."""
+    pulls: PullCounters = msgspec.field(default_factory=PullCounters)
     cross_worker_blocks: int = 0
     """Blocks read from a shared tier that another worker had stored."""
 

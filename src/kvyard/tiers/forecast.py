@@ -1,4 +1,5 @@
-"""How long a load would take as things stand: what it must wait for, what must be fetched first, and the way to the device.
+"""How long a load would take as things stand: what it must wait for, what must be pulled or fetched first, and the way to the
+device.
 
 It asks the links themselves, on copies, so it is exact as long as nothing else is submitted. Other requests will submit more,
 which can't be known: a forecast may be too short, hardly too long.
@@ -38,7 +39,11 @@ def load_time(
             at = max(at, _landing(state, 0, Direction.OUT, coming))
             if len(tiers) > 1:
                 at = max(at, _landing(state, 1, Direction.IN, coming))
-        for level in range(depth - 1, 0, -1):
+        if depth > lookup.own and state.peers is not None:
+            pulled = total_pages(lookup.only_from(lookup.own, list(needs))) * layout.chunk
+            if pulled:
+                at = state.peers.foresee(lookup.request, pulled * layout.block_bytes, at)
+        for level in range(min(depth, lookup.own) - 1, 0, -1):
             fetched = lookup.only_from(level, list(needs))
             blocks = total_pages(fetched) * layout.chunk
             if not blocks:

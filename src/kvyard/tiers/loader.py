@@ -1,8 +1,8 @@
 """Loads: what lower tiers have of a prompt, beyond what the device has, is brought back instead of computed.
 
 A load begins when all it needs is in the first tier. What only a lower one has is *fetched* first, one tier closer at a time,
-while the request waits. Blocks on the device are reserved before the copy starts. What is on its way already, for this request
-or another, is waited for and never brought twice.
+while the request waits; what only another worker has is *pulled*. Blocks on the device are reserved before the copy starts.
+What is on its way already, for this request or another, is waited for and never brought twice.
 """
 
 from kvyard.blocks import Hit, Request
@@ -14,7 +14,7 @@ from kvyard.tiers.links import Direction
 from kvyard.tiers.load_policy import LoadOffer, LoadPolicy, LoadQuestion
 from kvyard.tiers.prefix_lookup import Need, PrefixLookup
 from kvyard.tiers.state import NO_ROOM, NOTHING, LoadAnswer, LoadStep, OffloadState, RequestState
-from kvyard.tiers.store import PageRange, PendingPages, total_pages
+from kvyard.tiers.store import PageRange, PendingPages, TierStore, total_pages
 
 
 class Loader:
@@ -46,7 +46,9 @@ class Loader:
         asked = record.asked == version
         if asked and record.answer is not None:
             return record.answer
-        lookup = PrefixLookup(state, request, hit, limit)
+        peers = state.peers
+        peer = peers.pages(request, now) if peers is not None and not asked and record.fetch is None else None
+        lookup = PrefixLookup(state, request, hit, limit, peer)
         if not asked:
             state.counters.lookups += 1
             record.left = 0
@@ -61,6 +63,8 @@ class Loader:
 
     def _decide(self, lookup: PrefixLookup, record: RequestState, now: int, backlog: int) -> LoadAnswer | None:
         """``None`` if a load can begin, else the answer."""
+        if lookup.peer is not None and self._finds_nothing(lookup, record, now):
+            return self._wait()
         if not any(pages.coming or any(pages.tiers) for pages in lookup.groups):
             return NOTHING
         spans = lookup.everywhere()
@@ -69,8 +73,13 @@ class Loader:
         if not needs:
             return NOTHING
         if self.policy.asks:
-            whole = tokens
-            if not self._choose(lookup, record, now, backlog):
+            whole, all_depths = tokens, lookup.depth
+            chosen = self._choose(lookup, record, now, backlog)
+            if lookup.depth < all_depths == lookup.own + 1 and not record.pull_refused:
+                record.pull_refused = True
+                refused = self.state.counters.pulls.refused
+                refused[record.why] = refused.get(record.why, 0) + 1
+            if not chosen:
                 record.left = whole - lookup.hit.tokens
                 return NOTHING._replace(left=record.left)
             spans = lookup.everywhere()
@@ -82,7 +91,11 @@ class Loader:
             piece = need.piece
             if overlaps(piece.start, piece.stop, lookup.groups[piece.group].coming) or self._is_loading(piece):
                 return self._wait()
-        for level in range(lookup.depth - 1, 0, -1):
+        if lookup.depth > lookup.own:
+            pieces = lookup.only_from(lookup.own, needs)
+            if pieces and (self._is_coming(0, pieces) or self._pull(lookup, record, needs, pieces, tokens, now)):
+                return self._wait()
+        for level in range(min(lookup.depth, lookup.own) - 1, 0, -1):
             pieces = lookup.only_from(level, needs)
             if pieces and (
                 self._is_coming(level - 1, pieces) or self._fetch(level, lookup, record, needs, pieces, tokens, now)
@@ -94,7 +107,7 @@ class Loader:
         """Have the load policy say how deep to look; returns whether there is anything to load then."""
         state, hit = self.state, lookup.hit.tokens
         offers: list[LoadOffer] = []
-        for depth in range(1, len(state.tiers) + 1):
+        for depth in range(1, lookup.depth + 1):
             lookup.depth = depth
             spans = lookup.everywhere()
             tokens = lookup.longest(spans)
@@ -140,6 +153,93 @@ class Loader:
             for group, size in enumerate(layout.page_tokens):
                 tier.store.touch(group, layout.chain(request, group), tokens // size, use)
 
+    # -- pulling: from another worker to the first tier ---------------------------------------------------------------
+
+    def _finds_nothing(self, lookup: PrefixLookup, record: RequestState, now: int) -> bool:
+        """Whether the peer hasn't what it should have, which takes one latency to find out. Has ``lookup`` leave the peer out
+        where it is of no use.
+        """
+        peers, peer, pulls = self.state.peers, lookup.peer, self.state.counters.pulls
+        assert peers is not None and peer is not None
+        with_peer = lookup.longest(lookup.everywhere())
+        lookup.depth = lookup.own
+        mine = max(lookup.longest(lookup.everywhere()), lookup.hit.tokens)
+        if peer.expected - mine < peers.min_lead:
+            peers.forget(lookup.request)  # it has come by other ways
+        elif with_peer - mine < peers.min_lead:
+            pulls.gone += 1
+            copy = Copy(lookup.own, Direction.IN, self.state.name, self.state.inbox, [], [], [])
+            copy.request = lookup.request
+            record.fetch = copy
+            peers.start(lookup.request, copy, now)
+            return True
+        elif peers.full:
+            if not record.pull_refused:
+                record.pull_refused = True
+                pulls.busy += 1
+        else:
+            lookup.depth = lookup.own + 1
+        return False
+
+    def _pull(
+        self,
+        lookup: PrefixLookup,
+        record: RequestState,
+        needs: list[Need],
+        pieces: list[PageRange],
+        tokens: int,
+        now: int,
+    ) -> bool:
+        """Bring ``pieces`` from the peer into the first tier and keep there what the load needs; returns whether it began."""
+        state, peer, peers, pulls = self.state, lookup.peer, self.state.peers, self.state.counters.pulls
+        assert peer is not None and peers is not None
+        target = state.first
+        kept = [target.hold(piece) for piece in lookup.held_by(0, needs)]
+        use = state.use_of(lookup.request)
+        near = target.reserve(pieces, use) if total_pages(pieces) <= target.num_pages else None
+        if near is None:
+            pulls.no_room += 1
+            for held in reversed(kept):
+                target.pool.let_go(held)
+            peers.forget(lookup.request)
+            return False
+        record.keep += [(target, held) for held in kept]
+        far = [peer.hold(piece) for piece in pieces]
+        for copied, original in zip(near, far):
+            target.inherit(copied, original, 1)
+        copy = Copy(lookup.own, Direction.IN, state.name, state.inbox, pieces, near, far)
+        copy.blocks = total_pages(pieces) * state.layout.chunk
+        copy.nbytes = copy.blocks * state.layout.block_bytes
+        copy.request, copy.use = lookup.request, use
+        record.fetch = copy
+        record.pulled = tokens - lookup.longest(lookup.above(lookup.own))
+        pulls.begun += 1
+        peers.start(lookup.request, copy, now)
+        return True
+
+    def pulled(self, copy: Copy) -> None:
+        """A pull has ended: the first tier has it now, or its room is free again."""
+        state, pulls = self.state, self.state.counters.pulls
+        state.pull_landings += 1
+        if not copy.failed:
+            if copy.pieces:
+                pulls.landed += 1
+                pulls.blocks += copy.blocks
+                pulls.bytes += copy.nbytes
+                pulls.ns += copy.ended - copy.began
+                pulls.queued_ns += copy.queued
+            self._arrive(copy, state.first)
+            return
+        pulls.failed += 1
+        for piece, held in zip(copy.pieces, copy.near):
+            state.first.cancel(piece, held)
+        request = copy.request
+        record = state.requests.get(request) if request is not None else None
+        if record is not None and record.fetch is copy:
+            record.fetch = None
+            record.pulled = 0
+            self._release(record)
+
     # -- fetching: from a lower tier to the next closer one -----------------------------------------------------------
 
     def _fetch(
@@ -182,7 +282,9 @@ class Loader:
 
     def fetched(self, copy: Copy) -> None:
         """A fetch has landed: the closer tier has it now, and keeps it for the request that waits for it."""
-        store = self.state.tiers[copy.level - 1].store
+        self._arrive(copy, self.state.tiers[copy.level - 1].store)
+
+    def _arrive(self, copy: Copy, store: TierStore) -> None:
         request = copy.request
         record = self.state.requests.get(request) if request is not None else None
         wanted = record is not None and record.fetch is copy
@@ -230,12 +332,14 @@ class Loader:
         loaded = self._counted(request, tokens) - hit.tokens
         by_tier = _by_tier(record.fetched, loaded)
         record.fetched = [0] * len(state.tiers)
+        pulled, record.pulled = min(record.pulled, loaded), 0
+        state.counters.pulls.tokens += pulled
         state.counters.hits += 1
         state.counters.hit_tokens += loaded
         for counters, brought in zip(state.counters.tiers, by_tier):
             counters.tokens += brought
         state.send(now, copy, sum(need.high - need.low for need in needs))
-        return LoadAnswer(LoadStep.STARTED, loaded, tuple(by_tier), left=record.left)
+        return LoadAnswer(LoadStep.STARTED, loaded, tuple(by_tier), pulled=pulled, left=record.left)
 
     def _is_clean(self, request: Request, local: Hit | None, external: int, pieces: list[PageRange], now: int) -> bool:
         """Whether the blocks that a load takes may be taken: under ``on_eviction`` they must have been copied first, and making

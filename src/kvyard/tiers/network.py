@@ -39,6 +39,12 @@ class Flow:
         self.rate = Fraction(0)
         """Bytes per second; 0 while it doesn't move."""
 
+    def copy(self) -> "Flow":
+        """Another with the same figures, for a trial."""
+        twin = Flow(self.number, self.ports, self.nbytes, self.submitted, self.started)
+        twin.alone_ns, twin.left, twin.rate = self.alone_ns, self.left, self.rate
+        return twin
+
     @property
     def queued(self) -> int:
         """Nanoseconds that other flows cost it, once it has landed."""
@@ -151,6 +157,33 @@ class Network:
         """For how long anything moved through ``port``, up to the last ``now``."""
         use = self.ports[port]
         return use.busy_ns + (self._now - use.since if use.flows else 0)
+
+    def landing(self, flow: Flow) -> int:
+        """When ``flow``, which is under way, lands at the rate that it has now; others may change that."""
+        if flow.rate:
+            return self._at - int(-flow.left * SECOND // flow.rate)
+        return flow.started + flow.alone_ns
+
+    def foresee(self, now: int, ports: Iterable[Hashable], nbytes: int) -> int:
+        """When ``nbytes`` submitted at ``now`` would land, if nothing else is submitted. Changes nothing."""
+        trial = Network(self.latency, shared=self._shared)
+        trial._limits = self._limits
+        trial.ports = {port: PortUse() for port in self.ports}
+        trial._now, trial._at, trial._number = self._now, self._at, self._number
+        for flow in self._moving.values():
+            twin = flow.copy()
+            trial._moving[twin.number] = twin
+            for port in twin.ports:
+                trial.ports[port].flows[twin.number] = twin
+        for started, number, flow in self._waiting:  # a heap stays one
+            trial._waiting.append((started, number, flow.copy()))
+        trial._next = self._next
+        sent = trial.submit(max(now, self._now), ports, nbytes)
+        while sent.ended is None:
+            at = trial.earliest()
+            assert at is not None
+            trial.advance(at)
+        return sent.ended
 
     @property
     def under_way(self) -> int:

@@ -23,6 +23,7 @@ from kvyard.tiers.links import Direction
 from kvyard.tiers.load_policy import LOADS, PrefillTime
 from kvyard.tiers.loader import Loader
 from kvyard.tiers.policy import POLICIES
+from kvyard.tiers.pulls import Pulls
 from kvyard.tiers.state import LoadAnswer, LoadStep, OffloadState
 from kvyard.tiers.store import blocks_of
 from kvyard.tiers.storer import Storer
@@ -106,6 +107,15 @@ class Offload:
         self._shared = [tier for tier in self.tiers if tier.shared]
         self._heard = {tier: tier.landings for tier in self._shared}
 
+    def join(self, pulls: Pulls, worker: int) -> None:
+        """Pull from other workers from now on, and let them pull from here. ``worker`` is its number in their network.
+
+        Raises ``ConfigError`` for tiers of which others have a part.
+        """
+        if self._shared:
+            raise ConfigError("workers with shared tiers have what others store there: leave pulls out")
+        self.state.peers = pulls.join(self.name, worker, self.state.first, self.layout.pool)
+
     def connect(self, link: WorkerLink) -> None:
         """A link to another worker ends at this device: what its copies hold here is accounted for too.
 
@@ -128,6 +138,7 @@ class Offload:
         self._tell_time(now)
         if self.timeline is not None:
             self.timeline.advance(now)
+        if self.state.inbox:
             self._deliver()
         while (at := next_landing(self.tiers)) is not None and at <= now:
             for tier in self.tiers:
@@ -156,7 +167,12 @@ class Offload:
         for tier in self._shared:
             if tier.landings != self._heard[tier]:
                 return tier.last_landing  # another worker let time pass, and a request here may wait for what landed
-        return next_landing(self.tiers)
+        landing, peers = next_landing(self.tiers), self.state.peers
+        if peers is not None and peers.incoming:
+            pulled = peers.earliest()
+            if pulled is not None and (landing is None or pulled < landing):
+                return pulled
+        return landing
 
     @property
     def line(self) -> tuple[int, ...]:
@@ -180,6 +196,9 @@ class Offload:
         inbox = state.inbox
         while inbox:
             copy = inbox.popleft()
+            if copy.level == len(self.tiers):
+                self._loader.pulled(copy)
+                continue
             state.count(copy)
             tier = self.tiers[copy.level]
             if not tier.shared:
@@ -256,6 +275,8 @@ class Offload:
         A load under way still lands, and its blocks come back then; submitted stores still land.
         """
         found = self.state.requests.pop(request, None)
+        if self.state.peers is not None:
+            self.state.peers.forget(request)
         if found is not None:
             self._loader.forget(request, found)
             self._storer.forget(request)
@@ -317,6 +338,9 @@ class Offload:
                 assert self.manager.requests.get(copy.request.id) is copy.request, f"I6: {copy.request} has no blocks"
         for link in self._worker_links:
             near.update(link.held(self.layout.pool))
+        peers = self.state.peers
+        if peers is not None:
+            near.update(peers.held(self.layout.pool))
         assert near.keys() == self.layout.pool.holds, (
             "I6: a hold on the device without a copy, or a copy without a hold"
         )
@@ -326,6 +350,9 @@ class Offload:
         if self.timeline is None:
             known = {held for copy in self._copies() for held in copy.far + copy.near}
             known |= {held for _, held in kept}
+            known |= {held for copy in self.state.inbox if copy.level == len(self.tiers) for held in copy.near}
+            if peers is not None:
+                known.update(peers.held(self.state.first.pool))
             for tier in self.tiers:
                 assert tier.store.pool.holds <= known, f"{tier.store.tier.name} holds something without a reason"
 

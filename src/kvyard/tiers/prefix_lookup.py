@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import Spans, intersect, unite, without
+from kvyard.tiers.pulls import PeerPages
 from kvyard.tiers.state import OffloadState
 from kvyard.tiers.store import PageRange
 
@@ -25,18 +26,24 @@ class GroupPages(NamedTuple):
     coming: Spans
     """On the way to the first tier."""
     tiers: list[Spans]
+    """Closest first, and last what a peer has, where there is one to pull from."""
 
 
 class PrefixLookup:
     """One request's question, after ``hit`` was found on the device."""
 
-    def __init__(self, state: OffloadState, request: Request, hit: Hit, limit: int) -> None:
-        """``limit`` is how many tokens a load may bring at most."""
+    def __init__(
+        self, state: OffloadState, request: Request, hit: Hit, limit: int, peer: PeerPages | None = None
+    ) -> None:
+        """``limit`` is how many tokens a load may bring at most, ``peer`` what another worker has."""
         self.layout = layout = state.layout
         self.request = request
         self.hit = hit
         self.limit = limit
-        self.depth = len(state.tiers)
+        self.peer = peer
+        self.own = len(state.tiers)
+        """How many of the tiers are the worker's, so that the peer's comes after them."""
+        self.depth = self.own if peer is None else self.own + 1
         """How many of the tiers are looked at, closest first."""
         # A hit that ends inside a block can't be continued by a load: load it all, if that goes further.
         self.local = hit if all(hit.tokens % size == 0 for size in layout.block_sizes) else None
@@ -50,6 +57,8 @@ class PrefixLookup:
                 here = here if here[0][0] < here[0][1] else ()
             coming = state.first.on_the_way(group, keys, len(keys))
             resident = [tier.store.resident(group, keys, len(keys)) for tier in state.tiers]
+            if peer is not None:
+                resident.append(peer.resident(group, keys, len(keys)))
             self.groups.append(GroupPages(here, coming, resident))
 
     def everywhere(self) -> list[list[tuple[int, int]]]:

@@ -12,6 +12,7 @@ from kvyard.tiers.copies import Copy, LinkedTier
 from kvyard.tiers.counters import CopyTotals, OffloadCounters, TierCounters
 from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.links import Direction
+from kvyard.tiers.pulls import PeerTier
 from kvyard.tiers.store import TierStore, total_pages
 
 
@@ -38,6 +39,8 @@ class LoadAnswer(NamedTuple):
     """Started: the same by the tier that had them, closest to the device first."""
     deadline: int | None = None
     """Started, waiting: when the next copy lands, as things stand."""
+    pulled: int = 0
+    """Started: how many of the tokens came from another worker."""
     left: int = 0
     """Nothing, started: how many more tokens lower tiers have, which the load policy leaves there."""
 
@@ -49,7 +52,21 @@ NO_ROOM = LoadAnswer(LoadStep.NO_ROOM)
 class RequestState:
     """What the engine remembers of a request."""
 
-    __slots__ = ("answer", "asked", "due", "fetch", "fetched", "keep", "left", "load", "stored", "used", "why")
+    __slots__ = (
+        "answer",
+        "asked",
+        "due",
+        "fetch",
+        "fetched",
+        "keep",
+        "left",
+        "load",
+        "pull_refused",
+        "pulled",
+        "stored",
+        "used",
+        "why",
+    )
 
     def __init__(self, num_groups: int, num_tiers: int) -> None:
         self.stored = [0] * num_groups
@@ -65,6 +82,10 @@ class RequestState:
         self.keep: list[tuple[TierStore, Table]] = []
         """Pages kept for this request in lower tiers while the rest is fetched."""
         self.load: Copy | None = None
+        self.pulled = 0
+        """How many tokens of the coming load another worker had."""
+        self.pull_refused = False
+        """Whether there was a pull that it went without, which is counted once."""
         self.left = 0
         """Tokens that the load policy leaves in lower tiers, as of the last answer,"""
         self.why = ""
@@ -89,6 +110,10 @@ class OffloadState:
         self.inbox: deque[Copy] = deque()
         """Copies that have landed and wait for this worker to do its side of it."""
         self.requests: dict[Request, RequestState] = {}
+        self.peers: PeerTier | None = None
+        """The other workers, where it may pull from them."""
+        self.pull_landings = 0
+        """Pulls that have ended here."""
         self._learns = any(tier.store.pool.learner is not None for tier in tiers)
 
     def use_of(self, request: Request) -> Use | None:
@@ -121,7 +146,7 @@ class OffloadState:
     @property
     def landings(self) -> int:
         """Changes when anything lands in a tier of this worker, its own or another's."""
-        return sum([tier.landings for tier in self.tiers])
+        return sum([tier.landings for tier in self.tiers]) + self.pull_landings
 
     def count(self, copy: Copy) -> None:
         """``copy`` has landed."""

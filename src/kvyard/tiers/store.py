@@ -191,16 +191,7 @@ class TierStore:
 
         Its pages are the most recently used then.
         """
-        group, chain, start, stop = piece
-        cache_map = self.pool.maps[group]
-        nodes, at = cache_map.walk(chain.keys, stop)
-        if at < stop:
-            raise LookupError(f"{self.tier.name} has {at} pages of this chain, not {stop}")
-        nodes = cache_map.between(nodes, start, stop)
-        for node in nodes:
-            if not node.copies:
-                raise LookupError(f"{self.tier.name} has a hole at page {node.start} of this chain")
-        return self.pool.hold([node.copies[0] for node in nodes])
+        return hold_pages(self.pool, piece)
 
     def reserve(self, pieces: Sequence[PageRange], use: Use | None = None) -> list[Table] | None:
         """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they
@@ -306,6 +297,22 @@ class TierStore:
             assert sum(len(extent.ids) for extent in held) == piece.stop - piece.start, f"{piece} has lost pages"
             present = self.resident(piece.group, piece.chain.keys, piece.stop)
             assert not overlaps(piece.start, piece.stop, present), f"{piece} is pending and here"
+
+
+def hold_pages(pool: Pool, piece: PageRange) -> Table:
+    """Keep ``piece``, all of which is in ``pool``, for a transfer that reads it, until ``let_go``. Raises ``LookupError`` where
+    some of it isn't there.
+    """
+    group, chain, start, stop = piece
+    cache_map = pool.maps[group]
+    nodes, at = cache_map.walk(chain.keys, stop)
+    if at < stop:
+        raise LookupError(f"{pool.tier.name} has {at} pages of this chain, not {stop}")
+    nodes = cache_map.between(nodes, start, stop)
+    for node in nodes:
+        if not node.copies:
+            raise LookupError(f"{pool.tier.name} has a hole at page {node.start} of this chain")
+    return pool.hold([node.copies[0] for node in nodes])
 
 
 def enter_pages(pool: Pool, piece: PageRange, held: Table) -> None:

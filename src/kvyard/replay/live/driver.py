@@ -32,7 +32,7 @@ PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
 UNTOLD: dict[str, Any] = {
     "loaded": (-1,) * len(LOWER_TIERS),
     **dict.fromkeys(
-        ("cached", "lost", "elsewhere", "preemptions", "loading", "overlap", "best_overlap", "retries"), -1
+        ("cached", "pulled", "lost", "elsewhere", "preemptions", "loading", "overlap", "best_overlap", "retries"), -1
     ),
 }
 """What only an engine knows, in the record of a request that was sent to one."""

@@ -69,6 +69,7 @@ COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
     "host_tokens": (int, lambda record: _loaded(record, 0)),
     "storage_tokens": (int, lambda record: _loaded(record, 1)),
     "remote_tokens": (int, lambda record: _loaded(record, 2)),
+    "pulled_tokens": (int, lambda record: _known(record.pulled)),
     "miss": (str, lambda record: record.miss or None),
     "lost_tokens": (int, lambda record: _known(record.lost)),
     "elsewhere_tokens": (int, lambda record: _known(record.elsewhere)),

@@ -18,6 +18,7 @@ from kvyard.replay.report.numbers import Spread, spread
 from kvyard.replay.report.report import (
     MOVES,
     LinkUse,
+    PullReport,
     Report,
     RouterReport,
     Series,
@@ -92,6 +93,7 @@ def make_report(
         loading=make_loading(records),
         **make_left(fleet),
         scaling=make_scaling(fleet, duration),
+        pulls=make_pulls(fleet, admitted),
         handovers=make_handovers(fleet, duration) if isinstance(fleet, SplitFleet) else None,
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
@@ -253,6 +255,11 @@ def make_transfers(fleet: Fleet) -> dict[str, TransferReport]:
         tiers = core.offload.counters.tiers if core.offload is not None else []
         for name, total in zip(MOVES, (way for tier in tiers for way in (tier.stores, tier.loads))):
             totals.setdefault(name, []).append(total)
+        if fleet.pulls is not None and core.offload is not None:
+            pulled = core.offload.counters.pulls
+            totals.setdefault("pulls", []).append(
+                CopyTotals(pulled.begun, pulled.landed, pulled.blocks, pulled.bytes, pulled.queued_ns)
+            )
     return {
         name: TransferReport(
             transfers=sum(one.landed for one in found),
@@ -271,6 +278,34 @@ def make_left(fleet: Fleet) -> dict[str, Any]:
     for one in counters:
         tokens.update(one.left_tokens)
     return {"left_requests": sum(one.left_requests for one in counters), "left_tokens": dict(sorted(tokens.items()))}
+
+
+def make_pulls(fleet: Fleet, admitted: Sequence[Record]) -> PullReport | None:
+    """What workers pulled from each other; ``None`` where they may not."""
+    config = fleet.config.peer_pull
+    if config is None:
+        return None
+    found = [core.offload.counters.pulls for core in _cores(fleet) if core.offload is not None]
+    refused: Counter[str] = Counter()
+    for one in found:
+        refused.update(one.refused)
+    landed = sum(one.landed for one in found)
+    return PullReport(
+        source=config.source,
+        tokens=share(
+            sum(record.pulled for record in admitted),
+            sum(record.input for record in admitted),
+            f"prompt tokens pulled from another worker / {ADMITTED}",
+        ),
+        begun=sum(one.begun for one in found),
+        landed=landed,
+        ms=sum(one.ns for one in found) / max(1, landed) / MS,
+        gone=sum(one.gone for one in found),
+        failed=sum(one.failed for one in found),
+        busy=sum(one.busy for one in found),
+        no_room=sum(one.no_room for one in found),
+        refused=dict(sorted(refused.items())),
+    )
 
 
 def make_loading(records: Iterable[Record]) -> Spread:

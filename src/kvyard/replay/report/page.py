@@ -313,6 +313,8 @@ def _tiers(made: Page, report: Report) -> None:
             text += f" {wait.count:,} requests waited for loads, {times}."
         if report.left_requests:
             text += f" {say.left_loads(report)}."
+        if report.pulls is not None:
+            text += f" {say.pulled(report.pulls)}."
         cards.append(card("Transfers", text, table(["", *say.TRANSFERS], map(row, say.transfer_rows(report)))))
     made.cards("one", *cards)
 

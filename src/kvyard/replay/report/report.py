@@ -28,8 +28,9 @@ MOVES = {
     "fetches": "storage to host",
     "remote_spills": "storage to remote",
     "remote_fetches": "remote to storage",
+    "pulls": "from other workers to host",
 }
-"""Kinds of transfers between tiers: into and out of each lower one, closest to the device first."""
+"""Kinds of transfers: into and out of each lower tier, closest to the device first, and from worker to worker."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +217,29 @@ class HandoverReport(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, RoleReport] = msgspec.field(default_factory=dict)
 
 
+class PullReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers pulled from each other."""
+
+    source: str
+    """Where it was read: ``host`` or ``device``."""
+    tokens: Share
+    """Of all prompt tokens, those that another worker had."""
+    begun: int
+    landed: int
+    ms: float
+    """From its beginning until it had landed, of those that did, on average."""
+    gone: int
+    """Pulls that found too little where the router had seen it."""
+    failed: int
+    """Pulls whose source failed."""
+    busy: int
+    """Prompts that were computed because too many pulls were under way,"""
+    no_room: int
+    """or because the host tier had no room."""
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    """Requests for which the load policy chose to compute, by reason."""
+
+
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     """What an autoscaler did, and what that did to caches."""
 
@@ -336,6 +360,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens that was, by reason. Requests that were preempted count each time they begin."""
     handovers: HandoverReport | None = None
     """Of a fleet with prefill and decode workers."""
+    pulls: PullReport | None = None
+    """Where workers may pull from each other."""
     scaling: ScalingReport | None = None
     """Where workers come and go by what there is to do."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)

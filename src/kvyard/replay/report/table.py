@@ -234,6 +234,9 @@ def _transfers(report: Report) -> Table:
     if report.left_requests:
         table.caption = f"{table.caption}\n{say.left_loads(report)}" if table.caption else say.left_loads(report)
         table.caption_justify = "left"
+    if report.pulls is not None:
+        table.caption = f"{table.caption}\n{say.pulled(report.pulls)}" if table.caption else say.pulled(report.pulls)
+        table.caption_justify = "left"
     return table
 
 

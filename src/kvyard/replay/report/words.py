@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from math import floor, log10
 
-from kvyard.replay.report.report import MOVES, Goodput, HandoverReport, Report, ScalingReport, Slo, TimingReport
+from kvyard.replay.report.report import (
+    MOVES,
+    Goodput,
+    HandoverReport,
+    PullReport,
+    Report,
+    ScalingReport,
+    Slo,
+    TimingReport,
+)
 from kvyard.tiers.load_policy import REASONS as WHY_LEFT
 
 SOURCES = {
@@ -213,6 +222,25 @@ def left_loads(report: Report) -> str:
     tokens = sum(report.left_tokens.values())
     who = "1 request" if report.left_requests == 1 else f"{report.left_requests:,} requests"
     return f"{who} computed {tokens:,} tokens that lower tiers had: {why}"
+
+
+def pulled(pulls: PullReport) -> str:
+    """What came of pulls, in a sentence."""
+    tokens = pulls.tokens
+    words = (
+        f"{tokens.part:,} tokens ({percent(tokens.value)} of prompts) were pulled from other workers' {pulls.source}"
+    )
+    words += f" in {pulls.landed:,} pulls of {measured(pulls.ms)} ms on average"
+    refused = sum(pulls.refused.values())
+    left = [
+        (refused, "computed by choice"),
+        (pulls.busy, "computed because too many were under way"),
+        (pulls.no_room, "computed for want of room"),
+        (pulls.gone, "found nothing there any more"),
+        (pulls.failed, "lost with their source"),
+    ]
+    told = [f"{number:,} {what}" for number, what in left if number]
+    return f"{words}; {', '.join(told)}" if told else words
 
 
 STAGES = {

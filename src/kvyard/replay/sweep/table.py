@@ -79,6 +79,14 @@ FIGURES = (
         )
         for tier in LOWER_TIERS
     ),
+    Figure(
+        "pulled",
+        "pulled",
+        "Prompt tokens pulled from other workers / admitted",
+        "",
+        lambda report: None if report.pulls is None else report.pulls.tokens.value,
+        True,
+    ),
     Figure("output_tokens_per_s", "out tok/s", "Output tokens per second", "high", _rate("output_tokens_per_s")),
     Figure("requests_per_s", "req/s", "Requests finished per second", "high", _rate("requests_per_s")),
     Figure(
@@ -96,7 +104,7 @@ SHOWN = ("ttft_mean_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_mean_ms", "reuse", "
 """In the terminal, where there is only so much room; others if they say anything."""
 MOST_TIMES = 4
 """Kinds of timing that are named below the table."""
-DULL = ("goodput_requests_per_s", "rejected", "preemptions", "reuse_storage", "reuse_remote")
+DULL = ("goodput_requests_per_s", "rejected", "preemptions", "reuse_storage", "reuse_remote", "pulled")
 """Left out where there is none of it."""
 
 

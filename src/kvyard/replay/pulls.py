@@ -1,0 +1,98 @@
+"""Pulls of a simulated fleet: who may pull from whom, and what that means for the plans of both.
+
+A worker's plan is made without knowing that others will read its pages. So it is brought up to date before they do, and goes no
+further than the pass under way: in single steps it would have seen it with the next pass.
+"""
+
+from collections.abc import Callable, Iterable
+
+from kvyard.engine.core import EngineCore
+from kvyard.engine.job import Job
+from kvyard.events.types import Tier
+from kvyard.index import Holder
+from kvyard.index.runs import RunIndexer
+from kvyard.replay.config import PullConfig
+from kvyard.replay.worker import Worker
+from kvyard.router import Decision
+from kvyard.router.request import Load
+from kvyard.router.sources import PeerSources
+from kvyard.tiers.fabric import Fabric
+from kvyard.tiers.pulls import Expectation, Pulls
+
+
+class FleetPulls:
+    """The pulls of a fleet whose workers are ``workers``, by number."""
+
+    def __init__(
+        self,
+        config: PullConfig,
+        fabric: Fabric,
+        indexer: RunIndexer,
+        workers: list[Worker],
+        touch: Callable[[Worker, int], None],
+    ) -> None:
+        """``touch`` is called with workers that have something to decide because of a pull."""
+        device = config.source == "device"
+        self._workers = workers
+        self._touch = touch
+        self._device = device
+        self._alive: dict[Holder, bool] = {}
+        self._known = False
+        """Whether ``sources`` knows of these."""
+        self.sources = PeerSources(indexer, Tier.G1 if device else Tier.G2, config.min_lead, config.tolerance)
+        self.pulls = Pulls(
+            fabric,
+            device=device,
+            min_lead=config.min_lead,
+            in_flight=config.in_flight,
+            settle=self._settle,
+            changed=self._changed,
+        )
+
+    def join(self, worker: Worker, holder: Holder, core: EngineCore) -> None:
+        """A rank of ``worker`` takes part."""
+        assert core.offload is not None
+        core.offload.join(self.pulls, worker.number)
+        self.back(holder)
+
+    def leave(self, worker: Worker, holders: Iterable[Holder], now: int) -> None:
+        """``worker`` is gone, and so is what others pull from it."""
+        for holder in holders:
+            self._alive.pop(holder, None)
+        self._known = False
+        self.pulls.fail(worker.number, now)
+
+    def back(self, holder: Holder) -> None:
+        """A rank is there again."""
+        self._alive[holder] = True
+        self._known = False
+
+    def expect(self, job: Job, decision: Decision, load_of: Callable[[Holder], Load]) -> None:
+        """``job`` goes to the worker that was decided on: choose from whom it may pull."""
+        if not self._known:
+            self._known = True
+            self.sources.changed(list(self._alive))
+        found = self.sources.choose(
+            job.chain.keys,  # type: ignore[arg-type]  # trace keys are integers
+            job.num_prompt_tokens,
+            decision.worker,
+            decision.overlap,
+            load_of,
+        )
+        self.pulls.expect(job.id, None if found is None else Expectation(str(found.holder), found.tokens))
+
+    def _settle(self, number: int, now: int) -> None:
+        worker = self._workers[number]
+        if worker.alive:
+            worker.engine.advance(now)
+            if self._device:
+                for core in worker.cores:
+                    core.occupy()
+
+    def _changed(self, number: int, now: int, by: int) -> None:
+        worker = self._workers[number]
+        if not worker.alive:
+            return
+        # Workers start their passes in the order of their numbers, so those before the one that pulls have.
+        worker.engine.cut(now + 1 if number < by else now)
+        self._touch(worker, now)

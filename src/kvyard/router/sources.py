@@ -1,0 +1,70 @@
+"""Sources: from whom a worker that was chosen for a prompt may pull what it lacks of it.
+
+The rule is llm-d's (its ``p2p-source-producer``): a worker that has about as much as the best one and leads the chosen one by
+enough; among those, here, the one with the least to do. It goes by what the index shows, as routing does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvyard.events.types import Tier
+from kvyard.index import Holder, Roster
+from kvyard.index.runs import RunIndexer
+from kvyard.router.request import Load
+
+
+class Source(NamedTuple):
+    """Who has something, and how much."""
+
+    holder: Holder
+    tokens: int
+
+
+class PeerSources:
+    """Chooses among the workers of one fleet."""
+
+    def __init__(self, index: RunIndexer, tier: Tier, min_lead: int, tolerance: int) -> None:
+        """Only what is in ``tier`` counts. A source has ``min_lead`` tokens more than the worker that pulls, and at most
+        ``tolerance`` blocks less than the best.
+        """
+        self._index = index
+        self._tier = tier
+        self._min_lead = min_lead
+        self._tolerance = tolerance
+        self._holders: tuple[Holder, ...] = ()
+        self._roster: Roster | None = None
+
+    def changed(self, holders: Sequence[Holder]) -> None:
+        """These are the workers from now on."""
+        self._holders = tuple(holders)
+        self._roster = self._index.roster(self._holders, (self._tier,))
+
+    def choose(
+        self, keys: Sequence[int], num_tokens: int, target: Holder, has: int, load_of: Callable[[Holder], Load]
+    ) -> Source | None:
+        """The source for a prompt that goes to ``target``, which ``has`` so many blocks of it; ``None`` where it isn't worth
+        it. Data-parallel ranks of one worker are no peers.
+        """
+        if self._roster is None:
+            return None
+        levels = self._index.reaches(self._roster, keys, num_tokens)
+        if not levels:
+            return None
+        size = self._index.identity.block_size
+        peers = [
+            (blocks, holder)
+            for blocks, holder in zip(levels[0], self._holders)
+            if holder.name != target.name and (blocks - has) * size >= self._min_lead
+        ]
+        if not peers:
+            return None
+        best = max([blocks for blocks, _ in peers])
+        blocks, holder = min(
+            [(blocks, holder) for blocks, holder in peers if blocks >= best - self._tolerance],
+            key=lambda one: (*_weight(load_of(one[1])), -one[0], one[1]),
+        )
+        return Source(holder, blocks * size)
+
+
+def _weight(load: Load) -> tuple[int, int]:
+    return load.prefill_tokens, load.requests

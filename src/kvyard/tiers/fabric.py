@@ -1,0 +1,76 @@
+"""The fabric: what leads from each worker of a fleet to the others, and who is told when something has arrived.
+
+A worker has a port out and a port in, and so has its node, where several share one. All that travels between workers goes
+through here, so prompts that are handed over and prefixes that are pulled share the same ports.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from kvyard.tiers.network import Flow, Network
+
+Speeds = tuple[int | None, int | None]
+"""Bytes per second out and in, ``None`` for no limit."""
+
+
+class Fabric:
+    """The network of one fleet. Workers are numbers."""
+
+    def __init__(self, network: Network, speeds: Speeds, node_speeds: Speeds | None = None, per_node: int = 8) -> None:
+        """``speeds`` are each worker's, ``node_speeds`` those that ``per_node`` workers share."""
+        self.network = network
+        self._speeds = speeds
+        self._node_speeds = node_speeds
+        self._per_node = per_node
+        self._arrivals: dict[int, Callable[[Flow], None]] = {}
+        """By a flow's number, what is to be done when it has landed."""
+
+    def join(self, worker: int) -> None:
+        """A worker has its ports from now on. Raises ``ConfigError`` for speeds that can't be."""
+        network = self.network
+        network.add_port(("out", worker), self._speeds[0])
+        network.add_port(("in", worker), self._speeds[1])
+        if self._node_speeds is not None:
+            node = worker // self._per_node
+            network.add_port(("node out", node), self._node_speeds[0])
+            network.add_port(("node in", node), self._node_speeds[1])
+
+    def ports(self, source: int, target: int) -> list[Hashable]:
+        """What a flow from one worker to another goes through: nothing for a worker to itself."""
+        if source == target:
+            return []
+        ports: list[Hashable] = [("out", source), ("in", target)]
+        if self._node_speeds is not None:
+            sends, receives = source // self._per_node, target // self._per_node
+            if sends != receives:
+                ports += [("node out", sends), ("node in", receives)]
+        return ports
+
+    def alone_ms(self, nbytes: int) -> float:
+        """What ``nbytes`` take from one worker to another with no other flow there."""
+        limits = [speed for speed in (*self._speeds, *(self._node_speeds or ())) if speed is not None]
+        return self.network.latency / 1e6 + (nbytes / min(limits) * 1e3 if limits else 0.0)
+
+    def send(self, now: int, ports: Iterable[Hashable], nbytes: int, arrived: Callable[[Flow], None]) -> Flow:
+        """Send ``nbytes`` through ``ports``; ``arrived`` is called by ``land``, in order of time."""
+        flow = self.network.submit(now, ports, nbytes)
+        self._arrivals[flow.number] = arrived
+        return flow
+
+    def cancel(self, now: int, flow: Flow) -> bool:
+        """Give ``flow`` up; returns whether it was under way. Then ``arrived`` is never called."""
+        if self._arrivals.pop(flow.number, None) is None:
+            return False
+        self.network.cancel(now, flow)
+        return True
+
+    def due(self) -> int | None:
+        """When to call ``land`` next."""
+        return self.network.earliest()
+
+    def land(self, now: int) -> None:
+        """What has arrived by ``now`` is told to those that sent it."""
+        landed: Sequence[Flow] = self.network.advance(now)
+        for flow in landed:
+            arrived = self._arrivals.pop(flow.number, None)
+            if arrived is not None:  # else it was given up at the very instant
+                arrived(flow)

@@ -1,0 +1,225 @@
+"""Pulls: what only another worker has of a prompt comes over the network into this worker's first tier, and isn't computed.
+
+To the one that pulls, its peers are one more tier behind its own (``PeerTier``): it is asked last, what it has is fetched into
+the first tier like anything from below, and loaded from there. So events, eviction, copies for later requests and the choice
+between loading and computing are those of any tier. Its content is what one other worker has, the *source*, which is chosen
+with the request's worker, by what can be seen of caches then. What the source really has is known when the pull begins.
+
+The source's pages are held while they are read, and room is made for them before the pull begins. A source that fails takes its
+pulls with it: the room is given back, and the request is computed.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvyard.blocks import Request
+from kvyard.blocks.pool import Pool
+from kvyard.blocks.spans import Spans
+from kvyard.blocks.table import Table
+from kvyard.hashing import Keys
+from kvyard.tiers.copies import Copy
+from kvyard.tiers.fabric import Fabric
+from kvyard.tiers.network import Flow
+from kvyard.tiers.store import PageRange, TierStore, hold_pages
+
+
+class Expectation(NamedTuple):
+    """What is believed of one request when its worker is chosen."""
+
+    source: str
+    """The worker to pull from,"""
+    tokens: int
+    """which has so many of the prompt, as far as can be seen."""
+
+
+class PeerPages:
+    """What another worker has, as one sees it that pulls from it: the pages of a pool."""
+
+    def __init__(self, pool: Pool, tokens: int) -> None:
+        self.pool = pool
+        self.expected = tokens
+        """Tokens of the prompt that it should have."""
+
+    def resident(self, group: int, keys: Keys, limit: int) -> Spans:
+        """The intervals of a chain's first ``limit`` pages that it has."""
+        return self.pool.maps[group].spans(keys, min(limit, len(keys)))[0]
+
+    def hold(self, piece: PageRange) -> Table:
+        """Keep ``piece``, all of it there, while it is read."""
+        return hold_pages(self.pool, piece)
+
+
+class Pull:
+    """One on its way."""
+
+    __slots__ = ("copy", "flow", "source", "target")
+
+    def __init__(self, source: "PeerTier", target: "PeerTier", copy: Copy) -> None:
+        self.source = source
+        self.target = target
+        self.copy = copy
+        self.flow: Flow | None = None
+
+
+class Pulls:
+    """All pulls of a fleet. Whoever drives it says by what each request's source is chosen, and lands what is due."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        *,
+        device: bool,
+        min_lead: int,
+        in_flight: int,
+        settle: Callable[[int, int], None],
+        changed: Callable[[int, int, int], None],
+    ) -> None:
+        """Sources are read in their first tier, or on the ``device``. ``min_lead`` tokens are worth a pull at least, and no
+        more than ``in_flight`` go into one worker at a time. ``settle(worker, now)`` must bring a worker up to date, and
+        ``changed(worker, now, by)`` is told that pages of it are held or free again because of worker ``by``.
+        """
+        self.fabric = fabric
+        self.device = device
+        self.min_lead = min_lead
+        self.in_flight = in_flight
+        self.settle = settle
+        self.changed = changed
+        self.members: dict[str, PeerTier] = {}
+        self.expected: dict[str, Expectation] = {}
+        """By request, until its pull begins or it is through."""
+        self.under_way: dict[int, Pull] = {}
+        """By the number of their flow."""
+        self.watch: Callable[[Pull], None] | None = None
+        """Called with each as it lands, while both its ends are held: for tests that keep contents."""
+
+    def join(self, name: str, worker: int, first: TierStore, device: Pool) -> "PeerTier":
+        """Let a worker take part, on both sides, with its ``first`` tier and its ``device``. ``worker`` is its number in the
+        fabric. Returns its peers, as it sees them.
+        """
+        self.fabric.join(worker)
+        made = self.members[name] = PeerTier(self, worker, first, device if self.device else first.pool)
+        return made
+
+    def expect(self, request_id: str, expectation: Expectation | None) -> None:
+        """A request goes to a worker that may pull: from there, or from none."""
+        if expectation is None:
+            self.expected.pop(request_id, None)
+        else:
+            self.expected[request_id] = expectation
+
+    def send(self, now: int, pull: Pull) -> None:
+        """``pull`` begins: its copy holds both ends."""
+        ports = self.fabric.ports(pull.source.worker, pull.target.worker)
+        flow = pull.flow = self.fabric.send(now, ports, pull.copy.nbytes, self._arrived)
+        self.under_way[flow.number] = pull
+        pull.target.incoming.append(pull)
+        if pull.copy.far:
+            pull.source.outgoing.append(pull)
+            self.changed(pull.source.worker, now, pull.target.worker)
+
+    def _arrived(self, flow: Flow) -> None:
+        pull = self.under_way.pop(flow.number)
+        assert flow.ended is not None
+        pull.copy.queued = flow.queued
+        if self.watch is not None:
+            self.watch(pull)
+        self._end(pull, flow.ended)
+
+    def _end(self, pull: Pull, now: int) -> None:
+        """The source lets go, and the target hears of it when it next ticks."""
+        source, target, copy = pull.source, pull.target, pull.copy
+        copy.ended = now
+        if copy.far:
+            self.settle(source.worker, now)
+            for held in copy.far:
+                source.pool.let_go(held)
+            source.outgoing.remove(pull)
+            self.changed(source.worker, now, -1)
+        target.incoming.remove(pull)
+        copy.inbox.append(copy)
+        self.changed(target.worker, now, -1)
+
+    def fail(self, worker: int, now: int) -> None:
+        """``worker`` is gone: those that pull from it get nothing, and what it pulled is given up."""
+        for number, pull in list(self.under_way.items()):
+            if worker in (pull.source.worker, pull.target.worker):
+                assert pull.flow is not None
+                self.fabric.cancel(now, pull.flow)
+                del self.under_way[number]
+                pull.copy.failed = True
+                self._end(pull, now)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless everything under way holds both its ends (I6) and shares are fair (I7)."""
+        self.fabric.network.check_integrity()
+        for pull in self.under_way.values():
+            assert pull in pull.target.incoming, "I6: a pull that its target doesn't know of"
+            first = pull.target.first
+            assert all(held in first.reserved for held in pull.copy.near), "I6: a pull without room where it goes"
+            assert all(held in pull.source.pool.holds for held in pull.copy.far), "I6: a pull has let go of its source"
+
+
+class PeerTier:
+    """The other workers, as one worker's last tier."""
+
+    def __init__(self, pulls: Pulls, worker: int, first: TierStore, pool: Pool) -> None:
+        self._pulls = pulls
+        self.worker = worker
+        self.first = first
+        """Where pulls go."""
+        self.pool = pool
+        """Where others read."""
+        self.incoming: list[Pull] = []
+        self.outgoing: list[Pull] = []
+
+    @property
+    def min_lead(self) -> int:
+        """Tokens that are worth a pull."""
+        return self._pulls.min_lead
+
+    @property
+    def full(self) -> bool:
+        """Whether no more pulls may begin now."""
+        return len(self.incoming) >= self._pulls.in_flight
+
+    def pages(self, request: Request, now: int) -> PeerPages | None:
+        """What the source of ``request`` has; ``None`` where it has none, or none that lives."""
+        expected = self._pulls.expected.get(request.id)
+        if expected is None:
+            return None
+        source = self._pulls.members.get(expected.source)
+        if source is None or source is self:
+            return None
+        self._pulls.settle(source.worker, now)
+        return PeerPages(source.pool, expected.tokens)
+
+    def forget(self, request: Request) -> None:
+        """``request`` has had its pull, or needs none any more."""
+        self._pulls.expected.pop(request.id, None)
+
+    def foresee(self, request: Request, nbytes: int, now: int) -> int:
+        """When a pull of ``nbytes`` for ``request`` that begins at ``now`` would have landed."""
+        source = self._pulls.members[self._pulls.expected[request.id].source]
+        fabric = self._pulls.fabric
+        return fabric.network.foresee(now, fabric.ports(source.worker, self.worker), nbytes)
+
+    def start(self, request: Request, copy: Copy, now: int) -> None:
+        """Send ``copy``, which holds both its ends; it comes into the inbox when it has landed or failed."""
+        source = self._pulls.members[self._pulls.expected[request.id].source]
+        self.forget(request)
+        copy.began = now
+        self._pulls.send(now, Pull(source, self, copy))
+
+    def earliest(self) -> int | None:
+        """When the first of its pulls lands, at the rates that they have now."""
+        network = self._pulls.fabric.network
+        return min([network.landing(pull.flow) for pull in self.incoming if pull.flow is not None], default=None)
+
+    def held(self, pool: Pool) -> list[Table]:
+        """What pulls hold in ``pool``, the device's or the first tier's: those that come in, and those that read here."""
+        found: list[Table] = []
+        if pool is self.first.pool:
+            found += [held for pull in self.incoming for held in pull.copy.near]
+        if pool is self.pool:
+            found += [held for pull in self.outgoing for held in pull.copy.far]
+        return found
