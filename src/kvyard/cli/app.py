@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         ("compare", "compare", "Put the reports of several replays side by side."),
         ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
         ("doctor", "doctor", "Say why a prompt doesn't match: which link of the chain is broken."),
+        ("epp", "epp", "Tell an Envoy which engine has most of a prompt cached: an endpoint picker."),
         ("events", "app", "Read and check streams of KV-cache events."),
         ("gateway", "gateway", "Route OpenAI requests to engines by what each has cached."),
         ("hints", "hints", "Say what a retention hint would be worth, by recall and false rate."),

@@ -28,8 +28,12 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self.sources: list[Callable[[], Iterable[Sample]]] = []
         """What is read at each scrape. Names that end in ``_total`` are counters, all others gauges."""
-        self._texts = texts
+        self._texts = dict(texts)
         self.registry.register(self)
+
+    def add_texts(self, texts: Mapping[str, str]) -> None:
+        """Say what further metrics are, which a source will have."""
+        self._texts.update(texts)
 
     def counter(self, name: str, *labels: str) -> "MetricChildren":
         from prometheus_client import Counter

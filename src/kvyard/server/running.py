@@ -241,13 +241,15 @@ class Running:
         around: AbstractAsyncContextManager[Any] | None = None,
         ready: Callable[[str], None] | None = None,
         ending: Callable[[], None] | None = None,
+        hurrying: Callable[[], None] | None = None,
         drain_seconds: float = 5,
         keep_alive_seconds: int = 5,
         tls: TlsFiles | None = None,
     ) -> None:
         """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
 
-        ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end.
+        ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end,
+        ``hurrying`` at a second signal.
         The rest is as for ``HttpServer``.
         """
         self._server = HttpServer(
@@ -257,6 +259,7 @@ class Running:
         self._around = around or nullcontext()
         self._ready = ready
         self._ending = ending
+        self._hurrying = hurrying
         self._entering: asyncio.Task[Any] | None = None
         """The task that enters ``around``, while that takes."""
 
@@ -293,6 +296,8 @@ class Running:
     def _signalled(self) -> None:
         if self._server.ending:
             self._server.hurry()
+            if self._hurrying is not None:
+                self._hurrying()
         self.stop()
         if self._entering is not None:
             self._entering.cancel()  # nothing is under way yet, so there is nothing to wait for

@@ -46,6 +46,8 @@ class Gateway(AsyncService):
         """Called when it begins to drain."""
         self.beside: dict[str, Work] = {}
         """What runs from its start to its end, beside requests, by what it is called."""
+        self.wrong_beside: list[Callable[[], Iterator[HealthReason]]] = []
+        """What else may be wrong, where it is part of something larger."""
         self.client = EngineClient(config, upstream_token)
         self.health = EngineHealth(config, self.clock)
         self.metrics = GatewayMetrics()
@@ -110,6 +112,8 @@ class Gateway(AsyncService):
         if self.draining:
             yield HealthReason(code="draining", why="it is ending; what is under way goes on", grade="unready")
         yield from conditions(self.config, self.members, self.index, self.traffic, self._maker.journals)
+        for more in self.wrong_beside:
+            yield from more()
 
     def samples(self) -> Iterator[Sample]:
         """What its metrics say of itself."""

@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import Clock, pause
+from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Indexer
@@ -312,6 +313,16 @@ class EnginePool(msgspec.Struct, eq=False):
         except BaseException:
             self._take_back(waiting)
             raise
+
+    def place_at(self, place: Placement, engine: Engine) -> Decision | None:
+        """Book a request at the engine that turned out to have it, as ``place`` would; ``None`` where it can't be booked there.
+        The caller must ``release`` it.
+        """
+        others = frozenset(holder for one in self.engines.values() if one is not engine for holder in one.holders)
+        try:
+            return self._book(msgspec.structs.replace(place, shut=others, tried=set()))[0]
+        except KvyardError:
+            return None  # it is down, drains, or has as much as it may have
 
     def release(self, engine: Engine, id_: object, refused: bool = False) -> None:
         """A request has left an engine, whichever way; ``refused``: the engine did nothing for it, so far as is known."""

@@ -179,9 +179,8 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             streams=[listener.info() for listener in self.gateway.members.listeners(engine)],
         )
 
-    def operations(self) -> list[Operation]:
-        """Every route."""
-        admin: dict[str, Any] = {"token": self.admin_token, "guarded": True, "closed": self.admin_closed}
+    def passed(self) -> list[Operation]:
+        """Routes whose requests go to engines, and what is answered for all of them."""
         passed = [
             Operation(
                 method="POST",
@@ -195,7 +194,6 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             )
             for path, (summary, kind) in PASSED.items()
         ]
-        s, info, text = schemas, schemas.EngineInfo, ("text/plain",)
         return [
             *passed,
             Operation(
@@ -218,6 +216,13 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             ),
             get("/v1/models", self.models, openai.ModelList),
             post("/close_session", self.close_session, openai.EndedSession, schemas.SessionClosed),
+        ]
+
+    def own(self) -> list[Operation]:
+        """Routes that show and change how it is."""
+        admin: dict[str, Any] = {"token": self.admin_token, "guarded": True, "closed": self.admin_closed}
+        s, info, text = schemas, schemas.EngineInfo, ("text/plain",)
+        return [
             post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **admin),
             get("/health", self.health, s.GatewayHealth, open=True, refusals=(503,)),
             get("/ready", self.ready, Readiness, open=True, refusals=(503,)),
@@ -250,6 +255,30 @@ def build(
     admin_token: str | None = None,
 ) -> tuple[Any, Gateway]:
     """The ASGI application, and the gateway that is to run around it. Raises ``KvyardError``."""
+    app, gateway, _ = assemble(
+        config,
+        title="kvyard gateway",
+        token=token,
+        upstream_token=upstream_token,
+        index_token=index_token,
+        admin_token=admin_token,
+    )
+    return app, gateway
+
+
+def assemble(
+    config: GatewayConfig,
+    *,
+    title: str,
+    proxies: bool = True,
+    token: str | None = None,
+    upstream_token: str | None = None,
+    index_token: str | None = None,
+    admin_token: str | None = None,
+) -> tuple[Any, Gateway, RequestIntake]:
+    """As ``build``, with the intake that its routes use. Without ``proxies``, requests come to it some other way, and the
+    application has only routes of its own.
+    """
     gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token)
     members, traffic, index = gateway.members, gateway.traffic, gateway.index
     gateway.metrics.sources.append(lambda: state_samples(members, traffic, index))
@@ -259,9 +288,10 @@ def build(
     closed = ADMIN_CLOSED if token is not None and admin_token is None else ""
     guard = Guard(config.host, tuple(config.hosts)).check
     intake = RequestIntake(config, members, proxy, token is None)
+    routes = GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks))
     app = application(
-        GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks)).operations(),
-        title="kvyard gateway",
+        [*(routes.passed() if proxies else ()), *routes.own()],
+        title=title,
         bounds=config.limits,
         token=token,
         guard=guard,
@@ -271,4 +301,4 @@ def build(
     gateway.on_drain += [proxy.drain, dashboard.feed.close]
     gateway.beside["dashboard"] = dashboard.feed.remember
     app.router.routes.extend(dashboard.routes())
-    return app, gateway
+    return app, gateway, intake

@@ -145,6 +145,8 @@ class GatewaySource:
         recorder = gateway.traffic.recorder
         if recorder is not None and recorder.stopped:
             notes.append(f"nothing is recorded any more: {recorder.stopped}")
+        for more in gateway.wrong_beside:
+            notes.extend(f"{reason.about or reason.code}: {reason.why}" for reason in more())
         return notes
 
 

@@ -1,0 +1,119 @@
+"""What commands that stand before engines share: how they are told of engines, and of their settings by file and flags."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.indexer.config import load
+from kvyard.settings import Settings, chosen
+
+C = TypeVar("C", bound=GatewayConfig)
+
+NUMBERS = ("block_size", "dp_size", "port", "events_port", "replay_port", "interval_s", "alignment")
+
+Engines = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL[,NAME=VALUE...]",
+        help="An engine, such as http://h:8000,events=tcp://h:5557,replay=tcp://h:5558,block_size=16; may be repeated.",
+    ),
+]
+Fleets = Annotated[
+    list[str] | None, typer.Option(metavar="URL", help="A kvyard mock, with all its workers; may be repeated.")
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="HOST:PORT[,NAME=VALUE...]",
+        help="All addresses of a name, such as vllm:8000,events_port=5557,replay_port=5558; may be repeated.",
+    ),
+]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")]
+RouterSet = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A setting of the router, see docs/routing.md; may be repeated."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the file; may be repeated."),
+]
+
+
+def gathered(
+    kind: type[C],
+    flags: Settings,
+    own_part: Callable[[Any, str], Any],
+    convert: Callable[[Any, str], C],
+    *,
+    settings: Mapping[str, object],
+    engine: list[str] | None,
+    fleet: list[str] | None,
+    dns: list[str] | None,
+    config: Path | None,
+    router_set: list[str] | None,
+    set_: list[str] | None,
+) -> C:
+    """The configuration of which file and flags say parts, flags over the file. Raises ``KvyardError``."""
+    where = "the flags" if config is None else str(config)
+    found: dict[str, Any] = {}
+    if config is not None:
+        found = own_part(load(config), where)
+        convert(found, where)  # by itself first: what flags are laid over has to have the right shape
+    given = flags.parse(settings)
+    found.update(chosen(kind, given))
+    for text in set_ or ():
+        name, value = _pair(text, "--set")
+        found[name] = value
+    policy = dict(found.get("router", {}))
+    if "router" in given:
+        policy["policy"] = given["router"]
+    policy.update(_pair(text, "--router-set") for text in router_set or ())
+    if policy:
+        found["router"] = policy
+    if engine:
+        found["engines"] = [*found.get("engines", ()), *(_described(text, "--engine", "url") for text in engine)]
+    if fleet:
+        found["fleets"] = [*found.get("fleets", ()), *fleet]
+    if dns:
+        found["names"] = [*found.get("names", ()), *(_name(text) for text in dns)]
+    return convert(found, where)
+
+
+def _pair(text: str, flag: str) -> tuple[str, Any]:
+    """A setting's name and value; what reads as JSON is taken as that, all else as text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise KvyardError(f"{flag} {text}: write NAME=VALUE")
+    try:
+        return name.strip().replace("-", "_"), msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return name.strip().replace("-", "_"), value
+
+
+def _described(text: str, flag: str, first: str) -> dict[str, Any]:
+    """``FIRST,NAME=VALUE,...`` as made."""
+    head, *rest = text.split(",")
+    found: dict[str, Any] = {first: head}
+    for part in rest:
+        name, equals, value = part.partition("=")
+        if not equals or not name or not value:
+            raise KvyardError(f"{flag} {text}: {part!r} isn't NAME=VALUE")
+        name = name.replace("-", "_")
+        try:
+            found[name] = msgspec.json.decode(value) if name in NUMBERS else value
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise KvyardError(f"{flag} {text}: {name} must be a number") from None
+    return found
+
+
+def _name(text: str) -> dict[str, Any]:
+    found = _described(text, "--dns", "host")
+    host, colon, port = found["host"].rpartition(":")
+    if not colon or not port.isdecimal():
+        raise KvyardError(f"--dns {text}: write HOST:PORT first")
+    return {**found, "host": host.strip("[]"), "port": int(port)}

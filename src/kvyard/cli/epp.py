@@ -1,0 +1,92 @@
+"""``kvyard epp``: an endpoint picker for data planes of the Gateway API Inference Extension."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import typer
+
+from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered
+from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_to_stderr, read_token
+from kvyard.cli.settings import with_flags
+from kvyard.errors import KvyardError
+from kvyard.server.epp.config import FLAGS, EppConfig, convert, own_part
+from kvyard.server.gateway.config import ADMIN_VARIABLE, UPSTREAM_VARIABLE
+
+
+@with_flags(FLAGS)
+def epp(
+    settings: Mapping[str, object],
+    engine: Engines = None,
+    fleet: Fleets = None,
+    dns: Names = None,
+    config: ConfigFile = None,
+    router_set: RouterSet = None,
+    set_: Set = None,
+    ready_file: ReadyFile = None,
+    port_file: PortFile = None,
+    verbose: Verbose = False,
+) -> None:
+    """Pick endpoints for an Envoy, until interrupted: it asks over gRPC (ext-proc), and carries requests itself.
+
+    Each request is sent where it can begin soonest: by what an engine has cached of the prompt, as its KV events tell, and by
+    what it has to do. It listens on this machine only, unless told otherwise.
+    """
+    try:
+        from kvyard.server.epp.service import build
+    except ImportError as error:
+        raise KvyardError(f"the endpoint picker needs {error.name}: pip install 'kvyard[epp]'") from None
+    from kvyard.server.garbage import settle, stay_settled
+    from kvyard.server.running import Running, allow_files, is_loopback, listen, tls_files
+
+    log_to_stderr(verbose)
+    made = gathered(
+        EppConfig,
+        FLAGS,
+        own_part,
+        convert,
+        settings=settings,
+        engine=engine,
+        fleet=fleet,
+        dns=dns,
+        config=config,
+        router_set=router_set,
+        set_=set_,
+    )
+    announced = Announced(ready_file, port_file)
+    tls = tls_files(made.tls_cert, made.tls_key)
+    admin_token = read_token(made.admin_token_file, ADMIN_VARIABLE)
+    app, served = build(
+        made,
+        upstream_token=read_token(made.upstream_token_file, UPSTREAM_VARIABLE),
+        index_token=read_token(made.index_token_file, None),
+        admin_token=admin_token,
+        tls=tls,
+    )
+    allow_files()
+    bound = listen(made.host, made.http_port)
+    if admin_token is None and not is_loopback(made.host):
+        typer.echo(f"warning: all who reach {made.host} can change engines: give --admin-token-file", err=True)
+
+    def ready(url: str) -> None:
+        settle()
+        gateway = served.gateway
+        gateway.supervisor.keep("garbage", partial(stay_settled, lambda: not gateway.traffic.counters.under_way))
+        count = len(gateway.members.engines)
+        engines = "1 engine" if count == 1 else f"{count} engines"
+        typer.echo(f"endpoint picker at {served.url}, HTTP at {url}, {engines}, policy {made.router.policy}", err=True)
+        if not count and not made.names and not made.fleets:
+            typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
+        announced.ready([served.url, url])
+
+    with bound, announced:
+        Running(
+            app,
+            bound,
+            around=served,
+            ready=ready,
+            ending=served.gateway.drain,
+            hurrying=served.hurry,
+            drain_seconds=made.drain_seconds,
+            tls=tls,
+        ).run()
+    typer.echo("stopped", err=True)

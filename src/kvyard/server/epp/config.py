@@ -1,0 +1,84 @@
+"""The endpoint picker's configuration: a gateway's, less what the data plane does itself, and a few settings of its own."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kvyard.errors import KvyardError
+from kvyard.router import RouterConfig
+from kvyard.server.gateway.config import PASSED_OVER, GatewayConfig, Seconds
+from kvyard.server.indexer.config import settings_as
+from kvyard.settings import Setting, Settings, settings_of
+
+BodyMode = Literal["streamed", "buffered", "none"]
+
+NOT_OURS: Mapping[str, str] = {
+    "token_file": "clients talk to the data plane: have that ask for their tokens",
+    "retries": "the data plane tries again: let it have fallbacks",
+    "silent_seconds": "the data plane waits for engines: set its time-outs",
+}
+"""Settings of a gateway that a picker can't honour, and what to do instead."""
+
+
+class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about an endpoint picker. Raises ``KvyardError`` for what can't go together."""
+
+    port: Annotated[int, Meta(ge=0, le=65535), Setting("Of gRPC, for the data plane; 0 for any.", flag=True)] = 9002
+    http_port: Annotated[
+        int, Meta(ge=0, le=65535), Setting("Of HTTP: metrics, health, admin, dashboard; 0 for any.", flag=True)
+    ] = 9090
+    tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve gRPC and HTTP by TLS.", flag=True)] = None
+    body_mode: Annotated[
+        BodyMode, Setting("How bodies come where the data plane doesn't say: {choices}.", flag=True)
+    ] = "streamed"
+    """Envoy says it since 1.35. ``streamed`` is FULL_DUPLEX_STREAMED, which the protocol asks for."""
+    fallbacks: Annotated[
+        int,
+        Meta(ge=0, le=16),
+        Setting("Further endpoints that are named for each request, least busy first.", flag=True),
+    ] = 0
+    read_seconds: Seconds = 1.0
+    """How long reading a prompt may take, with a question to an engine or a remote index in it; then load decides."""
+    sheddable: list[str] = msgspec.field(default_factory=list)
+    """Objectives (``x-gateway-inference-objective``) whose requests are refused with 429 where they would have to wait."""
+    streams_at_once: Annotated[int, Meta(ge=1, le=1 << 20)] = 16_384
+    """Requests that the data plane may have here at a time, answers under way included."""
+    conformance: bool = False
+    """Whether requests may say where they want to go, and answers say where they went, as the extension's tests do."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usual = {field.name: field.default for field in msgspec.structs.fields(GatewayConfig)}
+        for name, instead in NOT_OURS.items():
+            if getattr(self, name) != usual[name]:
+                raise KvyardError(f"{name} is nothing for an endpoint picker: {instead}")
+
+
+OWN = "epp"
+"""The table of a file with what is a picker's alone; it may stand outside of tables as well."""
+
+
+def own_part(found: Any, where: str) -> Any:
+    """What a file says to a picker, of all that it says. Raises ``KvyardError`` for what is said twice."""
+    if not isinstance(found, dict):
+        return found
+    left = {name: value for name, value in found.items() if name not in (*PASSED_OVER, "gateway", OWN)}
+    own = found.get(OWN, {})
+    if not isinstance(own, dict):
+        raise KvyardError(f"{where}: {OWN} must be a table of settings, as in [{OWN}]")
+    for name in own:
+        if name in left:
+            raise KvyardError(f"{where}: {name} is said twice, once in [{OWN}]: leave one of the two out")
+    return {**left, **own}
+
+
+def convert(found: Any, where: str) -> EppConfig:
+    """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    return settings_as(found, EppConfig, where)
+
+
+_KNOWN = {name: one for name, one in settings_of(EppConfig).items() if one.field not in NOT_OURS}
+FLAGS = Settings(_KNOWN, {"router": settings_of(RouterConfig)["router"]})
+"""What has a flag of its own."""

@@ -1,0 +1,156 @@
+"""The protocol's messages: what is read of those that Envoy sends, and the answers to them. Decides nothing.
+
+Names and places are those of the Gateway API Inference Extension's endpoint picker protocol, version 1.0.0.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    ImmediateResponse,
+    ProcessingResponse,
+    StreamedBodyResponse,
+    TrailersResponse,
+)
+from envoy.type.v3.http_status_pb2 import HttpStatus
+from google.protobuf.struct_pb2 import Struct
+
+from kvyard.server.epp.config import BodyMode
+
+DESTINATION = "x-gateway-destination-endpoint"
+SERVED = "x-gateway-destination-endpoint-served"
+SUBSET = "x-gateway-destination-endpoint-subset"
+OBJECTIVE = "x-gateway-inference-objective"
+BALANCER = "envoy.lb"
+"""Where destinations are in metadata."""
+HINT = "envoy.lb.subset_hint"
+"""Where a subset is."""
+WANTED = "test-epp-endpoint-selection"
+"""The header by which the extension's tests say where a request is to go."""
+WENT = "x-conformance-test-served-endpoint"
+"""The header in which they look for where it went."""
+
+STREAMED: int = ProcessingMode.FULL_DUPLEX_STREAMED
+PIECES: int = ProcessingMode.STREAMED
+"""Each piece is answered before the next; headers have gone on by then."""
+BUFFERED: int = ProcessingMode.BUFFERED
+PARTIAL: int = ProcessingMode.BUFFERED_PARTIAL
+NONE: int = ProcessingMode.NONE
+MODES: Mapping[BodyMode, int] = {"streamed": STREAMED, "buffered": BUFFERED, "none": NONE}
+
+OVERWRITE: int = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+"""A client may send such a header too, and ours must win."""
+
+
+def read_headers(message: Any) -> dict[str, str]:
+    """Headers by their names in small letters; of one that comes twice, the last."""
+    return {one.key: one.raw_value.decode("utf-8", "replace") or one.value for one in message.headers.headers}
+
+
+def modes(message: Any, usual: int) -> tuple[int, int]:
+    """How bodies of the request and of the answer will come; ``usual`` where the first message doesn't say."""
+    if not message.HasField("protocol_config"):
+        return usual, usual
+    return message.protocol_config.request_body_mode, message.protocol_config.response_body_mode
+
+
+def _metadata(message: Any, namespace: str, key: str) -> Any:
+    """A value of the filters' metadata; ``None`` where there is none."""
+    if not message.HasField("metadata_context"):
+        return None
+    found = message.metadata_context.filter_metadata
+    if namespace not in found:
+        return None
+    fields = found[namespace].fields
+    return fields.get(key)
+
+
+def subset(message: Any) -> list[str] | None:
+    """The endpoints that may be chosen; ``None`` where any may. Some data planes write a list, some one text."""
+    value = _metadata(message, HINT, SUBSET)
+    if value is None:
+        return None
+    parts = (
+        [one.string_value for one in value.list_value.values] if value.HasField("list_value") else [value.string_value]
+    )
+    return endpoints_in(",".join(parts))
+
+
+def endpoints_in(text: str) -> list[str]:
+    """Endpoints with commas between."""
+    return [one for part in text.split(",") if (one := part.strip())]
+
+
+def served(message: Any) -> str | None:
+    """The endpoint that answered, where the data plane says."""
+    value = _metadata(message, BALANCER, SERVED)
+    return None if value is None else value.string_value or None
+
+
+# -- answers ------------------------------------------------------------------------------------------------------------
+
+
+def _set(headers: Iterable[tuple[str, str]], remove: Iterable[str] = ()) -> Any:
+    found = [
+        HeaderValueOption(
+            header=HeaderValue(key=key, raw_value=value.encode("utf-8", "replace")), append_action=OVERWRITE
+        )
+        for key, value in headers
+    ]
+    return HeaderMutation(set_headers=found, remove_headers=remove)
+
+
+def destination(endpoints: str, more: Iterable[tuple[str, str]] = (), remove: Iterable[str] = (), *, body: bool) -> Any:
+    """Where a request is to go, in the answer to its body, or to its headers."""
+    mutation = _set([(DESTINATION, endpoints), *more], remove)
+    said = CommonResponse(header_mutation=mutation, clear_route_cache=True)
+    metadata = Struct()
+    metadata.fields[BALANCER].struct_value.fields[DESTINATION].string_value = endpoints
+    if body:
+        return ProcessingResponse(request_body=BodyResponse(response=said), dynamic_metadata=metadata)
+    return ProcessingResponse(request_headers=HeadersResponse(response=said), dynamic_metadata=metadata)
+
+
+def request_headers_pass() -> Any:
+    """A request's headers may go on; where to is said with its body."""
+    return ProcessingResponse(request_headers=HeadersResponse(response=CommonResponse()))
+
+
+def response_headers(more: Iterable[tuple[str, str]]) -> Any:
+    """An answer's headers go on, with ``more``."""
+    return ProcessingResponse(response_headers=HeadersResponse(response=CommonResponse(header_mutation=_set(more))))
+
+
+def body_pass(*, request: bool) -> Any:
+    """A body, or a piece of it, goes on as it is."""
+    found = BodyResponse(response=CommonResponse())
+    return ProcessingResponse(request_body=found) if request else ProcessingResponse(response_body=found)
+
+
+def piece(body: bytes, end: bool, *, request: bool) -> Any:
+    """A piece of a body, handed back: in full-duplex streaming only what is handed back goes on."""
+    mutation = BodyMutation(streamed_response=StreamedBodyResponse(body=body, end_of_stream=end))
+    found = BodyResponse(response=CommonResponse(body_mutation=mutation))
+    return ProcessingResponse(request_body=found) if request else ProcessingResponse(response_body=found)
+
+
+def trailers_pass(*, request: bool) -> Any:
+    """Trailers go on as they are."""
+    return (
+        ProcessingResponse(request_trailers=TrailersResponse())
+        if request
+        else ProcessingResponse(response_trailers=TrailersResponse())
+    )
+
+
+def immediate(status: int, headers: Iterable[tuple[str, str]], body: bytes, details: str) -> Any:
+    """The client gets this, and no engine the request."""
+    said = ImmediateResponse(status=HttpStatus(code=status), headers=_set(headers), body=body, details=details)
+    return ProcessingResponse(immediate_response=said)

@@ -1,0 +1,287 @@
+"""Picking: from a request's headers and body to the engine that is to get it, booked as the gateway books its own.
+
+It fails open: what goes wrong in reading a prompt, or takes too long, costs the prompt's part in the choice, and what goes
+wrong in the choice itself costs the choice, but no request. Each is counted, and health says so.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from kvyard.clock import SECOND
+from kvyard.index import Holder
+from kvyard.index.metrics import Sample
+from kvyard.router import Decision, RouteRequest
+from kvyard.server.epp.config import EppConfig
+from kvyard.server.epp.endpoints import Endpoints
+from kvyard.server.gateway.gateway import Gateway
+from kvyard.server.gateway.intake import RequestIntake
+from kvyard.server.gateway.pool import Engine, EnginePool, Placement
+from kvyard.server.gateway.traffic import ProxiedRequest
+from kvyard.server.health import HealthReason
+from kvyard.server.http import Refusal
+
+log = logging.getLogger(__name__)
+
+P = "kvyard_epp_"
+LATELY = 60 * SECOND
+"""How long a choice that failed makes the picker degraded."""
+RESPONSES = "/v1/responses"
+OPENED = {
+    "body": "the body is no JSON, is compressed, or was cut",
+    "size": "the body is longer than limits.body_bytes, or all that are here are longer than held_bytes",
+    "late": "reading the prompt took longer than read_seconds",
+    "read": "reading the prompt failed",
+    "choice": "the choice failed, and the least busy engine was taken",
+}
+"""Why a request went on without what should have decided it, in words."""
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """What is known of a request when it is to be placed."""
+
+    method: str
+    path: str
+    """From its last /v1/ on, and without a query: data planes put prefixes before it."""
+    headers: Mapping[str, str]
+    body: bytes | None
+    """``None`` where it isn't here."""
+    unread: str = ""
+    """Why it isn't, one of ``OPENED``; empty where there is none or it wasn't sent."""
+    subset: list[str] | None = None
+    """Endpoints that may be chosen; ``None``: any."""
+    sheddable: bool = False
+
+
+class Picked(msgspec.Struct, kw_only=True):
+    """A request that has an engine."""
+
+    proxied: ProxiedRequest
+    pool: EnginePool
+    place: Placement
+    engine: Engine
+    decision: Decision | None
+    """``None`` where the choice failed, and the engine isn't booked either."""
+    endpoints: str
+    """The engine's, and those to fall back to."""
+    booked: bool = True
+
+
+class EndpointPicker:
+    """Picks for one data plane. On the gateway's loop."""
+
+    def __init__(self, gateway: Gateway, intake: RequestIntake, config: EppConfig) -> None:
+        self.gateway = gateway
+        self.intake = intake
+        self.config = config
+        self.endpoints = Endpoints(gateway.members.engines)
+        self.opened: Counter[str] = Counter()
+        """Requests that went on without what should have decided it, by reason."""
+        self.streams = 0
+        """Requests of the data plane that are here."""
+        self.held = 0
+        """Bytes of bodies that are here."""
+        self.moved = self.elsewhere = 0
+        """Requests that another engine answered than was named first; and those that none of ours did."""
+        self._failed_at: int | None = None
+        self._why = ""
+
+    # -- picking ----------------------------------------------------------------------------------------------------------
+
+    async def pick(self, asked: Asked) -> Picked:
+        """The engine for a request; ``end`` must be called for it. Raises ``Refusal`` where there is none."""
+        traffic = self.gateway.traffic
+        received = self.gateway.clock.now()
+        traffic.counters.requests += 1
+        try:
+            id_, name, pool, place = await self._place_of(asked)
+            self._restrict(pool, name, place, asked)
+            if asked.sheddable and self._would_wait(pool, place):
+                raise Refusal(
+                    429, "engines are busy, and this request can be shed", fix="try again later", Retry_After="1"
+                )
+        except BaseException:
+            traffic.refused()
+            raise
+        # Its body doesn't stay here, so that it holds nothing.
+        proxied = ProxiedRequest(
+            id=id_, model=name, pool=pool.model, block_size=pool.router.block_size, size=0, received=received
+        )
+        model = pool.model if len(self.gateway.members.pools) > 1 else None
+        traffic.began(proxied, place.request, place.tail, model, place.hints)
+        try:
+            return await self._choose(proxied, pool, place)
+        except BaseException as error:
+            traffic.ended(proxied, "cancelled" if isinstance(error, asyncio.CancelledError) else "refused")
+            raise
+
+    async def _choose(self, proxied: ProxiedRequest, pool: EnginePool, place: Placement) -> Picked:
+        decision: Decision | None = None
+        try:
+            decision, engine = await pool.place(place)
+            while self.endpoints.of(engine) is None:
+                # Its host hasn't been looked up yet, which is rare: all others are asked about only then.
+                pool.release(engine, decision.id, refused=True)
+                place.shut |= set(engine.holders)
+                if next(self._eligible(pool, place), None) is None:
+                    raise Refusal(503, f"{engine.name} has no address", fix="try again later", Retry_After="1")
+                decision, engine = await pool.place(place)
+        except Refusal:
+            raise
+        except Exception as error:
+            self._open("choice", error)
+            decision = None
+            engine = min(self._eligible(pool, place), key=lambda one: one.in_flight)
+        picked = Picked(
+            proxied=proxied,
+            pool=pool,
+            place=place,
+            engine=engine,
+            decision=decision,
+            endpoints=self._named(engine, pool, place),
+            booked=decision is not None,
+        )
+        if decision is not None:
+            proxied.tries += 1
+            self.gateway.traffic.placed(proxied, engine, decision)
+        return picked
+
+    async def _place_of(self, asked: Asked) -> tuple[str, str, EnginePool, Placement]:
+        """What is to be placed. Raises ``Refusal`` for models that aren't there."""
+        if asked.unread:
+            self._open(asked.unread)
+        elif asked.body is not None and asked.method == "POST":
+            try:
+                async with asyncio.timeout(self.config.read_seconds):
+                    return await self.intake.place_of(asked.path, asked.body, asked.headers)
+            except TimeoutError:
+                self._open("late")
+            except Refusal as refusal:
+                if refusal.status != 400:
+                    raise
+                self._open("body")  # the engine says what is wrong with it
+            except Exception as error:
+                self._open("read", error)
+        return self._by_load(asked)
+
+    def _by_load(self, asked: Asked) -> tuple[str, str, EnginePool, Placement]:
+        """A request whose prompt isn't known, at any engine; a response that some engine keeps, there."""
+        members, proxy = self.gateway.members, self.intake.proxy
+        pools = [pool for pool in members.pools.values() if pool.engines]
+        home = None
+        if asked.path.startswith(f"{RESPONSES}/"):
+            home = proxy.homes.find(asked.path.removeprefix(f"{RESPONSES}/").partition("/")[0])
+        if home is not None and home[0] in members.pools:
+            pools = [members.pools[home[0]]]
+        if not pools:
+            raise Refusal(503, "no engine has been heard of yet", fix="try again later", Retry_After="1")
+        pool = next((one for one in pools if any(map(_may_get, one.engines.values()))), pools[0])
+        id_ = proxy.traffic.name(asked.headers.get("x-request-id", ""))
+        shut = frozenset() if home is None else pool.all_but(home[1])
+        request = RouteRequest(id_, [], 0, asked.headers.get(self.config.session_header))
+        return id_, pool.model, pool, Placement(request=request, shut=shut)
+
+    def _restrict(self, pool: EnginePool, name: str, place: Placement, asked: Asked) -> None:
+        """Shut what may not be named to the data plane. Raises ``Refusal`` with 503 where no engine is left that is up."""
+        among = ""
+        if asked.subset is not None:
+            wanted = set(asked.subset)
+            among = f" among the {len(wanted)} endpoints that may be chosen"
+            shut: set[Holder] = set()
+            for engine in pool.engines.values():
+                endpoint = self.endpoints.of(engine) or ""
+                if endpoint not in wanted and endpoint.rpartition(":")[0].strip("[]") not in wanted:
+                    shut.update(engine.holders)
+            place.shut |= shut
+        if next(self._eligible(pool, place), None) is None:
+            raise Refusal(503, f"no engine of model {name} is ready{among}", fix="try again later", Retry_After="1")
+
+    def _eligible(self, pool: EnginePool, place: Placement) -> Iterator[Engine]:
+        shut = place.shut
+        return (one for one in pool.engines.values() if _may_get(one) and not (shut and one.holders[0] in shut))
+
+    def _would_wait(self, pool: EnginePool, place: Placement) -> bool:
+        most = self.config.engine_requests
+        return bool(pool.waiting) or all(one.in_flight >= most for one in self._eligible(pool, place))
+
+    def _named(self, engine: Engine, pool: EnginePool, place: Placement) -> str:
+        chosen = self.endpoints.of(engine)
+        if chosen is None:  # only where the choice failed
+            raise Refusal(503, f"{engine.name} has no address", fix="try again", Retry_After="1")
+        if not self.config.fallbacks:
+            return chosen
+        others = [one for one in self._eligible(pool, place) if one is not engine]
+        others.sort(key=lambda one: one.in_flight)
+        found = [self.endpoints.of(one) for one in others[: self.config.fallbacks]]
+        return ",".join([chosen, *filter(None, found)])
+
+    # -- what becomes of it -------------------------------------------------------------------------------------------------
+
+    def served(self, picked: Picked, endpoint: str) -> None:
+        """The data plane says who answers. Where it isn't the one that was chosen, it is booked there."""
+        engine = self.endpoints.at(endpoint)
+        if engine is picked.engine:
+            return
+        if engine is None or engine.pool is not picked.pool:
+            self.elsewhere += 1
+            return
+        self.moved += 1
+        first, pool = picked.engine, picked.pool
+        if picked.booked:
+            picked.booked = False
+            pool.release(first, picked.place.request.id, refused=True)
+            self.gateway.health.failed(first, "the data plane went on to another engine")
+        picked.engine = engine
+        found = pool.place_at(picked.place, engine)
+        if found is not None:
+            picked.decision, picked.booked = found, True
+            picked.proxied.tries += 1
+            self.gateway.traffic.placed(picked.proxied, engine, found)
+
+    def end(self, picked: Picked, outcome: str, computed: bool) -> None:
+        """A request is over; ``computed``: so far as is known, its engine did something for it."""
+        if picked.booked:
+            picked.booked = False
+            picked.pool.release(picked.engine, picked.place.request.id, refused=not computed)
+        self.gateway.traffic.ended(picked.proxied, outcome)
+
+    # -- how it is ------------------------------------------------------------------------------------------------------
+
+    def _open(self, why: str, error: Exception | None = None) -> None:
+        self.opened[why] += 1
+        if error is not None:
+            self._failed_at, self._why = self.gateway.clock.now(), f"{type(error).__name__}: {error}"[:200]
+            log.error("%s, so the request went on without: %s", OPENED[why], self._why, exc_info=error)
+
+    def conditions(self) -> Iterator[HealthReason]:
+        """What isn't as it should be, beyond the gateway's own."""
+        for name, why in self.endpoints.reasons.items():
+            yield HealthReason(code="no-address", about=name, why=f"its host can't be looked up: {why}")
+        if self._failed_at is not None and self.gateway.clock.now() - self._failed_at < LATELY:
+            yield HealthReason(code="failed-open", why=f"requests went on without a choice: {self._why}")
+
+    def samples(self) -> Iterator[Sample]:
+        """Its metrics, beside the gateway's."""
+        yield P + "streams", {}, self.streams
+        yield P + "held_bytes", {}, self.held
+        yield P + "moved_total", {}, self.moved
+        yield P + "elsewhere_total", {}, self.elsewhere
+        for why in OPENED:
+            yield P + "opened_total", {"reason": why}, self.opened[why]
+
+
+def _may_get(engine: Engine) -> bool:
+    return engine.up and not engine.draining
+
+
+TEXTS = {
+    P + "streams": "Requests of the data plane that are here, answers under way included.",
+    P + "held_bytes": "Bytes of bodies that are held until their request has an engine.",
+    P + "moved_total": "Requests that another engine answered than the one that was named first.",
+    P + "elsewhere_total": "Requests that an endpoint answered which is no engine here.",
+    P + "opened_total": "Requests that went on without what should have decided it, by reason.",
+}
+"""What each metric says."""

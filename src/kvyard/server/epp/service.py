@@ -1,0 +1,172 @@
+"""The picker as a service: gRPC for the data plane and its health checks, around a gateway's parts, on one loop."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from envoy.service.ext_proc.v3.external_processor_pb2_grpc import (
+    ExternalProcessorServicer,
+    add_ExternalProcessorServicer_to_server,
+)
+from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from kvyard.clock import pause
+from kvyard.errors import KvyardError
+from kvyard.server.epp.config import EppConfig
+from kvyard.server.epp.picker import TEXTS, EndpointPicker
+from kvyard.server.epp.stream import RequestStream
+from kvyard.server.gateway.gateway import Gateway
+from kvyard.server.gateway.routes import assemble
+from kvyard.server.running import AsyncService, TlsFiles
+
+LIVE = "liveness"
+READY = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
+"""Health services that follow whether requests can be placed."""
+LOOK = 0.25
+"""Seconds between two looks at that."""
+ROOM = 1 << 20
+"""Bytes of a message beside a body."""
+
+
+class EppServicer(ExternalProcessorServicer):  # type: ignore[misc]
+    """Envoy's external processor."""
+
+    def __init__(self, picker: EndpointPicker) -> None:
+        self._picker = picker
+
+    async def Process(self, request_iterator: Any, context: Any) -> None:  # the protocol's name
+        """One request of the data plane."""
+        stream = RequestStream(self._picker, context.write)
+        try:
+            read, end = context.read, grpc.aio.EOF
+            while (message := await read()) is not end:
+                if not await stream.take(message):
+                    break
+        finally:
+            stream.close()
+
+
+class EppService(AsyncService):
+    """A gateway's parts, with gRPC before them. Use it in an ``async with`` block, or ``start`` and ``stop`` it."""
+
+    def __init__(self, config: EppConfig, gateway: Gateway, picker: EndpointPicker, tls: TlsFiles | None) -> None:
+        """Nothing is opened yet."""
+        self.config = config
+        self.gateway = gateway
+        self.picker = picker
+        self.port = 0
+        """Of gRPC, once it is started."""
+        self._tls = tls
+        self._server: Any = None
+        self._health = health_aio.HealthServicer()
+        self._hurry = asyncio.Event()
+
+    async def start(self) -> None:
+        """Take in the engines and answer the data plane. Raises ``KvyardError`` for what can't be done."""
+        await self.gateway.start()
+        await self.picker.endpoints.look()
+        most = self.config.limits.body_bytes + ROOM
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=self.config.streams_at_once,
+            options=[
+                ("grpc.max_receive_message_length", most),
+                ("grpc.max_send_message_length", most),
+                ("grpc.so_reuseport", 0),  # else a second one would share the port without a word
+            ],
+        )
+        add_ExternalProcessorServicer_to_server(EppServicer(self.picker), self._server)
+        add_HealthServicer_to_server(self._health, self._server)
+        self.port = self._bind(self._server)
+        await self._health.set(LIVE, HealthCheckResponse.SERVING)
+        await self._say_ready(False)
+        keep = self.gateway.supervisor.keep
+        keep("addresses of engines", self.picker.endpoints.follow)
+        keep("health over gRPC", self._follow_health)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Take no more requests, let those under way end, and let go of everything."""
+        if self._server is not None:
+            ending = asyncio.ensure_future(self._server.stop(self.config.drain_seconds))
+            hurry = asyncio.ensure_future(self._hurry.wait())
+            await asyncio.wait((ending, hurry), return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+            if not ending.done():
+                await self._server.stop(None)
+            await ending
+        await self.gateway.stop()
+
+    def hurry(self) -> None:
+        """Don't wait for what is under way. On its loop."""
+        self._hurry.set()
+
+    @property
+    def url(self) -> str:
+        """Where the data plane asks."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"{'grpc' if self._tls is None else 'grpcs'}://{host}:{self.port}"
+
+    def _bind(self, server: Any) -> int:
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        address = f"{host}:{self.config.port}"
+        try:
+            if self._tls is None:
+                found: int = server.add_insecure_port(address)
+            else:
+                pair = tuple(_read(path) for path in (self._tls.key, self._tls.certificate))
+                found = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        except RuntimeError:
+            found = 0
+        if not found:
+            raise KvyardError(f"can't listen at {address}: it may be taken; choose another --port, or 0 for any")
+        return found
+
+    async def _follow_health(self) -> None:
+        said = False
+        while True:
+            ready = self.ready
+            if ready != said:
+                said = ready
+                await self._say_ready(ready)
+            await pause(LOOK)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be placed."""
+        engines = self.gateway.members.engines.values()
+        return not self.gateway.draining and any(one.up and not one.draining for one in engines)
+
+    async def _say_ready(self, ready: bool) -> None:
+        for name in READY:
+            await self._health.set(name, HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def build(
+    config: EppConfig,
+    *,
+    upstream_token: str | None = None,
+    index_token: str | None = None,
+    admin_token: str | None = None,
+    tls: TlsFiles | None = None,
+) -> tuple[Any, EppService]:
+    """The ASGI application for metrics, health and admin, and the service that is to run around it. Raises ``KvyardError``."""
+    app, gateway, intake = assemble(
+        config,
+        title="kvyard epp",
+        proxies=False,
+        upstream_token=upstream_token,
+        index_token=index_token,
+        admin_token=admin_token,
+    )
+    picker = EndpointPicker(gateway, intake, config)
+    gateway.metrics.add_texts(TEXTS)
+    gateway.metrics.sources.append(picker.samples)
+    gateway.wrong_beside.append(picker.conditions)
+    return app, EppService(config, gateway, picker, tls)
