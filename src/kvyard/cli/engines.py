@@ -8,19 +8,23 @@ import msgspec
 import typer
 
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.config import Disaggregation, GatewayConfig
 from kvyard.server.indexer.config import load
 from kvyard.settings import Settings, chosen
 
 C = TypeVar("C", bound=GatewayConfig)
 
-NUMBERS = ("block_size", "dp_size", "port", "events_port", "replay_port", "interval_s", "alignment")
+NUMBERS = (
+    *("block_size", "dp_size", "port", "events_port", "replay_port", "interval_s", "alignment"),
+    "bootstrap_port",
+)
 
 Engines = Annotated[
     list[str] | None,
     typer.Option(
         metavar="URL[,NAME=VALUE...]",
-        help="An engine, such as http://h:8000,events=tcp://h:5557,replay=tcp://h:5558,block_size=16; may be repeated.",
+        help="An engine, such as http://h:8000,events=tcp://h:5557,replay=tcp://h:5558,block_size=16,role=decode; may be"
+        " repeated.",
     ),
 ]
 Fleets = Annotated[
@@ -69,6 +73,12 @@ def gathered(
     for text in set_ or ():
         name, value = _pair(text, "--set")
         found[name] = value
+    split = dict(found.get("disaggregation", {}))
+    roles = chosen(Disaggregation, given)
+    if "decode_router" in roles:
+        roles["decode_router"] = {**(split.get("decode_router") or {}), "policy": roles["decode_router"]}
+    if roles:
+        found["disaggregation"] = {**split, **roles}
     policy = dict(found.get("router", {}))
     if "router" in given:
         policy["policy"] = given["router"]

@@ -13,6 +13,7 @@ from kvyard.replay.scaling import SCALERS, make_scaler
 from kvyard.replay.traces.hinting import parse_hints
 from kvyard.router import RouterConfig
 from kvyard.router.deciders import DECIDERS, make_decider
+from kvyard.router.pair import router_pair
 from kvyard.router.policies import make_policy
 from kvyard.settings import Setting, as_it_is, bandwidth, chosen, count, duration, figures, flag, number, settings_of
 
@@ -345,13 +346,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         """The router; with workers of different roles, that of those that compute prompts and that of those that decode."""
         if not self.disaggregated:
             return (self.router,)
-        first, second = self.router, self.decode_router
-        if not any(kind.engine.role == "both" for kind in self.workers):
-            first = msgspec.structs.replace(first, held_weight=0.0)  # what is held there is what is being computed
-        if second is None:
-            blind = not make_policy(first).needs_keys
-            second = first if blind else RouterConfig(policy="kv", prefill_scale=0.0, overlap_credit=0.0)
-        return first, second
+        mixed = any(kind.engine.role == "both" for kind in self.workers)
+        return router_pair(self.router, self.decode_router, mixed)
 
     def _check_autoscale(self, autoscale: AutoscaleConfig) -> None:
         autoscale.check()

@@ -35,6 +35,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """One line. ``at`` is the time that the router or the index was told, in nanoseconds."""
 
     at: int = 0
+    router: str = ""
+    """Which of several routers over one index; empty for the first."""
 
 
 class Began(Entry, frozen=True, kw_only=True, omit_defaults=False, tag="began"):
@@ -84,7 +86,7 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     @classmethod
     def of(cls, update: Update, now: int) -> "Applied":
         """The entry for ``update``, applied at ``now``."""
-        said = {name: getattr(update, name) for name in cls.__struct_fields__ if name not in ("at", "events")}
+        said = {name: getattr(update, name) for name in cls.__struct_fields__ if name not in ("at", "events", "router")}
         return cls(at=now, events=len(update.events), **said)
 
 
@@ -188,6 +190,11 @@ LINE: Any = Union[tuple({*Entry.__subclasses__(), *Asked.__subclasses__()} - {As
 """Whatever a line can be."""
 Journal: TypeAlias = Callable[[Entry], None]
 """Where entries go: a list's ``append``, or a ``JournalFile``'s ``write``."""
+
+
+def named(journal: Journal, router: str) -> Journal:
+    """``journal`` for one more router over the same index, whose entries say so."""
+    return lambda entry: journal(msgspec.structs.replace(entry, router=router))
 
 
 class JournalFile:

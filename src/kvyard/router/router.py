@@ -264,6 +264,11 @@ class Router:
         self._named(worker)
         return self.loads.of(self._slots[worker])
 
+    def pace(self, worker: Holder) -> Pace:
+        """How fast a worker is taken to be. Raises ``KvyardError`` for one that isn't here."""
+        self._named(worker)
+        return self.paces[self._slots[worker]]
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all books agree. For tests and audits."""
         self.loads.check_integrity()

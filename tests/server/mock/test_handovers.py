@@ -67,6 +67,11 @@ def test_a_prompt_is_handed_over() -> None:
         params = prefill(source)
         assert post(target, kv_transfer_params=params)["usage"]["prompt_tokens_details"]["cached_tokens"] == 99
         eventually(lambda: served.inside(lambda: before.idle))
+        # One that is refused lets go of it too, as in vLLM.
+        params = prefill(source)
+        body = {"prompt": PROMPT, "max_tokens": -1, "kv_transfer_params": params}
+        assert httpx.post(f"{target}/v1/completions", json=body, timeout=PATIENCE, trust_env=False).status_code == 400
+        eventually(lambda: served.inside(lambda: before.idle))
         served.check()
 
 

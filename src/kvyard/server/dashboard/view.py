@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
+from kvyard.engine.role import Role
 from kvyard.events.types import Tier
 
 WorkerState = Literal["ready", "busy", "starting", "draining", "stalled", "suspect", "down"]
@@ -78,6 +79,8 @@ class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
     state: WorkerState = "ready"
     reason: str = ""
     """Why it isn't ready."""
+    role: Role = "both"
+    """What it does of a request."""
     ranks: int = 1
     running: int = 0
     waiting: int = 0

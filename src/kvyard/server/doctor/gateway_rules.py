@@ -23,7 +23,7 @@ def about_gateway(seen: GatewayVisit) -> Iterator[Finding]:
         name = "gateway-token" if seen.unauthorised else "gateway-unreachable"
         yield broken(name, seen.url, problem=seen.problem[:200])
         return
-    for rule in (engines, streams, policy, promises):
+    for rule in (engines, roles, streams, policy, promises):
         yield from rule(seen.url, seen.view)
 
 
@@ -37,6 +37,19 @@ def engines(url: str, view: FleetView) -> Iterator[Finding]:
             yield broken(
                 "gateway-engine", url, engine=worker.name, state=worker.state, reason=worker.reason or "no reason"
             )
+
+
+def roles(url: str, view: FleetView) -> Iterator[Finding]:
+    for model in sorted({worker.model for worker in view.workers}):
+        there = [worker for worker in view.workers if worker.model == model]
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            if all(worker.role == role for worker in there):
+                yield broken(
+                    f"gateway-no-{other}",
+                    url,
+                    model=model or "no model yet",
+                    engines=_names([one.name for one in there]),
+                )
 
 
 def streams(url: str, view: FleetView) -> Iterator[Finding]:

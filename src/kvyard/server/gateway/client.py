@@ -1,6 +1,7 @@
 """The HTTP client for engines: what is asked of them beside requests, and the connections that requests take."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -134,6 +135,8 @@ class EngineClient:
                 events=[stream.endpoint for stream in state.streams] or None,
                 replay=[stream.replay_endpoint for stream in state.streams if stream.replay_endpoint] or None,
                 block_size=state.block_size,
+                role=state.role,
+                bootstrap_port=None if state.role == "both" else urlsplit(state.url).port,
                 dp_size=max(1, len(state.streams)),
             )
             for state in states

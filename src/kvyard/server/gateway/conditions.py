@@ -42,6 +42,7 @@ def _engines(config: GatewayConfig, members: Membership) -> Iterator[HealthReaso
         yield HealthReason(code="no-engines", why=why, grade="unready")
     elif not any(engine.up and not engine.draining for engine in engines):
         yield HealthReason(code="no-engine-up", why="none answers, or all drain", grade="unready")
+    yield from _roles(members)
     listens = config.index_url is None and make_policy(config.router).needs_index
     for engine in engines:
         if engine.state == "down":
@@ -51,3 +52,17 @@ def _engines(config: GatewayConfig, members: Membership) -> Iterator[HealthReaso
         elif listens and engine.config.events is None:
             why = f"it has no event endpoint, so that policy {config.router.policy} knows nothing of its cache"
             yield HealthReason(code="no-stream", about=engine.name, why=why)
+
+
+def _roles(members: Membership) -> Iterator[HealthReason]:
+    answers = any(engine.config.role != "prefill" for engine in members.engines.values())
+    for model, pool in members.pools.items():
+        roles = {engine.config.role for engine in pool.engines.values()}
+        if roles == {"prefill"}:
+            why = "all its engines compute prompts for others: add one of role decode, or both"
+            yield HealthReason(
+                code="no-decode-engine", about=model, why=why, grade="degraded" if answers else "unready"
+            )
+        elif roles == {"decode"}:
+            why = "no engine computes prompts for those that decode: add one of role prefill, or leave the roles out"
+            yield HealthReason(code="no-prefill-engine", about=model, why=why)

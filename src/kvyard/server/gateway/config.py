@@ -9,14 +9,16 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.openai import EventSource
 from kvyard.router import RouterConfig
+from kvyard.router.deciders import DECIDERS, make_decider
 from kvyard.server.http import Bounds, picked
 from kvyard.server.indexer.config import Config as IndexConfig
 from kvyard.server.indexer.config import Names, Patience, Share, settings_as
 from kvyard.server.indexer.schemas import AttentionGroup, Dialect, Name, Register, Size
-from kvyard.settings import Setting, Settings, settings_of
+from kvyard.settings import Setting, Settings, settings_of, text
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -42,6 +44,10 @@ class _EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Data-parallel ranks behind one URL; each is chosen by itself."""
     topic: str = ""
     dialect: Dialect = "auto"
+    role: Role = "both"
+    """What it does of a request: ``prefill`` engines compute prompts for ``decode`` engines."""
+    bootstrap_port: Port | None = None
+    """Of an SGLang engine that computes prompts, 8998 by default."""
 
 
 class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +137,36 @@ class NameConfig(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
+class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests are split where engines have roles. Raises ``KvyardError`` for what can't be."""
+
+    decider: Annotated[
+        str,
+        Setting("Whether a prefill engine computes a prompt: {choices}.", flag=True, choices=DECIDERS.names),
+    ] = "always"
+    decider_options: dict[str, float] = {}
+    """Figures that only that decider has."""
+    transfer: Annotated[
+        Literal["vllm", "sidecar", "sglang"],
+        Setting(
+            "How engines learn of it: kv_transfer_params, llm-d's side-car, or SGLang's rooms ({choices}).",
+            name="kv_transfer",
+            flag=True,
+        ),
+    ] = "vllm"
+    decode_router: Annotated[
+        RouterConfig | None,
+        Setting("The policy among decode engines. [default: the fewest blocks held]", flag=True, parse=text),
+    ] = None
+    tokens_per_pass: Annotated[int, Meta(ge=1)] = 8192
+    """Prompt tokens that a prefill engine computes in one pass, for deciders that ask how busy it is."""
+    send_us_per_token: Annotated[float, Meta(ge=0)] = 2.6
+    """What a hand-over takes, for deciders that weigh it: 128 KiB at 50 GB/s."""
+
+    def __post_init__(self) -> None:
+        make_decider(self.decider, self.decider_options)
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a gateway. Raises ``KvyardError`` for what can't go together."""
 
@@ -163,6 +199,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names whose addresses are engines, looked up again and again."""
 
     router: RouterConfig = RouterConfig()
+    """With roles, of those that compute prompts."""
+    disaggregation: Disaggregation = Disaggregation()
     seed: Annotated[int, Setting("Of the router's ties.", flag=True)] = 0
     block_size: Annotated[Size | None, Setting("Tokens per block of the index.", flag=True)] = None
     """Left out, that of a model's first engine that says one, else 16."""
@@ -248,6 +286,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if self.journal is not None:
                 raise KvyardError("a journal needs the index in this process: leave index_url or journal out")
 
+    @property
+    def has_roles(self) -> bool:
+        """Whether some engine that it names has a role."""
+        return any(one.role != "both" for one in (*self.engines, *self.names))
+
     def index(self) -> IndexConfig:
         """The configuration of the index in this process."""
         return IndexConfig(**picked(self, "block_size direct catching_up streams limits"))
@@ -296,5 +339,7 @@ def convert(found: Any, where: str) -> GatewayConfig:
     return settings_as(found, GatewayConfig, where)
 
 
-FLAGS = Settings(settings_of(GatewayConfig), {"router": settings_of(RouterConfig)["router"]})
+FLAGS = Settings(
+    settings_of(GatewayConfig), settings_of(Disaggregation), {"router": settings_of(RouterConfig)["router"]}
+)
 """What has a flag of its own."""

@@ -65,6 +65,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     status_code: int = 200
     scope: Any = None
     send: Any = None
+    handed_over: bool = False
+    """Whether another engine computed its prompt."""
     _risked: int = 0
     """Tries in which an engine had the request and may have suffered from it; refused connections aren't among them."""
     _failed_at: list[Engine] = []
@@ -123,6 +125,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             try:
                 if last is not None and (self._risked > proxy.retries or proxied.tries >= MOST_TRIES):
                     return await self._pass_on(last)
+                await self._before_placing(last)
                 decision, engine = await pool.place(place)
             except Refusal as refusal:
                 await self._refuse(refusal)
@@ -156,6 +159,11 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 return "broken"
             finally:
                 pool.release(engine, place.request.id, refused=not self._computed)
+
+    async def _before_placing(self, last: EngineFailed | None) -> None:
+        """What is to be done before an engine is chosen, where there is anything; ``last`` is how the one before failed. Raises
+        ``Refusal``.
+        """
 
     # -- one engine -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +247,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     async def _start(self, answer: EngineConnection, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
         """The engine answers: from now on there is no other."""
         if self._computed:
-            self.pool.first_token(self.proxied.id, seen=streamed)
+            self.pool.first_token(self.proxied.id, seen=streamed and not self.handed_over)
         self.proxy.traffic.began_answer(self.proxied)
         self.status_code = answer.status
         await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})

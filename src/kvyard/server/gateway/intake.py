@@ -11,6 +11,7 @@ from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.router import RouteRequest
 from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.disaggregation import SplitExchange, divisible
 from kvyard.server.gateway.exchange import Exchange, Proxy
 from kvyard.server.gateway.headers import upstream
 from kvyard.server.gateway.members import Membership
@@ -91,6 +92,17 @@ class RequestIntake(msgspec.Struct, eq=False):
         traffic.began(proxied, place.request, place.tail, model, place.hints)
         authorization = self.proxy.client.authorization
         sent = upstream(headers.raw, id_, authorization, self.keeps_authorization)
+        if pool.prefill is not None and divisible(path, body):
+            return SplitExchange(
+                proxy=self.proxy,
+                proxied=proxied,
+                pool=pool,
+                place=place,
+                path=path,
+                body=body,
+                headers=sent,
+                name=name,
+            )
         return Exchange(proxy=self.proxy, proxied=proxied, pool=pool, place=place, path=path, body=body, headers=sent)
 
     async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:

@@ -6,7 +6,9 @@ from typing import Any
 from kvyard.clock import WallClock
 from kvyard.index import Identity, Indexer
 from kvyard.router import Router
-from kvyard.router.journal import Journal, JournaledIndexer, JournalFile
+from kvyard.router.deciders import make_decider
+from kvyard.router.journal import Journal, JournaledIndexer, JournalFile, named
+from kvyard.router.pair import router_pair
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import BYTES, ENGINE, GatewayConfig
 from kvyard.server.gateway.pool import EnginePool
@@ -17,6 +19,8 @@ from kvyard.server.indexer.service import DEFAULT_BLOCK_SIZE, Service
 from kvyard.server.supervisor import Supervisor
 from kvyard.server.tokens import make_tokenizer
 
+PREFILL_ROUTER = "prefill"
+"""What a journal calls the router among those that compute prompts for others."""
 LOCAL = "default"
 """The tenant under which the index in this process keeps its models."""
 
@@ -40,6 +44,8 @@ class PoolMaker:
         self.journals: list[JournalFile] = []
         """The first is there before its pool."""
         self._pools = 0
+        self._of: dict[str, Journal] = {}
+        """By model."""
         self._journal: Journal | None = None
         """The journal of the pool that is being made."""
 
@@ -65,10 +71,15 @@ class PoolMaker:
         for journal in self.journals:
             journal.close()
 
-    def make(self, model: str, block_size: int | None) -> EnginePool:
-        """A pool without engines. Raises ``KvyardError`` where a tokenizer or a journal can't be had."""
+    def make(self, model: str, block_size: int | None, roles: bool = False) -> EnginePool:
+        """A pool without engines; ``roles``: of those that decode, where others compute prompts for them. Raises
+        ``KvyardError`` where a tokenizer or a journal can't be had.
+        """
         config = self._config
         journal = self._new_journal()
+        policy = config.router
+        if roles:
+            policy = router_pair(policy, config.disaggregation.decode_router, False)[1]
         remote: RemoteIndex | None = None
         if config.index_url is not None:
             identity = config.index().identity(config.block_size or block_size or DEFAULT_BLOCK_SIZE)
@@ -78,7 +89,9 @@ class PoolMaker:
             self._journal = journal
             index = self.index.keep(model, LOCAL, block_size).indexer
             identity = index.identity
-        router = Router(config.router, (), index, config.seed, journal=journal)
+        router = Router(policy, (), index, config.seed, journal=journal)
+        if journal is not None:
+            self._of[model] = journal
 
         async def tokenize(body: dict[str, Any]) -> list[int] | None:
             engine = pool.least_busy()
@@ -98,6 +111,28 @@ class PoolMaker:
         indexer = index if isinstance(index, Indexer) else None
         pool = EnginePool(model, router, prompting, config, self._clock, remote, sharing, indexer)
         return pool
+
+    def make_side(self, pool: EnginePool) -> EnginePool:
+        """What ``pool`` lacks where engines have roles: those that compute prompts for others."""
+        config = self._config
+        mixed = any(engine.config.role == "both" for engine in pool.engines.values())
+        policy, _ = router_pair(config.router, None, mixed)
+        journal = self._of.get(pool.model)
+        index = pool.indexer if pool.indexer is not None else pool.router.identity
+        said = None if journal is None else named(journal, PREFILL_ROUTER)
+        router = Router(policy, (), index, config.seed, journal=said)
+        split = config.disaggregation
+        pool.decider = make_decider(split.decider, split.decider_options)
+        return EnginePool(
+            pool.model,
+            router,
+            pool.prompting,
+            config,
+            self._clock,
+            pool.remote,
+            indexer=pool.indexer,
+            computes=True,
+        )
 
     def _new_journal(self) -> Journal | None:
         """A journal for one more pool: the first has the name that was given, others have their number behind it."""

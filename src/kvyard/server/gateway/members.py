@@ -177,7 +177,8 @@ class Membership(msgspec.Struct, eq=False):
         async with self._making:
             pool = self.pools.get(model)
             if pool is None:
-                pool = self.maker.make(model, engine.config.block_size)
+                roles = engine.config.role != "both" or self.config.has_roles
+                pool = self.maker.make(model, engine.config.block_size, roles)
                 if pool.sharing is not None:
                     try:
                         await pool.sharing.start()
@@ -187,6 +188,8 @@ class Membership(msgspec.Struct, eq=False):
                             raise
                     self.supervisor.keep(f"sharing of {model}", pool.sharing.run)
                 self.pools[model] = pool
+            if engine.config.role != "both" and pool.prefill is None:
+                pool.add_side(self.maker.make_side(pool))
         await self._listen(engine, model, lenient=lenient)
         pool.add(engine)
         self._names_changed()

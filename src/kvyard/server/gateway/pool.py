@@ -19,6 +19,7 @@ from kvyard.hashing import Namespace
 from kvyard.index import Holder, Indexer
 from kvyard.openai import ListedModel
 from kvyard.router import Decision, Router, RouteRequest
+from kvyard.router.deciders import Decider
 from kvyard.router.overlaps import Known
 from kvyard.server.dashboard.view import PromptSources, prompt_sources
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
@@ -171,6 +172,14 @@ class EnginePool(msgspec.Struct, eq=False):
     """Tells other gateways of our load, and us of theirs."""
     indexer: Indexer | None = None
     """What the engines have, where it is kept in this process."""
+    prefill: "EnginePool | None" = None
+    """The same engines as they compute prompts for others, where some have roles. Those here are the ones that answer."""
+    decider: Decider | None = None
+    """Says which prompts those compute."""
+    computes: bool = False
+    """Whether this is such a side of another pool."""
+    twin: "EnginePool | None" = None
+    """The pool of which it is a side, or its side."""
     engines: dict[str, Engine] = {}
     refused: int = 0
     """Requests that the queue had no room for."""
@@ -211,6 +220,25 @@ class EnginePool(msgspec.Struct, eq=False):
         self.engines[engine.name] = engine
         engine.pool = self
         self.names_changed()
+        if self.prefill is not None and engine.config.role != "decode":
+            self.prefill.engines[engine.name] = engine
+
+    def add_side(self, side: "EnginePool") -> None:
+        """Let prompts be computed by ``side``, whose router is another."""
+        self.prefill, self.twin, side.twin = side, side, self
+        for engine in self.engines.values():
+            if engine.config.role != "decode":
+                side.engines[engine.name] = engine
+                if any(holder in self._open for holder in engine.holders):
+                    side.open(engine)
+
+    def takes(self, engine: Engine) -> bool:
+        """Whether ``engine`` does what this pool's requests want."""
+        return engine.config.role != ("decode" if self.computes else "prefill")
+
+    def may_take(self, place: Placement) -> bool:
+        """Whether some engine that is up may get a request, now or once it has room."""
+        return any(holder not in place.shut and holder.name not in place.tried for holder in self._open)
 
     def remove(self, engine: Engine) -> None:
         """Forget an engine. What it has under way goes on."""
@@ -218,12 +246,18 @@ class EnginePool(msgspec.Struct, eq=False):
         del self.engines[engine.name]
         engine.pool = None
         self.names_changed()
+        if self.prefill is not None:
+            self.prefill.engines.pop(engine.name, None)
 
     def open(self, engine: Engine) -> None:
         """Send it requests from now on."""
+        if self.prefill is not None:
+            self.prefill.open(engine)
+        if not self.takes(engine):
+            return
         for holder in engine.holders:
             if holder not in self._open:
-                self.router.add_worker(holder)
+                self.router.add_worker(holder, engine.config.role)
                 self._open.add(holder)
                 if self.sharing is not None:
                     self.sharing.worker_added(holder)
@@ -232,6 +266,8 @@ class EnginePool(msgspec.Struct, eq=False):
 
     def shut(self, engine: Engine) -> None:
         """Send it no more; what it has under way goes on and counts."""
+        if self.prefill is not None:
+            self.prefill.shut(engine)
         for holder in engine.holders:
             if holder in self._open:
                 self._open.discard(holder)
@@ -241,6 +277,8 @@ class EnginePool(msgspec.Struct, eq=False):
 
     def forget(self, engine: Engine) -> None:
         """Send it no more, and forget what was sent: its process is gone, and its cache with it."""
+        if self.prefill is not None:
+            self.prefill.forget(engine)
         known = set(self.router.workers)
         for holder in engine.holders:
             if holder in known:
@@ -251,11 +289,15 @@ class EnginePool(msgspec.Struct, eq=False):
 
     def spare(self, engine: Engine) -> bool:
         """Whether others can take requests without this engine."""
+        if self.prefill is not None and engine.config.role == "prefill":
+            return self.prefill.spare(engine)
         return any(holder.name != engine.name for holder in self._open)
 
     def names_changed(self) -> None:
         """Engines' names have changed: work out again which can't take what."""
         self._shut.clear()
+        if self.prefill is not None:
+            self.prefill.names_changed()
 
     def without(self, name: str) -> frozenset[Holder]:
         """Ranks that don't serve ``name``. The pool's own model is served by all: an engine put here by mistake will say so."""
@@ -332,6 +374,14 @@ class EnginePool(msgspec.Struct, eq=False):
         engine.in_flight -= 1
         if engine.in_flight == self.config.engine_requests - 1:
             self._full.difference_update(engine.holders)
+            if self.twin is not None:
+                self.twin.has_room(engine)
+        if self.waiting:
+            self.grant()
+
+    def has_room(self, engine: Engine) -> None:
+        """An engine that had as much as it may have has less, as the other side found."""
+        self._full.difference_update(engine.holders)
         if self.waiting:
             self.grant()
 
@@ -397,9 +447,15 @@ class EnginePool(msgspec.Struct, eq=False):
         engine.in_flight += 1
         if engine.in_flight >= self.config.engine_requests:
             self._update_full(engine)
+            if self.twin is not None:
+                self.twin.is_full(engine)
         if self.sharing is not None:
             self.sharing.routed(place.request, decision.worker, decision.new_tokens)
         return decision, engine
+
+    def is_full(self, engine: Engine) -> None:
+        """An engine has as much as it may have, as the other side found."""
+        self._update_full(engine)
 
     def _update_full(self, engine: Engine) -> None:
         if engine.in_flight >= self.config.engine_requests:

@@ -15,6 +15,7 @@ from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import schemas
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.disaggregation import divisible, would_split
 from kvyard.server.gateway.exchange import Proxy
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.intake import RequestIntake
@@ -79,12 +80,14 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         """Which engine would get a request, and why. Sends nothing."""
         path = body.path or (openai.CHAT if "messages" in body.body else openai.COMPLETIONS)
         given = {} if body.session is None else {self.gateway.config.session_header: body.session}
-        _, name, pool, place = await self.intake.place_of(path, msgspec.json.encode(body.body), given)
+        asked = msgspec.json.encode(body.body)
+        _, name, pool, place = await self.intake.place_of(path, asked, given)
         try:
             decision = pool.preview(place)
         except KvyardError as error:
             raise Refusal(503, str(error), fix="see /admin/engines", Retry_After="1") from None
         chosen = {candidate.worker.name for candidate in decision.candidates}
+        over, first = would_split(pool, place, name) if divisible(path, asked) else (None, None)
         absent = {engine.name: _absence(engine, name) for engine in pool.engines.values() if engine.name not in chosen}
         return schemas.RouteExplained(
             model=name,
@@ -108,6 +111,8 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             ],
             said=pool.router.explain(decision),
             not_considered=absent,
+            handed_over=over,
+            prefill_worker=None if first is None else str(first.worker),
         )
 
     async def health(self, body: None, headers: Headers) -> Raw:
@@ -176,6 +181,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             pool=engine.model or None,
             models=list(engine.models),
             dp_size=engine.config.dp_size,
+            role=engine.config.role,
             streams=[listener.info() for listener in self.gateway.members.listeners(engine)],
         )
 
@@ -241,6 +247,8 @@ def _absence(engine: Engine, name: str) -> str:
         return f"{engine.state}: {engine.reason}"
     if engine.draining:
         return "it drains"
+    if engine.config.role == "prefill":
+        return "it computes prompts for others"
     if not engine.serves(name):
         return f"it doesn't serve {name}"
     return "it has as many requests as it may have"

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvyard.engine.role import Role
 from kvyard.server.health import HealthReason
 from kvyard.server.indexer.schemas import ListenerInfo, Name
 
@@ -53,6 +54,10 @@ class RouteExplained(msgspec.Struct, kw_only=True):
     """The same in words."""
     not_considered: dict[str, str]
     """Engines of the pool that can't be chosen, and why."""
+    handed_over: bool | None = None
+    """Whether another engine would compute the prompt; ``None`` where engines have no roles, or the request can't be split."""
+    prefill_worker: str | None = None
+    """Which one."""
 
 
 class NamedEngine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +77,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     reason: str
     models: list[str]
     dp_size: int
+    role: Role
     in_flight: int
     requests: int
     failed: int

@@ -64,6 +64,8 @@ class ProxiedRequest(msgspec.Struct, kw_only=True):
     """What the engine that has it was taken to have of its prompt, until that is settled."""
     engine: Engine | None = None
     """Who has it."""
+    handed_over: bool = False
+    """Whether another engine computed its prompt: what came from there counts as cached where it is answered."""
 
 
 class AnswerTokens(NamedTuple):
@@ -100,6 +102,8 @@ class GatewayMetrics(Metrics):
         self.retries = self.counter(P + "retries_total", "model")
         self.seconds = self.histogram(P + "request_seconds", _SLOW, "model")
         self.first = self.histogram(P + "time_to_first_byte_seconds", _SLOW, "model")
+        self.handovers = self.counter(P + "handovers_total", "model", "outcome")
+        self.stages = self.histogram(P + "stage_seconds", _SLOW, "model", "stage")
         self.placing = self.histogram(P + "placing_seconds", _FAST, "model")
 
     def forget(self, engine: str) -> None:
@@ -237,6 +241,10 @@ class Traffic:
         engine.output_tokens += proxied.output
         self.counters.output_tokens += proxied.output
         proxied.cached = said.cached
+        if proxied.handed_over and said.cached is not None:
+            found = min(said.cached, decision.overlap * proxied.block_size)
+            said = said._replace(cached=found)
+            proxied.cached = found
         metrics, model = self._metrics, proxied.model
         metrics.output[model,].inc(proxied.output)
         if said.cached is not None and said.prompt is not None:
@@ -244,6 +252,32 @@ class Traffic:
             metrics.said_cached[model,].inc(said.cached)
             metrics.said_predicted[model,].inc(decision.overlap * proxied.block_size)
             self._settle(proxied, engine, said.cached, said.prompt)
+
+    def split(self, proxied: ProxiedRequest, outcome: str) -> None:
+        """A request was, or was not, handed over from one engine to another: ``handed-over``, ``kept``, ``fell-back``."""
+        self._metrics.handovers[proxied.model, outcome].inc()
+
+    def staged(self, proxied: ProxiedRequest, stage: str, took: int) -> None:
+        """A stage of a request that was handed over is through: ``prefill``, ``hand-over`` or ``decode``."""
+        self._metrics.stages[proxied.model, stage].observe(max(0, took) / SECOND)
+
+    def prefilled(self, proxied: ProxiedRequest, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
+        """An engine has computed a prompt for another one."""
+        size = proxied.block_size
+        engine.requests += 1
+        engine.prompt_tokens += decision.num_tokens
+        engine.tally.add(decision, size)
+        self._metrics.decisions[proxied.model, decision.worker.name, decision.why].inc()
+        self._decisions += 1
+        now = self._clock.now() / SECOND
+        self.recent.append(RecentDecision(self._decisions, now, proxied.model, proxied.pool, decision))
+        if said.cached is None:
+            return
+        promise = Promise(decision, size, engine.marks(), engine.downs)
+        delivered, missing = promise.settle(said.cached, said.prompt, engine.marks(), engine.downs, engine.announces)
+        entered((engine.promises, self.promises), promise.tokens, delivered, missing)
+        engine.promises.unpromised += said.cached - delivered
+        self.promises.unpromised += said.cached - delivered
 
     def _settle(self, proxied: ProxiedRequest, engine: Engine, cached: int, prompt: int) -> None:
         """An engine says what it found: compare that with what was promised."""

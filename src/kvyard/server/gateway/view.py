@@ -86,6 +86,7 @@ class GatewaySource:
             **picked(engine, "name model url failed prompt_tokens output_tokens"),
             state=state,
             reason=reason,
+            role=engine.config.role,
             ranks=engine.config.dp_size,
             running=engine.in_flight,
             requests=engine.requests - engine.in_flight,

@@ -208,12 +208,9 @@ class FleetHandovers:
 
     async def claim(self, wish: TransferWish, target: int) -> IncomingPrompt | None:
         """What ``wish`` asks for, on its way to the worker ``target``; ``None`` where its source doesn't have it (any more)."""
-        address = wish.fetch
-        if address is None:
+        if wish.fetch is None:
             return None
-        local = self._local(address)
-        source = PromptSource(label=f"{address.host}:{address.port}") if local is None else local.source
-        prompt = IncomingPrompt(source=source, address=address, target=target)
+        prompt = self._prompt(wish.fetch, target)
         until = self._clock.now() + from_seconds(self._lease)
         while not await self._ask("claim", prompt):
             if not wish.awaited or self._clock.now() > until:
@@ -228,8 +225,15 @@ class FleetHandovers:
             return PromptsHeld(held=end.release(claim.request_ids, claim.engine_id))
         return PromptsHeld(held=end.holds(claim.request_ids, claim.engine_id, self._clock.now()))
 
-    def _local(self, address: PromptAddress) -> WorkerHandovers | None:
-        return next((end for end in self.ends if end.address == (address.host, address.port)), None)
+    def decline(self, wish: TransferWish | None, target: int) -> None:
+        """What ``wish`` asks for isn't wanted by the worker ``target`` after all."""
+        if wish is not None and wish.fetch is not None:
+            self._release(self._prompt(wish.fetch, target))
+
+    def _prompt(self, address: PromptAddress, target: int) -> IncomingPrompt:
+        local = next((end for end in self.ends if end.address == (address.host, address.port)), None)
+        source = PromptSource(label=f"{address.host}:{address.port}") if local is None else local.source
+        return IncomingPrompt(source=source, address=address, target=target)
 
     async def _ask(self, what: str, prompt: IncomingPrompt) -> bool:
         """Whether the source of ``prompt`` has it."""

@@ -218,7 +218,7 @@ class MockIntake(msgspec.Struct, eq=False):
             include_usage=options is not None and bool(options.include_usage),
             usage_always=options is not None and bool(options.continuous_usage_stats),
             token_ids=bool(body.return_token_ids),
-            transfer=None if worker.handovers is None else _transfer(body, worker.role),
+            transfer=None if worker.handovers is None else transfer_wish(body, worker.role),
             wish=AnswerWish(
                 max_tokens=most,
                 **picked(body, "min_tokens ignore_eos"),
@@ -308,8 +308,8 @@ class MockIntake(msgspec.Struct, eq=False):
         return random.choice(tools), False
 
 
-def _transfer(body: GenerationRequest, role: Role) -> TransferWish | None:
-    """What a request says about hand-overs, in vLLM's words or in SGLang's."""
+def transfer_wish(body: GenerationRequest, role: Role) -> TransferWish | None:
+    """What a request says about hand-overs, in vLLM's words or in SGLang's. Raises ``Refusal``."""
     params, room = body.kv_transfer_params, body.bootstrap_room
     if params and params.get("do_remote_decode"):
         return TransferWish(keep="")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -19,7 +20,7 @@ from kvyard.server.http import GuardCheck, Operation, Raw, Refusal, application,
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import Lora
 from kvyard.server.mock.faults import Fate, MockFaults, changed, fate
-from kvyard.server.mock.intake import MockIntake, Taken, refuse
+from kvyard.server.mock.intake import MockIntake, Taken, refuse, transfer_wish
 from kvyard.server.mock.shapes import ChatShape, Shape, TextShape
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer
@@ -47,12 +48,27 @@ class MockRoutes:
     async def completions(self, body: openai.CompletionRequest, headers: Headers) -> Any:
         """Go on with a text."""
         what = await self._befall(headers)
-        return await self._reply(self._intake.completion(body, headers), TextShape, what, headers)
+        with self._lets_go(body):
+            taken = self._intake.completion(body, headers)
+        return await self._reply(taken, TextShape, what, headers)
 
     async def chat(self, body: openai.ChatRequest, headers: Headers) -> Any:
         """Answer a conversation."""
         what = await self._befall(headers)
-        return await self._reply(self._intake.chat(body, headers), ChatShape, what, headers)
+        with self._lets_go(body):
+            taken = self._intake.chat(body, headers)
+        return await self._reply(taken, ChatShape, what, headers)
+
+    @contextmanager
+    def _lets_go(self, body: openai.GenerationRequest) -> Iterator[None]:
+        """A request that is refused within doesn't need the prompt that another worker keeps for it; as in vLLM."""
+        try:
+            yield
+        except Refusal:
+            if self._fleet.handovers is not None:
+                wish = transfer_wish(body, self._worker.role)
+                self._fleet.handovers.decline(wish, self._worker.number)
+            raise
 
     async def _befall(self, headers: Headers) -> Fate:
         """What is to go wrong with this request, as far as it does so at once."""
@@ -78,7 +94,12 @@ class MockRoutes:
             incoming = await self._fleet.handovers.claim(taken.transfer, worker.number)
             if incoming is None and worker.config.kv_load_failure_policy == "fail":
                 raise refuse("the prompt is not where kv_transfer_params say", "kv_transfer_params", 500)
-        flow = self._intake.submit(taken, name, incoming)
+        try:
+            flow = self._intake.submit(taken, name, incoming)
+        except Refusal:
+            if self._fleet.handovers is not None:
+                self._fleet.handovers.decline(taken.transfer, worker.number)
+            raise
         return MockReply(
             flow,
             shape(taken, name or uuid4().hex, self._tokenizer),

@@ -72,6 +72,7 @@ def worker_view(worker: MockWorker, url: str) -> board.WorkerStatus:
         url=url,
         state=state,  # type: ignore[arg-type]
         reason=reason,
+        role=worker.role,
         ranks=len(worker.cores),
         running=sum(len(core.scheduler.running) for core in worker.cores),
         waiting=max(0, worker.waiting),

@@ -1,0 +1,363 @@
+"""Prefill and decode on different engines: an exchange in two parts.
+
+A decider says whether a request takes both ways. If it does, a prefill engine computes its prompt and a decode engine answers:
+
+    vllm      a request for one token with ``kv_transfer_params`` to the prefill engine, then the client's own to a decode
+              engine with what came back, as vLLM's proxies do it
+    sidecar   one request to a decode engine, whose side-car does the same (``x-prefiller-host-port``, as in llm-d)
+    sglang    both at once, with the number of a room where they meet
+
+Until the first byte went to the client nothing is lost: another prefill engine is tried, and where none is left the decode
+engine computes the prompt itself, unless it is one that can't (SGLang's). A decode engine that fails is followed by another
+one; what the first may have fetched is computed once more, mostly from cache.
+"""
+
+import asyncio
+import secrets
+from typing import Any
+
+import msgspec
+from yarl import URL
+
+from kvyard.clock import MS
+from kvyard.errors import KvyardError
+from kvyard.openai import CHAT, COMPLETIONS
+from kvyard.router import Decision
+from kvyard.router.deciders import Prospect, SplitInput
+from kvyard.server.gateway.client import ELSEWHERE, BodyPayload, EngineFailed, engine_errors
+from kvyard.server.gateway.exchange import WHOLE, Exchange, read_up_to
+from kvyard.server.gateway.headers import RANK
+from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
+from kvyard.server.gateway.traffic import TAIL, answer_tokens
+from kvyard.server.http import Refusal
+
+PREFILLER = "x-prefiller-host-port"
+"""What tells llm-d's side-car of a decode engine who computes the prompt."""
+PREFILL = b"x-kvyard-prefill"
+"""What tells a client who computed its prompt."""
+BOOTSTRAP_PORT = 8998
+"""SGLang's default."""
+_NULL = msgspec.Raw(b"null")
+_ONE = msgspec.Raw(b"1")
+_FALSE = msgspec.Raw(b"false")
+_REMOTE_DECODE = msgspec.Raw(
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
+    b'"remote_host":null,"remote_port":null}'
+)
+
+BodyFields = dict[str, msgspec.Raw]
+"""A body's fields, each as it was sent."""
+
+
+class _SplitFields(msgspec.Struct, kw_only=True):
+    """What decides whether a request can be answered in two parts."""
+
+    n: Any = None
+    best_of: Any = None
+    echo: Any = None
+    prompt: Any = None
+    prompt_logprobs: Any = None
+    kv_transfer_params: Any = None
+    bootstrap_room: Any = None
+
+
+_fields = msgspec.json.Decoder(BodyFields)
+_split_fields = msgspec.json.Decoder(_SplitFields)
+_encode = msgspec.json.Encoder().encode
+
+
+class PrefillAnswer(msgspec.Struct):
+    """What is read of a prefill engine's answer."""
+
+    kv_transfer_params: msgspec.Raw = _NULL
+
+
+def divisible(path: str, body: bytes) -> bool:
+    """Whether a request can be answered in two parts: one prompt, one answer, nothing about the prompt itself, and a client
+    that doesn't do it on its own.
+    """
+    if path not in (COMPLETIONS, CHAT):
+        return False
+    try:
+        asked = _split_fields.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    prompt = asked.prompt
+    several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    return (
+        not several
+        and asked.n in (None, 1)
+        and asked.best_of in (None, 1)
+        and not asked.echo
+        and asked.prompt_logprobs is None
+        and asked.kv_transfer_params is None
+        and asked.bootstrap_room is None
+    )
+
+
+def prefill_body(body: bytes) -> bytes:
+    """The request that has a prompt computed, and nothing more, for another engine."""
+    fields = _one_token(_fields.decode(body))
+    fields["kv_transfer_params"] = _REMOTE_DECODE
+    return _encode(fields)
+
+
+def _one_token(fields: BodyFields) -> BodyFields:
+    fields["max_tokens"] = _ONE
+    if "max_completion_tokens" in fields:
+        fields["max_completion_tokens"] = _ONE
+    fields["stream"] = _FALSE
+    for name in ("stream_options", "min_tokens"):
+        fields.pop(name, None)
+    return fields
+
+
+def decode_body(body: bytes, params: msgspec.Raw) -> bytes:
+    """The client's request, with where its prompt is."""
+    fields = _fields.decode(body)
+    fields["kv_transfer_params"] = params
+    return _encode(fields)
+
+
+def room_bodies(body: bytes, host: str, port: int, room: int) -> tuple[bytes, bytes]:
+    """Both parts for SGLang, which meet in ``room`` of the prefill engine: what that one gets, and the one that decodes."""
+    fields = _fields.decode(body)
+    for name, value in (("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)):
+        fields[name] = msgspec.Raw(_encode(value))
+    decode = _encode(fields)
+    fields["stream"] = _FALSE
+    fields.pop("stream_options", None)
+    return _encode(fields), decode
+
+
+class PrefillFailed(EngineFailed):
+    """A prefill engine failed while a decode engine waited for it: no fault of the latter."""
+
+    @property
+    def busy(self) -> bool:
+        return True
+
+
+def splits(pool: EnginePool, place: Placement, prefill: Placement) -> tuple[bool, Decision | None]:
+    """Whether a prefill engine is to compute a prompt, and which would, where the decider looked. Books nothing."""
+    side, config = pool.prefill, pool.config.disaggregation
+    if side is None or pool.decider is None or not side.may_take(prefill):
+        return False, None
+    if not pool.decider.looks:
+        return pool.decider.splits(None), None
+    try:
+        decode, first = pool.preview(place), side.preview(prefill)
+    except KvyardError:
+        return False, None
+    here = Prospect(decode, pool.router.pace(decode.worker), config.tokens_per_pass)
+    there = Prospect(first, side.router.pace(first.worker), config.tokens_per_pass)
+    send_ms = here.uncached * config.send_us_per_token / 1000
+    return pool.decider.splits(SplitInput(place.request.num_tokens, here, there, send_ms)), first
+
+
+def would_split(pool: EnginePool, place: Placement, name: str) -> tuple[bool | None, Decision | None]:
+    """Whether a request for the model ``name`` would be handed over, and who would compute its prompt; ``None`` where engines
+    have no roles. Books nothing.
+    """
+    side = pool.prefill
+    if side is None:
+        return None, None
+    prefill = Placement(request=place.request, shut=side.without(name), known=place.known)
+    over, first = splits(pool, place, prefill)
+    if over and first is None:
+        first = side.preview(prefill)
+    return over, first if over else None
+
+
+class SplitExchange(Exchange, kw_only=True, eq=False):
+    """One request that may take both ways."""
+
+    name: str
+    """The model's, as the client has it."""
+    _whole_body: bytes = b""
+    _decided: bool = False
+    _prefill_place: Placement | None = None
+    _booked: Placed | None = None
+    """The prefill engine that has the prompt, where it isn't through with it when the decode engine is asked."""
+    _by: str = ""
+    """Who computed the prompt."""
+    _room: bytes = b""
+    """What a prefill engine gets at the same time as the decode engine."""
+    _computed_at: int = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Carry it out."""
+        self._whole_body = self.body
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._let_go(computed=False)
+            if self.handed_over and self.proxied.first:
+                self.proxy.traffic.staged(self.proxied, "decode", self.proxy.clock.now() - self.proxied.first)
+
+    async def _before_placing(self, last: EngineFailed | None) -> None:
+        if last is None:
+            self._prefill_place = self._placement()
+            self._decided, _ = splits(self.pool, self.place, self._prefill_place)
+            if not self._decided:
+                self.proxy.traffic.split(self.proxied, "kept")
+        elif isinstance(last, PrefillFailed):
+            self.place.tried.clear()
+        elif not last.reached:
+            return  # what was computed is still where it was
+        if self._decided:
+            self._let_go(computed=False)
+            if not await self._hand_over():
+                self.body, self.handed_over, self._by, self._room = self._whole_body, False, "", b""
+                if self.pool.config.disaggregation.transfer == "sglang":
+                    raise Refusal(
+                        503, "no prefill engine could compute the prompt", fix="try again later", Retry_After="1"
+                    )
+                self._decided = False
+                self.proxy.traffic.split(self.proxied, "fell-back")
+
+    def _placement(self) -> Placement:
+        side = self.pool.prefill
+        shut = frozenset() if side is None else side.without(self.name)
+        return Placement(request=self.place.request, shut=shut, known=self.place.known)
+
+    # -- the prefill engine ---------------------------------------------------------------------------------------------
+
+    async def _hand_over(self) -> bool:
+        """Have a prefill engine compute the prompt, or be about to. Returns whether one does."""
+        side, place, proxy = self.pool.prefill, self._prefill_place, self.proxy
+        assert side is not None and place is not None
+        for _ in range(proxy.retries + 1):
+            if not side.may_take(place):
+                return False
+            try:
+                decision, engine = await side.place(place)
+            except (Refusal, Exhausted):
+                return False
+            transfer = self.pool.config.disaggregation.transfer
+            if transfer == "vllm":
+                if await self._compute(engine, decision):
+                    return True
+                continue
+            self._booked, self._computed_at = (decision, engine), proxy.clock.now()
+            self._begin(engine, decision)
+            if transfer == "sglang":
+                host, port = URL(engine.url).host or "", engine.config.bootstrap_port or BOOTSTRAP_PORT
+                self._room, self.body = room_bodies(self._whole_body, host, port, secrets.randbits(63))
+            else:
+                self.headers = [pair for pair in self.headers if pair[0] != PREFILLER]
+                self.headers.append((PREFILLER, URL(engine.url).authority))
+            return True
+        return False
+
+    def _begin(self, engine: Engine, decision: Decision) -> None:
+        if not self.handed_over:
+            self.proxy.traffic.split(self.proxied, "handed-over")
+        self.handed_over = self.proxied.handed_over = True
+        self._by = f"worker={decision.worker}; why={decision.why}; hit={decision.overlap}/{decision.blocks}"
+
+    async def _compute(self, engine: Engine, decision: Decision) -> bool:
+        """Have ``engine`` compute the prompt, and keep what it says. Returns whether it did."""
+        side, proxy, place = self.pool.prefill, self.proxy, self._prefill_place
+        assert side is not None and place is not None
+        began, computed = proxy.clock.now(), False
+        try:
+            answer = await self._ask(engine, decision, prefill_body(self._whole_body))
+            if answer is None:
+                # It refuses the request; the decode engine will say why.
+                self.body, self.handed_over = self._whole_body, False
+                return True
+            computed = True
+            side.first_token(self.proxied.id)
+            self._keep(engine, decision, answer)
+            self._computed_at = proxy.clock.now()
+            proxy.traffic.staged(self.proxied, "prefill", self._computed_at - began)
+            return True
+        except EngineFailed as failed:
+            self._blame(engine, failed)
+            return False
+        finally:
+            side.release(engine, self.proxied.id, refused=not computed)
+
+    def _keep(self, engine: Engine, decision: Decision, answer: bytes) -> None:
+        try:
+            params = msgspec.json.decode(answer, type=PrefillAnswer).kv_transfer_params
+        except msgspec.MsgspecError:
+            raise EngineFailed("its answer can't be read") from None
+        # An engine whose caches are shared by other means says nothing.
+        self.body = self._whole_body if params == _NULL else decode_body(self._whole_body, params)
+        self._begin(engine, decision)
+        self.proxy.traffic.prefilled(self.proxied, engine, decision, answer_tokens(answer[-TAIL:]))
+        self.proxy.health.served(engine, [])
+
+    async def _ask(self, engine: Engine, decision: Decision, body: bytes) -> bytes | None:
+        """An engine's whole answer; ``None`` where it refuses. Raises ``EngineFailed``."""
+        session = self.proxy.client.session
+        if session.closed:
+            raise asyncio.CancelledError  # the gateway didn't wait for us
+        headers = self.headers
+        if engine.config.dp_size > 1:
+            headers = [*headers, (RANK, str(decision.worker.rank))]
+        with engine_errors():
+            url = URL(engine.url + self.path)
+            async with session.post(url, data=BodyPayload(body), headers=headers, allow_redirects=False) as response:
+                if response.status in ELSEWHERE or not 200 <= response.status < 500:
+                    answer = response.status, response.raw_headers, await read_up_to(response, WHOLE)
+                    raise EngineFailed(f"it answered {response.status}", answer=answer)
+                found = await read_up_to(response, WHOLE)
+                return found if response.status < 400 else None
+
+    def _blame(self, engine: Engine, failed: EngineFailed) -> None:
+        assert self._prefill_place is not None
+        self._prefill_place.tried.add(engine.name)
+        if not failed.busy:
+            self.proxy.health.failed(engine, failed.reason, gone=failed.gone)
+
+    def _let_go(self, computed: bool) -> None:
+        """A prefill engine that was asked in another way is through, or not needed any more."""
+        booked, self._booked = self._booked, None
+        side = self.pool.prefill
+        if booked is None or side is None:
+            return
+        if computed:
+            side.first_token(self.proxied.id, seen=False)
+        side.release(booked[1], self.proxied.id, refused=not computed)
+
+    # -- the decode engine ----------------------------------------------------------------------------------------------
+
+    async def _attempt(self, engine: Engine, decision: Decision) -> None:
+        if self.handed_over:
+            self.pool.first_token(self.proxied.id, seen=False)  # it has none to compute
+        if not self._room:
+            await super()._attempt(engine, decision)
+            return
+        assert self._booked is not None
+        first, source = self._booked
+        computing = asyncio.ensure_future(self._ask(source, first, self._room))
+        answering = asyncio.ensure_future(super()._attempt(engine, decision))
+        try:
+            await asyncio.wait({computing, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if computing.done() and not self._began:
+                failed = computing.exception()
+                if isinstance(failed, EngineFailed):
+                    self._blame(source, failed)
+                    raise PrefillFailed(f"the prefill engine failed: {failed.reason}", answer=failed.answer)
+                if failed is None and (answer := computing.result()) is not None:
+                    said = answer_tokens(answer[-TAIL:])
+                    self.proxy.traffic.prefilled(self.proxied, source, first, said)
+            await answering
+        finally:
+            for task in (computing, answering):
+                task.cancel()
+            await asyncio.gather(computing, answering, return_exceptions=True)
+
+    async def _start(self, response: Any, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
+        if self.handed_over:
+            headers.append((PREFILL, self._by.encode("latin-1", "replace")))
+        await super()._start(response, headers, streamed)
+        self._let_go(computed=True)
+        proxied = self.proxied
+        if self.handed_over:
+            self.proxy.traffic.staged(proxied, "hand-over", proxied.first - self._computed_at)
+        if self.pool.decider is not None:
+            self.pool.decider.served((proxied.first - proxied.received) / MS)
