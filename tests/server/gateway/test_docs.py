@@ -79,8 +79,11 @@ def test_try_it(tmp_path: Path) -> None:
 
 
 def test_settings_and_flags_are_there() -> None:
-    (toml,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    assert convert(tomllib.loads(toml), "the page").names[0].host == "vllm"
+    tables = [
+        convert(tomllib.loads(toml), "the page") for toml in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    ]
+    assert [one.names[0].host for one in tables if one.names] == ["vllm"]
+    assert [one.disaggregation.decider for one in tables if not one.names] == ["uncached"]
     options = {flag for one in build().commands["gateway"].load().params for flag in one.opts}  # type: ignore[attr-defined]
     said = set(re.findall(r"(--[a-z][a-z-]+)", re.sub(r"```sh\nvllm.*?```", "", PAGE, flags=re.DOTALL)))
     theirs = {"--enable-prompt-tokens-details", "--kv-events-config", "--workers", "--kv-events", "--speed"}
