@@ -79,9 +79,7 @@ def test_try_it(tmp_path: Path) -> None:
 
 
 def test_settings_and_flags_are_there() -> None:
-    tables = [
-        convert(tomllib.loads(toml), "the page") for toml in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    ]
+    tables = [convert(tomllib.loads(toml), "the page") for toml in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
     assert [one.names[0].host for one in tables if one.names] == ["vllm"]
     assert [one.disaggregation.decider for one in tables if not one.names] == ["uncached"]
     options = {flag for one in build().commands["gateway"].load().params for flag in one.opts}  # type: ignore[attr-defined]

@@ -15,23 +15,25 @@ one; what the first may have fetched is computed once more, mostly from cache.
 import asyncio
 import secrets
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
-from yarl import URL
 
 from kvyard.clock import MS
 from kvyard.errors import KvyardError
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.router import Decision
 from kvyard.router.deciders import Prospect, SplitInput
-from kvyard.server.gateway.client import ELSEWHERE, BodyPayload, EngineFailed, engine_errors
+from kvyard.server.gateway.client import ELSEWHERE
+from kvyard.server.gateway.connections import EngineConnection
 from kvyard.server.gateway.exchange import WHOLE, Exchange, read_up_to
+from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.headers import RANK
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
 from kvyard.server.gateway.traffic import TAIL, answer_tokens
 from kvyard.server.http import Refusal
 
-PREFILLER = "x-prefiller-host-port"
+PREFILLER = b"x-prefiller-host-port"
 """What tells llm-d's side-car of a decode engine who computes the prompt."""
 PREFILL = b"x-kvyard-prefill"
 """What tells a client who computed its prompt."""
@@ -242,11 +244,11 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self._booked, self._computed_at = (decision, engine), proxy.clock.now()
             self._begin(engine, decision)
             if transfer == "sglang":
-                host, port = URL(engine.url).host or "", engine.config.bootstrap_port or BOOTSTRAP_PORT
+                host, port = urlsplit(engine.url).hostname or "", engine.config.bootstrap_port or BOOTSTRAP_PORT
                 self._room, self.body = room_bodies(self._whole_body, host, port, secrets.randbits(63))
             else:
                 self.headers = [pair for pair in self.headers if pair[0] != PREFILLER]
-                self.headers.append((PREFILLER, URL(engine.url).authority))
+                self.headers.append((PREFILLER, urlsplit(engine.url).netloc.encode()))
             return True
         return False
 
@@ -292,20 +294,26 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
 
     async def _ask(self, engine: Engine, decision: Decision, body: bytes) -> bytes | None:
         """An engine's whole answer; ``None`` where it refuses. Raises ``EngineFailed``."""
-        session = self.proxy.client.session
-        if session.closed:
+        connections = self.proxy.client.connections
+        if connections is None or connections.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us
         headers = self.headers
         if engine.config.dp_size > 1:
-            headers = [*headers, (RANK, str(decision.worker.rank))]
-        with engine_errors():
-            url = URL(engine.url + self.path)
-            async with session.post(url, data=BodyPayload(body), headers=headers, allow_redirects=False) as response:
-                if response.status in ELSEWHERE or not 200 <= response.status < 500:
-                    answer = response.status, response.raw_headers, await read_up_to(response, WHOLE)
-                    raise EngineFailed(f"it answered {response.status}", answer=answer)
-                found = await read_up_to(response, WHOLE)
-                return found if response.status < 400 else None
+            headers = [*headers, (RANK, b"%d" % decision.worker.rank)]
+        answer = await connections.take(engine.address)
+        try:
+            await answer.ask("POST", self.path.encode(), headers, body)
+            found = await read_up_to(answer, WHOLE)
+            if answer.status in ELSEWHERE or not 200 <= answer.status < 500:
+                said = answer.status, answer.headers, found
+                raise EngineFailed(f"it answered {answer.status}", answer=said)
+            if not answer.complete:
+                raise EngineFailed("its answer has no end")
+        except BaseException:
+            answer.close()
+            raise
+        answer.release()
+        return found if answer.status < 400 else None
 
     def _blame(self, engine: Engine, failed: EngineFailed) -> None:
         assert self._prefill_place is not None
@@ -351,10 +359,10 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 task.cancel()
             await asyncio.gather(computing, answering, return_exceptions=True)
 
-    async def _start(self, response: Any, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
+    async def _start(self, answer: EngineConnection, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
         if self.handed_over:
             headers.append((PREFILL, self._by.encode("latin-1", "replace")))
-        await super()._start(response, headers, streamed)
+        await super()._start(answer, headers, streamed)
         self._let_go(computed=True)
         proxied = self.proxied
         if self.handed_over:
