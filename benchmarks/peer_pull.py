@@ -1,10 +1,12 @@
 """Pull or compute: llm-d's measured table predicted from two of its rows, and what choosing is worth where forced pulls hurt.
 
-First, llm-d's single requests (gpt-oss-120b, one H200 per pod, vLLM with blocks of 64 tokens): a prefix that another pod has, computed or
-pulled. Four figures are fitted to the shortest and the longest prefix: a pass's constant, a token, a pair of tokens, and the network's
-bandwidth; the rows in between are predicted. All times are those of a replay, with its passes of 8,192 tokens, the pull, and the load from host.
+First, llm-d's single requests (gpt-oss-120b, one H200 per pod, vLLM with blocks of 64 tokens): a prefix that another pod has,
+computed or pulled. Four figures are fitted to the shortest and the longest prefix: a pass's constant, a token, a pair of
+tokens, and the network's bandwidth; the rows in between are predicted. All times are those of a replay, with its passes of
+8,192 tokens, the pull, and the load from host.
 
-Second, a scenario in the shape of llm-d-router #2833: prompts of 8,192 tokens, up to 64 at a time, that only the other worker has.
+Second, a scenario in the shape of llm-d-router #2833: prompts of 8,192 tokens, up to 64 at a time, that only the other worker
+has.
 
 Virtual time: the figures are the same on any machine.
 
@@ -127,8 +129,8 @@ def predict() -> None:
         for table in TABLES:
             fit = fitted(table, folder)
             print(
-                f"\n{table.where}: a pass {fit.a_pass:.1f} ms, a token {1e3 * fit.token:.2f} us, a pair {1e6 * fit.pair:.3f} ns, "
-                f"network {fit.gb_s:.1f} GB/s"
+                f"\n{table.where}: a pass {fit.a_pass:.1f} ms, a token {1e3 * fit.token:.2f} us, "
+                f"a pair {1e6 * fit.pair:.3f} ns, network {fit.gb_s:.1f} GB/s"
             )
             print(f"{'prefix':>8}{'computed':>12}{'predicted':>12}{'off':>8}{'pulled':>12}{'predicted':>12}{'off':>8}")
             for prefix, computed, pulled in zip(PREFIXES, table.computed, table.pulled, strict=True):

@@ -154,6 +154,26 @@ def test_whoever_fails_at_whatever_instant_nothing_is_lost(protocol, failures, s
     check_nothing_left(done)
 
 
+@pytest.mark.parametrize(("host", "spent"), [(50, 2), (25, 2), (12.5, 4 / 3)])
+def test_a_handover_shares_the_bus_with_what_its_worker_offloads(host, spent):
+    """Both begin when the prompt is computed, with the same bytes. The bus has 50 GB/s, and so has the network: each gets half
+    of it, unless the host takes less.
+    """
+    row = TraceRequest(id="a", arrival=0, input_length=4096, output_length=2, ids=tuple(range(8)), id_block_size=512)
+    given = {"prefill": 1, "decode": 1, "host_blocks": 200, "nic_bandwidth": 50, "nic_latency": 0}
+    took = []
+    for more in ({}, {"bus_bandwidth": 50}):
+        done = replay([row], host_bandwidth=host, **given, **more)
+        check_nothing_left(done)
+        stages = done.fleet.records["a"].stages
+        assert stages is not None
+        took.append(stages.activated - stages.held)
+    alone = 4096 * 131072 / 50
+    assert took == pytest.approx([alone, spent * alone], abs=2)
+    made = done.report.handovers
+    assert made is not None and made.network["out of devices"].bytes == 2 * made.bytes
+
+
 def test_requests_wait_for_a_decode_worker_that_comes_later():
     kinds = [
         {"role": "prefill", "name": "p", "count": 1},

@@ -68,12 +68,33 @@ KINDS: dict[str, dict[str, Any]] = {
         "peer_pull": "device:min_lead=64",
     },
     "scaled": {"autoscale": "threshold:queue=2,min=1,max=4,startup=1s", "workers": 2, "nic_bandwidth": 1},
+    "bus": {"bus_bandwidth": 1, "host_bandwidth": 2, "num_gpu_blocks": 200, "host_blocks": 300},
+    "bus, device": {
+        "peer_pull": "device:min_lead=64",
+        "bus_bandwidth": 1,
+        "offload_policy": "write_through_generated",
+        "offload_batch_size": 4,
+    },
+    "bus, on eviction": {
+        "peer_pull": "device:min_lead=64",
+        "bus_bandwidth": 1,
+        "offload_policy": "on_eviction",
+        "num_gpu_blocks": 200,
+    },
+    "bus, ranks": {"bus_bandwidth": 1, "dp_size": 2},
+    "bus, storage": {"bus_bandwidth": 1, "storage_blocks": 3000, "host_blocks": 200},
+    "bus, roles": {"workers": None, "prefill": 2, "decode": 2, "bus_bandwidth": 1, "num_gpu_blocks": 200},
+    "bus, failing": {
+        "workers": [{"name": "a", "count": 2}, {"name": "b", "fail": "1500ms"}, {"name": "c", "fail": "2s"}],
+        "peer_pull": "device:min_lead=64",
+        "bus_bandwidth": 0.3,
+    },
     "failing": {
         "workers": [{"name": "a", "count": 2}, {"name": "b", "fail": "1500ms"}, {"name": "c", "fail": "2s"}],
         "nic_bandwidth": 0.1,
     },
 }
-QUICK = ("slow", "device, tight", "on eviction, device", "hybrid", "roles", "failing")
+QUICK = ("slow", "device, tight", "hybrid", "roles", "failing", "bus, on eviction", "bus, roles")
 
 
 def check_nothing_left(done: SimulatedRun) -> None:
@@ -112,7 +133,19 @@ def test_plans_and_single_steps_give_the_same_and_nothing_is_left(kind):
         assert pulls.failed
 
 
-@settings(max_examples=12)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind == "slow" else pytest.mark.slow) for kind in KINDS if "bus" not in kind],
+)
+def test_a_bus_that_is_wide_enough_changes_nothing(kind):
+    """Offloading goes over the fleet's network then, and lands at the same instants."""
+    trace = list(sessions(60, seed=3, arrivals="poisson:rate=30"))
+    wide = {"bus_bandwidth": 100_000}
+    runs = [replay(trace, **{**SMALL, **KINDS[kind], **more}).fleet.records for more in ({}, wide)]
+    assert runs[0] == runs[1]
+
+
+@settings(max_examples=8)
 @given(
     st.sampled_from(["host", "device"]),
     st.lists(st.integers(1, 8000), min_size=1, max_size=3),

@@ -20,6 +20,8 @@ from kvyard.engine.timing import TimingModel, make_timing
 from kvyard.engine.watcher import NO_WATCHER, Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.events.types import Sink
+from kvyard.tiers.copies import LinkMaker
+from kvyard.tiers.links import make_link
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.timeline import Timeline
 
@@ -39,6 +41,7 @@ def make_core(
     source: Callable[[BlockManager], LoadSource] | None = None,
     foresight: bool = False,
     peer: HandoverPeer | None = None,
+    host_link: LinkMaker = make_link,
 ) -> EngineCore:
     """An engine rank of ``config``.
 
@@ -46,7 +49,8 @@ def make_core(
     ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
     time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers. With
     ``foresight`` jobs know what comes after them (``RequestFacts.next_uses``). With a ``peer``, prompts may be handed over to
-    and from other engines. Raises ``ConfigError`` for a config that can't be honoured.
+    and from other engines. ``host_link`` makes the link to host memory. Raises ``ConfigError`` for a config that can't be
+    honoured.
     """
     config.check()
     if not foresight and (oracle := config.needs_future) is not None:
@@ -77,6 +81,7 @@ def make_core(
             sink=batcher,
             timeline=timeline,
             prefill_ns=partial(prefill_ns, timing, config.tokens_per_pass),
+            host_link=host_link,
         )
     elif timeline is not None:
         raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")

@@ -85,6 +85,13 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Setting("GB/s out of a node and into it, which its workers share.", parse=bandwidth),
     ] = None
     workers_per_node: Annotated[int, Setting("Workers of a node, in the order of the fleet.")] = 8
+    bus_bandwidth: Annotated[
+        tuple[int | None, int | None] | None,
+        Setting(
+            "GB/s out of a device and into it, which offloading shares with hand-overs and pulls; each alone by default.",
+            parse=bandwidth,
+        ),
+    ] = None
     contention: Annotated[bool, Setting("Off: each transfer has the network to itself, as Dynamo's replay has it.")] = (
         True
     )
@@ -106,6 +113,8 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise KvyardError(f"unknown nic {self.nic!r}: choose one of {', '.join(NICS)}")
         if self.workers_per_node < 1:
             raise KvyardError(f"workers_per_node must be at least 1, got {self.workers_per_node}")
+        if self.bus_bandwidth is not None and not self.contention:
+            raise KvyardError("bus_bandwidth is what transfers share: leave it out, or leave contention on")
 
 
 class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

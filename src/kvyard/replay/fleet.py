@@ -48,7 +48,10 @@ from kvyard.replay.worker import SampleSeries, Worker
 from kvyard.router import Decision, Router, RouterConfig, RouteRequest
 from kvyard.router.pace import Pace, engine_pace
 from kvyard.router.policies import make_policy
+from kvyard.tiers.bus import BusLink
+from kvyard.tiers.copies import LinkMaker
 from kvyard.tiers.fabric import Fabric
+from kvyard.tiers.links import make_link
 
 
 class Fleet:
@@ -406,6 +409,7 @@ class Fleet:
                 ranks=kind.dp_size,
                 foresight=True,
                 peer=self._peer(worker),
+                host_link=self._host_link(worker, rank),
             )
             worker.add(core, recorder)
             if self.pulls is not None:
@@ -431,6 +435,22 @@ class Fleet:
         self.router.prefill_done(job.id, now)
         if self.scaling is not None:
             self.scaling.first_token(self.records[job.id])
+
+    def _host_link(self, worker: Worker, rank: int) -> LinkMaker:
+        """What makes the link to a rank's host memory: its own, or one that shares the device's bus with other traffic."""
+        fabric = self.fabric
+        if fabric is None or not fabric.has_bus:
+            return make_link
+        fabric.join(worker.number)
+
+        def landed(now: int) -> None:
+            offload = worker.cores[rank].offload
+            assert offload is not None
+            offload.tiers[0].advance(now)  # what follows from it on links begins now
+            worker.engine.cut(now)
+            self._touch(worker.number, now)
+
+        return lambda config: BusLink(config, fabric, worker.number, rank, landed)
 
     def _peer(self, worker: Worker) -> HandoverPeer | None:
         """Who moves prompts between this worker and others."""

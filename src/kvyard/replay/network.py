@@ -8,4 +8,4 @@ from kvyard.tiers.network import Network
 def make_fabric(config: NetworkConfig) -> Fabric:
     """A network that no worker has joined yet. Raises ``ConfigError`` for a latency that can't be."""
     network = Network(config.latency, shared=config.contention)
-    return Fabric(network, config.bandwidth, config.node_bandwidth, config.workers_per_node)
+    return Fabric(network, config.bandwidth, config.node_bandwidth, config.workers_per_node, config.bus_bandwidth)

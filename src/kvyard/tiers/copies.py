@@ -18,7 +18,7 @@ from kvyard.blocks.use import Use
 from kvyard.events.types import Sink, Tier
 from kvyard.tiers.config import TierConfig
 from kvyard.tiers.layout import PageLayout
-from kvyard.tiers.links import Direction, Link, Transfer, make_link
+from kvyard.tiers.links import Direction, Link, LinkConfig, Transfer, make_link
 from kvyard.tiers.store import ChunkSink, PageRange, TierStore, enter_pages
 
 
@@ -187,8 +187,19 @@ class LinkedTier(CopyQueue):
         self.link.check_integrity()
 
 
-def make_tier(config: TierConfig, tier: Tier, layout: PageLayout, sink: Sink | None, events: str) -> LinkedTier:
-    """An empty tier for blocks of ``layout``. Raises ``ConfigError``."""
+LinkMaker = Callable[[LinkConfig], Link]
+"""How a link is made of its config."""
+
+
+def make_tier(
+    config: TierConfig,
+    tier: Tier,
+    layout: PageLayout,
+    sink: Sink | None,
+    events: str,
+    linked: LinkMaker = make_link,
+) -> LinkedTier:
+    """An empty tier for blocks of ``layout``, behind what ``linked`` makes. Raises ``ConfigError``."""
     if sink is not None and layout.chunk > 1 and events == "self-describing":
         sink = ChunkSink(sink, layout.block_sizes)
     pages = layout.pages(config.capacity(layout.block_bytes))
@@ -201,7 +212,7 @@ def make_tier(config: TierConfig, tier: Tier, layout: PageLayout, sink: Sink | N
         states=[at for at, group in enumerate(layout.manager.groups) if group.spec.is_state],
         sink=sink,
     )
-    return LinkedTier(store, make_link(config.link), config.scope == "shared")
+    return LinkedTier(store, linked(config.link), config.scope == "shared")
 
 
 class WorkerLink(CopyQueue):

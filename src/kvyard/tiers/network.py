@@ -106,11 +106,11 @@ class Network:
         """Whether bytes through ``ports`` take any time at all."""
         return self.latency > 0 or any(port in self._limits for port in ports)
 
-    def submit(self, now: int, ports: Iterable[Hashable], nbytes: int) -> Flow:
-        """Send ``nbytes`` through ``ports``, each of which must be known."""
+    def submit(self, now: int, ports: Iterable[Hashable], nbytes: int, latency: int | None = None) -> Flow:
+        """Send ``nbytes`` through ``ports``, each of which must be known; ``latency``, if not the network's."""
         self._run(now)
         mine = tuple(ports)
-        flow = Flow(self._number, mine, nbytes, now, now + self.latency)
+        flow = Flow(self._number, mine, nbytes, now, now + (self.latency if latency is None else latency))
         limits = [self._limits[port] for port in mine if port in self._limits]
         if limits:
             flow.alone_ns = -(-nbytes * SECOND // min(limits))
@@ -164,12 +164,23 @@ class Network:
             return self._at - int(-flow.left * SECOND // flow.rate)
         return flow.started + flow.alone_ns
 
-    def foresee(self, now: int, ports: Iterable[Hashable], nbytes: int) -> int:
+    def foresee(self, now: int, ports: Iterable[Hashable], nbytes: int, latency: int | None = None) -> int:
         """When ``nbytes`` submitted at ``now`` would land, if nothing else is submitted. Changes nothing."""
+        trial = self._trial()
+        return trial._landing(trial.submit(max(now, self._now), ports, nbytes, latency))
+
+    def foresee_landing(self, flow: Flow) -> int:
+        """When ``flow``, which is under way, lands if nothing else is submitted. Changes nothing."""
+        trial = self._trial()
+        under_way = [*trial._moving.values(), *[one for _, _, one in trial._waiting]]
+        return trial._landing(next(one for one in under_way if one.number == flow.number))
+
+    def _trial(self) -> "Network":
+        """A copy to try things on."""
         trial = Network(self.latency, shared=self._shared)
         trial._limits = self._limits
         trial.ports = {port: PortUse() for port in self.ports}
-        trial._now, trial._at, trial._number = self._now, self._at, self._number
+        trial._now, trial._at, trial._number, trial._next = self._now, self._at, self._number, self._next
         for flow in self._moving.values():
             twin = flow.copy()
             trial._moving[twin.number] = twin
@@ -177,13 +188,14 @@ class Network:
                 trial.ports[port].flows[twin.number] = twin
         for started, number, flow in self._waiting:  # a heap stays one
             trial._waiting.append((started, number, flow.copy()))
-        trial._next = self._next
-        sent = trial.submit(max(now, self._now), ports, nbytes)
-        while sent.ended is None:
-            at = trial.earliest()
-            assert at is not None
-            trial.advance(at)
-        return sent.ended
+        return trial
+
+    def _landing(self, flow: Flow) -> int:
+        while flow.ended is None:
+            at = self.earliest()
+            assert at is not None, "a flow that never lands"
+            self.advance(at)
+        return flow.ended
 
     @property
     def under_way(self) -> int:

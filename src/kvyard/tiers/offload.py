@@ -17,9 +17,9 @@ from kvyard.events.types import Event, EventBatch, Sink, Stored, Tier
 from kvyard.hashing import Run
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.config import OffloadConfig
-from kvyard.tiers.copies import Copy, WorkerLink, make_tier, next_landing
+from kvyard.tiers.copies import Copy, LinkMaker, WorkerLink, make_tier, next_landing
 from kvyard.tiers.layout import PageLayout
-from kvyard.tiers.links import Direction
+from kvyard.tiers.links import Direction, make_link
 from kvyard.tiers.load_policy import LOADS, PrefillTime
 from kvyard.tiers.loader import Loader
 from kvyard.tiers.policy import POLICIES
@@ -43,10 +43,11 @@ class Offload:
         sink: Sink | None = None,
         timeline: Timeline | None = None,
         prefill_ns: PrefillTime | None = None,
+        host_link: LinkMaker = make_link,
     ) -> None:
         """``block_bytes`` is the size of a device block, all layers together. ``sink`` is told what private tiers hold;
         shared ones are the ``timeline``'s, which announces them itself. ``prefill_ns`` is for load policies that weigh loading
-        against computing.
+        against computing. ``host_link`` makes the link to the first tier, if that is private.
 
         Raises ``ConfigError`` for tiers that the manager can't have, or that don't fit the time line's.
         """
@@ -70,7 +71,7 @@ class Offload:
         self.timeline = timeline
         # The private ones first: a worker that can't have those must not join the time line.
         made = {
-            tier: make_tier(wanted, tier, layout, sink, config.events)
+            tier: make_tier(wanted, tier, layout, sink, config.events, host_link if tier is Tier.G2 else make_link)
             for tier, wanted in config.levels
             if wanted.scope == "private"
         }

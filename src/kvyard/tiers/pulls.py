@@ -9,7 +9,7 @@ The source's pages are held while they are read, and room is made for them befor
 pulls with it: the room is given back, and the request is computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from kvyard.blocks import Request
@@ -109,13 +109,17 @@ class Pulls:
 
     def send(self, now: int, pull: Pull) -> None:
         """``pull`` begins: its copy holds both ends."""
-        ports = self.fabric.ports(pull.source.worker, pull.target.worker)
+        ports = self.ports(pull.source, pull.target)
         flow = pull.flow = self.fabric.send(now, ports, pull.copy.nbytes, self._arrived)
         self.under_way[flow.number] = pull
         pull.target.incoming.append(pull)
         if pull.copy.far:
             pull.source.outgoing.append(pull)
             self.changed(pull.source.worker, now, pull.target.worker)
+
+    def ports(self, source: "PeerTier", target: "PeerTier") -> list[Hashable]:
+        """What a pull goes through: it ends in a host tier."""
+        return self.fabric.ports(source.worker, target.worker, from_device=self.device, to_device=False)
 
     def _arrived(self, flow: Flow) -> None:
         pull = self.under_way.pop(flow.number)
@@ -201,7 +205,7 @@ class PeerTier:
         """When a pull of ``nbytes`` for ``request`` that begins at ``now`` would have landed."""
         source = self._pulls.members[self._pulls.expected[request.id].source]
         fabric = self._pulls.fabric
-        return fabric.network.foresee(now, fabric.ports(source.worker, self.worker), nbytes)
+        return fabric.network.foresee(now, self._pulls.ports(source, self), nbytes)
 
     def start(self, request: Request, copy: Copy, now: int) -> None:
         """Send ``copy``, which holds both its ends; it comes into the inbox when it has landed or failed."""

@@ -54,6 +54,9 @@ def _ways(fleet: SplitFleet) -> Iterable[tuple[str, str]]:
     if fleet.config.handover.node_bandwidth is not None:
         yield "out of nodes", "node out"
         yield "into nodes", "node in"
+    if fleet.config.handover.bus_bandwidth is not None:
+        yield "out of devices", "bus out"
+        yield "into devices", "bus in"
 
 
 def _use(fleet: SplitFleet, kind: str, duration: int) -> LinkUse:
