@@ -42,6 +42,10 @@ _NEVER: Final = array("q")
 class EventBatcher(Sink, Protocol):
     """The sink of every tier's map, which gathers what happens in a pass."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether anything has happened since the last pass was over."""
+
     def end_iteration(self, now: int) -> EventBatch | None:
         """A pass is over: what it changed, if it is wanted as a batch."""
 
@@ -162,6 +166,23 @@ class EngineCore:
         if self._loads is not None:
             return self._loads.earliest_deadline()  # though it be only for others to see
         return None
+
+    def next_change(self) -> int | None:
+        """When caches may next change in a way that others can see, if nothing comes from outside: a pass is over then that
+        takes blocks. ``None`` if nothing is under way. Calling ``advance`` before that instant tells no one anything new.
+        """
+        ends = self._ends
+        if not ends:
+            return None
+        if self.ahead or self.batcher is None or self.batcher.pending:
+            return ends[0] if self.ahead else ends[self._done]
+        touch = self.scheduler.batch.next_touch()
+        if touch is None:
+            return ends[-1]
+        at = touch - self._first
+        if at < self._done:
+            at = self._done
+        return ends[at] if at < len(ends) else ends[-1]
 
     @property
     def restless(self) -> bool:

@@ -284,6 +284,11 @@ class Batcher:
 
     # -- iterations -------------------------------------------------------------------------------------------------
 
+    @property
+    def pending(self) -> bool:
+        """Whether something changed since the last iteration was over."""
+        return bool(self._held or self._queue or self._resync)
+
     def end_iteration(self, now: int) -> EventBatch | None:
         """Build everything that waits into one batch stamped ``now`` (nanoseconds); ``None`` where nothing happened."""
         self._counters.iterations += 1

@@ -11,6 +11,7 @@ What it must not do is answer differently. ``tests/index/test_runs.py`` holds it
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 from kvyard.blocks.spec import GroupSpec
@@ -36,7 +37,7 @@ class RunFeed:
     out: no prompt can ask for them, since no other text has their names.
     """
 
-    __slots__ = ("_block_size", "_dedup", "_index", "_lag", "_pending", "_places", "_queue")
+    __slots__ = ("_block_size", "_dedup", "_due", "_index", "_lag", "_number", "_pending", "_places", "_queue")
 
     def __init__(
         self,
@@ -44,9 +45,13 @@ class RunFeed:
         dedup: DedupFilter,
         places: Mapping[tuple[int, Tier], int],
         block_size: int,
-        lag: int = 0,
+        lag: int,
+        due: list[tuple[int, int]],
+        number: int,
     ) -> None:
-        """``places`` numbers the (group, tier)s that count; ``block_size`` is the index's."""
+        """``places`` numbers the (group, tier)s that count; ``block_size`` is the index's. ``due`` is a heap that is told when
+        this feed, which has a ``number`` there, next has something to flush.
+        """
         self._index = index
         self._dedup = dedup
         self._places = dict(places)
@@ -54,6 +59,13 @@ class RunFeed:
         self._lag = lag
         self._pending: list[Change] = []
         self._queue: deque[tuple[int, list[Change]]] = deque()
+        self._due = due
+        self._number = number
+
+    @property
+    def pending(self) -> bool:
+        """Whether something changed since the last pass was over."""
+        return bool(self._pending)
 
     # -- the sink ---------------------------------------------------------------------------------------------------
 
@@ -93,6 +105,7 @@ class RunFeed:
     def end_iteration(self, now: int) -> None:
         """A pass is over at ``now``: what it changed can be seen from then on, plus the lag."""
         if self._pending:
+            heappush(self._due, (now + self._lag, self._number))
             self._queue.append((now + self._lag, self._pending))
             self._pending = []
 
@@ -165,6 +178,11 @@ class RunIndexer:
         self._feeds: dict[Holder, RunFeed] = {}
         self._narrow: dict[tuple[Tier, ...], Scorer] = {}
         """Scorers for which only some tiers exist."""
+        self._due: list[tuple[int, int]] = []
+        """When feeds have something to flush, by their numbers, as a heap."""
+        self._numbers: dict[Holder, int] = {}
+        self._numbered: dict[int, RunFeed] = {}
+        self._attached = 0
 
     def attach(self, holder: Holder, groups: Sequence[GroupSpec], tiers: Iterable[Tier]) -> RunFeed:
         """The feed for ``holder``'s caches on ``tiers``; give it to them as their sink."""
@@ -174,7 +192,11 @@ class RunIndexer:
             for tier in tiers
             for group in range(len(groups))
         }
-        feed = self._feeds[holder] = RunFeed(self.backend, self.dedup, places, self.identity.block_size, self._lag)
+        number = self._numbers[holder] = self._attached
+        self._attached += 1
+        feed = self._feeds[holder] = self._numbered[number] = RunFeed(
+            self.backend, self.dedup, places, self.identity.block_size, self._lag, self._due, number
+        )
         for scorer in (self.scorer, *self._narrow.values()):
             scorer.join(holder, _TRUSTED)
         return feed
@@ -182,6 +204,7 @@ class RunIndexer:
     def detach(self, holder: Holder) -> None:
         """``holder`` is gone, and all it held with it."""
         self._feeds.pop(holder).close()
+        del self._numbered[self._numbers.pop(holder)]
         self.catalog.forget(holder)
         self.places.retire(holder)
         for scorer in (self.scorer, *self._narrow.values()):
@@ -192,9 +215,15 @@ class RunIndexer:
         self.places.share(pool, members)
 
     def flush(self, now: int) -> None:
-        """Let answers see everything that is visible by ``now``."""
-        for feed in self._feeds.values():
-            feed.flush(now)
+        """Let answers see everything that is visible by ``now``. Costs by what is, not by how many holders there are."""
+        due = self._due
+        ready: set[int] = set()
+        while due and due[0][0] <= now:
+            ready.add(heappop(due)[1])
+        for number in sorted(ready):
+            feed = self._numbered.get(number)  # ``None`` where its holder is gone
+            if feed is not None:
+                feed.flush(now)
 
     def roster(self, workers: Sequence[Holder], tiers: tuple[Tier, ...] | None = None) -> Roster:
         """Workers in an order of the caller's, to ask ``reaches`` about; of all tiers, or of ``tiers`` alone."""

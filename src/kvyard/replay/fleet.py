@@ -8,10 +8,12 @@ date as well, since their plans may have passes behind them that were not carrie
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from heapq import heappop, heappush
 
 from msgspec.structs import replace
 
 from kvyard.engine.build import make_core
+from kvyard.engine.core import EngineCore
 from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.events.types import Tier
@@ -107,6 +109,11 @@ class Fleet:
                 for number in range(config.made_of(kind)):
                     self._make(kind, pace)
                     self.workers[-1].alive &= number < kind.count
+        self._follows = self.indexer is not None and self._can_follow()
+        """Whether it is known when caches next change, so that a look needn't visit everyone."""
+        self._changes: list[tuple[int, int]] = []
+        """When that is, and of which worker, as a heap; what isn't in ``_next_change`` is void."""
+        self._next_change = [-1] * len(self.workers)
         self._shared.credit(self._by_holder)
         self._open = 0
         """Ranks that take requests as they come."""
@@ -134,6 +141,14 @@ class Fleet:
     def _make_router(self, config: RouterConfig, number: int) -> Router:
         routing = replace(config, block_size=config.block_size or self._block_size)
         return Router(routing, (), self.indexer, seed=self.config.seed + number)
+
+    def _can_follow(self) -> bool:
+        """Whether passes alone change caches, each worker's its own, and are planned by single ranks."""
+        return (
+            not self._shared.active
+            and self.pulls is None
+            and all(isinstance(worker.engine, EngineCore) for worker in self.workers)
+        )
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -245,6 +260,8 @@ class Fleet:
             if worker.alive:
                 worker.engine.begin(now)
                 self._agenda.put(worker.engine.next_decision(), PASS_END, number)
+                if self._follows:
+                    self._follow(worker)
 
     def _start_in_order(self, touched: set[int], now: int) -> None:
         """The same, where one that begins may pull from another: if that has a pass to start too, it starts in its turn."""
@@ -298,10 +315,29 @@ class Fleet:
         """Let the router's index, if it has one, see everything that is visible by ``now``."""
         if self.indexer is None:
             return
-        for worker in self.workers:
-            if worker.alive:
-                worker.engine.advance(now)
+        if self._follows:
+            changes = self._changes
+            while changes and changes[0][0] <= now:
+                when, number = heappop(changes)
+                worker = self.workers[number]
+                if worker.alive and self._next_change[number] == when:
+                    worker.engine.advance(now)
+                    self._follow(worker)
+        else:
+            for worker in self.workers:
+                if worker.alive:
+                    worker.engine.advance(now)
         self.indexer.flush(now)
+
+    def _follow(self, worker: Worker) -> None:
+        """Note when the caches of ``worker`` next change, unless that is when its plan ends, which is on the agenda."""
+        engine = worker.engine
+        when = engine.next_change() if isinstance(engine, EngineCore) else None
+        if when is None or when == engine.next_decision():
+            self._next_change[worker.number] = -1
+        elif when != self._next_change[worker.number]:
+            self._next_change[worker.number] = when
+            heappush(self._changes, (when, worker.number))
 
     def _dispatch(self, row: TraceRequest, record: Record, now: int) -> None:
         if not self._open:
