@@ -189,6 +189,16 @@ class Indexer:
             self._update_trust()
         return roster.reaches(keys, tokens)
 
+    def levels(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[tuple[int, int]] | None:
+        """The same by lengths, where the roster is flat; see ``Roster.levels``."""
+        return roster.levels(keys, tokens)
+
+    def is_flat(self, roster: Roster) -> bool:
+        """Whether ``levels`` has an answer about ``roster`` now."""
+        if self._dirty:
+            self._update_trust()
+        return roster.flat
+
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""
         if self._dirty:

@@ -4,6 +4,7 @@ A *holder* is one rank of a worker, or a pool that several workers share. A *pla
 places are the bits of a Python integer: a row of the index is such a set, and so is everything the scorer asks of it.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -103,6 +104,8 @@ class Places:
 
 _BYTES = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
 _LATER: dict[int, tuple[int, ...]] = {}
+_WIDE = 32
+_FILLED = re.compile(rb"[^\0]")
 
 
 def bits(mask: int) -> Sequence[int]:
@@ -110,7 +113,14 @@ def bits(mask: int) -> Sequence[int]:
     if mask < 256:
         return _BYTES[mask]
     out: list[int] = []
-    for at, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+    row = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+    if len(row) > _WIDE:
+        # Of thousands of workers few are in most sets.
+        for match in _FILLED.finditer(row):
+            at = match.start()
+            out += [at * 8 + bit for bit in _BYTES[row[at]]]
+        return out
+    for at, byte in enumerate(row):
         if byte:
             found = _LATER.get(at << 8 | byte)
             if found is None:

@@ -81,6 +81,53 @@ class Roster:
             out.append(reach)
         return out
 
+    @property
+    def flat(self) -> bool:
+        """Whether ``levels`` has an answer: one tier counts, every block of it, and all that is counted is trusted in full."""
+        views = self._scorer.views
+        if views is not self._views or self._scorer.standings is not self._standings:
+            self._look(views)
+        return len(self._folds) == 1 and not self._coarse and not self._hybrid and self.confidence is None
+
+    def levels(self, keys: Sequence[int], tokens: int | None = None) -> list[tuple[int, int]] | None:
+        """``reaches`` the other way round: the longest usable prefixes, in blocks, longest first, each with the workers that
+        have just so much, as bits by position. Those that have nothing are left out; ``None`` where no place has anything.
+
+        It costs by the rows of the prompt, however many workers there are. The roster must be ``flat``.
+        """
+        rows = self._scorer.backend.lookup(keys, False)
+        if not rows:
+            return None
+        size = self._scorer.block_size
+        limit = len(keys) * size
+        if tokens is not None and tokens - 1 < limit:
+            limit = max(0, tokens - 1)
+        longest = limit // size
+        fold = self._folds[0]
+        known, same = fold.known, fold.same
+        out: list[tuple[int, int]] = []
+        alive = self._plain & fold.counted if same else self._plain
+        start = 0
+        for stop, mask in rows:
+            if same:
+                have = mask & alive
+            else:
+                found = known.get(mask)
+                if found is None:
+                    found = fold.work_out(mask)
+                have = found & alive
+            if have != alive:
+                if start:
+                    _add(out, start, alive ^ have)
+                alive = have
+                if not alive:
+                    break
+            start = stop if stop < longest else longest
+        if alive and start:
+            _add(out, start, alive)
+        out.reverse()
+        return out
+
     def _look(self, views: Views) -> None:
         """Note who is where: something changed."""
         scorer = self._scorer
@@ -108,3 +155,11 @@ class Roster:
         sure = [standings[worker].confidence if worker in standings else 0.0 for worker in self.workers]
         # Places of a stream without any trust don't count to begin with: its worker may have others that do.
         self.confidence = [value or 1.0 for value in sure] if any(0 < value < 1 for value in sure) else None
+
+
+def _add(levels: list[tuple[int, int]], blocks: int, workers: int) -> None:
+    """``workers`` have so many blocks, no fewer than those before them."""
+    if levels and levels[-1][0] == blocks:
+        levels[-1] = (blocks, levels[-1][1] | workers)
+    else:
+        levels.append((blocks, workers))

@@ -18,6 +18,8 @@ from kvyard.index.places import Holder, Place, Places, bits
 Member: TypeAlias = tuple[int, tuple[int, ...]]
 """A plain worker: its position, and per group the places that count."""
 
+_FEW = 64
+
 
 class RowFold:
     """Rows, as sets of places, to the workers that have them in every group, as bits by position.
@@ -31,6 +33,16 @@ class RowFold:
         """Every row worked out so far: look here first."""
         self._members = members
         self._pieces: dict[int, int] | None = {} if all(len(groups) == 1 for _, groups in members) else None
+        self._by_place: dict[int, int] = {}
+        """By place the workers that count it, where each has one group."""
+        if self._pieces is not None:
+            for at, (wanted,) in members:
+                for place in bits(wanted):
+                    self._by_place[place] = self._by_place.get(place, 0) | 1 << at
+        self.same = self._pieces is not None and all(workers == 1 << place for place, workers in self._by_place.items())
+        """Whether a row's places are numbered as the workers are, so that a row is its own answer, but for ``counted``."""
+        self.counted = sum(1 << place for place in self._by_place) if self.same else 0
+        """The places that any worker counts."""
 
     def work_out(self, row: int) -> int:
         """The workers of a row that isn't known yet."""
@@ -39,13 +51,20 @@ class RowFold:
         pieces = self._pieces
         if pieces is None:
             found = self._have(row)
+        elif row.bit_count() <= _FEW:
+            found = 0
+            for place in bits(row):
+                found |= self._by_place.get(place, 0)
         else:
             found = 0
             for at, byte in enumerate(row.to_bytes((row.bit_length() + 7) // 8, "little")):
                 if byte:
                     piece = pieces.get(at << 8 | byte)
                     if piece is None:
-                        piece = pieces[at << 8 | byte] = self._have(byte << at * 8)
+                        piece = 0
+                        for place in bits(byte << at * 8):
+                            piece |= self._by_place.get(place, 0)
+                        pieces[at << 8 | byte] = piece
                     found |= piece
         self.known[row] = found
         return found

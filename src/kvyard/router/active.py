@@ -4,8 +4,22 @@ The router's own bookkeeping, from routing to finish; no engine is asked. Blocks
 share count once. Tokens of a prefill count net of what the worker was credited with, until the caller says it is done.
 """
 
+from typing import Final
+
+from kvyard.router.ranking import Rank, Ranking
 from kvyard.router.request import Load, RouteRequest
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
+
+BLOCKS: Final = 1
+"""Ranked by blocks to prefill and held,"""
+TOKENS: Final = 2
+"""by tokens to prefill,"""
+REQUESTS: Final = 3
+"""by requests,"""
+WORK: Final = 4
+"""by tokens to prefill, then requests,"""
+WEIGHT: Final = 5
+"""or by requests, then a figure of the policy's own."""
 
 
 class Active:
@@ -58,6 +72,53 @@ class ActiveLoads:
         """When the prefill that is computed now began; of no meaning where none waits."""
         self.active: dict[object, Active] = {}
         """By request id, oldest first."""
+        self.ranking: Ranking | None = None
+        """Workers in order of their load, once that is asked for."""
+        self.total = 0
+        """Requests under way everywhere."""
+        self._ranked_by = 0
+        self._weights: list[float] = []
+        self._high = 0
+        """No worker has more blocks."""
+
+    def rank_by(self, kind: int) -> Ranking:
+        """Keep workers in the order of this kind of load from now on. Weights are 0 until the policy says otherwise."""
+        if self.ranking is None or kind != self._ranked_by:
+            self.ranking = Ranking()
+            self._ranked_by = kind
+        for slot in range(len(self.prefill)):
+            self.ranking.put(slot, self._rank(slot))
+        return self.ranking
+
+    def weigh(self, slot: int, weight: float) -> None:
+        """The policy's own figure of a worker."""
+        if self.ranking is not None:
+            while len(self._weights) <= slot:
+                self._weights.append(0.0)
+            self._weights[slot] = weight
+            self.ranking.put(slot, self._rank(slot))
+
+    def most_blocks(self, more: int, capacity: int) -> int:
+        """Blocks of the worker that holds most; or, where ``more`` beside them fit into ``capacity`` in any case, a bound."""
+        if self._high + more > capacity:
+            self._high = max(self.blocks)
+        return self._high
+
+    def _rank(self, slot: int) -> Rank:
+        kind = self._ranked_by
+        if kind == BLOCKS:
+            return self.prefill[slot] + self.blocks[slot] * self.block_size, 0.0
+        if kind == TOKENS:
+            return self.prefill[slot], 0.0
+        if kind == REQUESTS:
+            return self.requests[slot], 0.0
+        if kind == WORK:
+            return self.prefill[slot], float(self.requests[slot])
+        return self.requests[slot], self._weights[slot] if slot < len(self._weights) else 0.0
+
+    def _changed(self, slot: int) -> None:
+        if self.ranking is not None:
+            self.ranking.put(slot, self._rank(slot))
 
     def grow(self, slots: int) -> None:
         """Keep figures for ``slots`` workers from now on."""
@@ -65,6 +126,9 @@ class ActiveLoads:
         for figures in (self.prefill, self.blocks, self.requests, self.computing_since):
             figures += [0] * missing
         self.past += [0.0] * missing
+        if self.ranking is not None:
+            for slot in range(slots - missing, slots):
+                self.ranking.put(slot, self._rank(slot))
 
     def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> Active:
         """Book a request on ``slot``, and return its entry. ``found`` is its way in ``tree``; ``reserved`` blocks are held for
@@ -85,10 +149,14 @@ class ActiveLoads:
             self.computing_since[slot] = now
         self.prefill[slot] += prefill
         self.requests[slot] += 1
+        self.total += 1
         tail = path[-1] if path else None
         entry = Active(slot, tail, request.num_tokens, len(request.keys), prefill, now)
         entry.output_blocks = reserved
         self.active[request.id] = entry
+        if self.blocks[slot] > self._high:
+            self._high = self.blocks[slot]
+        self._changed(slot)
         return entry
 
     def attends(self, entry: Active, pairs: int, ms: float) -> None:
@@ -100,6 +168,7 @@ class ActiveLoads:
         """Its prompt is computed."""
         self.computing_since[entry.slot] = now
         self._computed(entry)
+        self._changed(entry.slot)
 
     def grown(self, entry: Active, output_tokens: int) -> None:
         """It has generated ``output_tokens`` by now: count the full blocks that came of it."""
@@ -107,6 +176,9 @@ class ActiveLoads:
         if blocks > entry.output_blocks:
             self.blocks[entry.slot] += blocks - entry.output_blocks
             entry.output_blocks = blocks
+            if self.blocks[entry.slot] > self._high:
+                self._high = self.blocks[entry.slot]
+            self._changed(entry.slot)
 
     def end(self, id_: object) -> Active | None:
         """Forget a request; returns what was known of it."""
@@ -116,6 +188,7 @@ class ActiveLoads:
         slot, tree = entry.slot, self.tree
         self._computed(entry)
         self.requests[slot] -= 1
+        self.total -= 1
         self.blocks[slot] -= entry.output_blocks
         node = entry.tail
         last: PromptStretch | None = None
@@ -133,6 +206,7 @@ class ActiveLoads:
             node = parent
         if last is not None:
             tree.settle(last)
+        self._changed(slot)
         return entry
 
     def _computed(self, entry: Active) -> None:
@@ -158,6 +232,11 @@ class ActiveLoads:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless all figures follow from the active requests."""
         self.tree.check_integrity()
+        assert self.total == len(self.active), "requests drifted"
+        if self.ranking is not None:
+            self.ranking.check_integrity()
+            for slot in range(len(self.prefill)):
+                assert self.ranking.of(slot) == self._rank(slot), f"slot {slot}: its rank is out of date"
         for slot, prefill in enumerate(self.prefill):
             mine = [entry for entry in self.active.values() if entry.slot == slot]
             assert prefill == sum(entry.prefill_tokens for entry in mine), f"slot {slot}: prefill tokens drifted"

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from math import exp
 
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput, least
+from kvyard.router.inputs import Choice, RoutingInput, least, least_of
+from kvyard.router.ranking import classes, lowest
 
 
 def costs(config: RouterConfig, at: RoutingInput) -> list[float]:
@@ -59,8 +60,40 @@ def _of(at: RoutingInput, figures: list[int]) -> list[int]:
     return figures if len(figures) == len(at.slots) else [figures[slot] for slot in at.slots]
 
 
+def has_candidates(config: RouterConfig) -> bool:
+    """Whether the least cost follows from loads in order, without a look at every worker: where nothing but plain sums of
+    blocks counts, so that of workers with the same overlap the least loaded costs least, and no sum is rounded.
+    """
+    return (
+        config.prefill_scale == config.held_weight == config.overlap_credit == 1
+        and not config.request_weight
+        and not config.overlap_decay
+        and not config.temperature
+    )
+
+
+def _cheapest_candidate(at: RoutingInput, why: str) -> Choice:
+    """What ``cheapest`` says, by the least loaded of those that have equally much of the prompt, cached and in use."""
+    loads, ranking = at.loads, at.loads.ranking
+    assert ranking is not None
+    size, tokens, count = loads.block_size, at.request.num_tokens, at.blocks
+    best, found = -1.0, 0
+    for worth, holders in classes(at.prefixes.levels, at.among) if at.prefixes is not None else [(0, at.among)]:
+        for shared, users in classes(at.shared_levels, holders):
+            _, slots = ranking.least(users)
+            slot = lowest(slots)
+            cost = (loads.prefill[slot] + tokens) / size - worth + (loads.blocks[slot] + count - shared)
+            if not found or cost < best:
+                best, found = cost, slots
+            elif cost == best:
+                found |= slots
+    return least_of(found, best, at.rng, why)
+
+
 def cheapest(config: RouterConfig, at: RoutingInput, why: str) -> Choice:
     """The least cost, or with a temperature a draw: softmax over costs scaled to 0 .. 1, the least being the likeliest."""
+    if at.sparse:
+        return _cheapest_candidate(at, why)
     found = costs(config, at)
     if not config.temperature or len(found) == 1:
         return least(at.slots, found, at.rng, why)

@@ -2,6 +2,9 @@
 
 Figures are lists by slot (a worker's number in this router). Overlaps come from the index, with what was routed but not
 announced yet on top; or from memory alone, for engines that announce nothing. A policy doesn't see where from.
+
+In a large fleet overlaps come by lengths instead, each with the workers that have just so much: most have the same, or nothing.
+A policy that chooses by these needn't look at every worker; for all others the lists are made of them when they are asked for.
 """
 
 from collections.abc import Sequence
@@ -9,8 +12,10 @@ from random import Random
 from typing import NamedTuple
 
 from kvyard.engine.role import Role
+from kvyard.index.places import bits
 from kvyard.router.active import ActiveLoads
 from kvyard.router.pace import Pace
+from kvyard.router.ranking import Levels, as_list, nth_slot, of_slot
 from kvyard.router.request import RouteRequest
 
 
@@ -43,6 +48,25 @@ class Overlaps:
         return self.device[slot] - self.known[slot] if self.known is not None else 0
 
 
+class PrefixLevels:
+    """``Overlaps`` by lengths, where workers have nothing but device memory, trusted in full."""
+
+    __slots__ = ("known", "levels")
+
+    def __init__(self, levels: Levels, known: Levels | None = None) -> None:
+        self.levels = levels
+        self.known = known
+        """What events told of, where predictions add to it."""
+
+    def predicted(self, slot: int) -> int:
+        """What of a worker's is a prediction."""
+        return of_slot(self.levels, slot) - of_slot(self.known, slot) if self.known is not None else 0
+
+    def spread_out(self, count: int) -> Overlaps:
+        """The same for each of ``count`` workers."""
+        return Overlaps([as_list(self.levels, count)], as_list(self.known, count) if self.known is not None else None)
+
+
 class Reach(NamedTuple):
     """One worker, as an index elsewhere sees it."""
 
@@ -54,7 +78,23 @@ class Reach(NamedTuple):
 class RoutingInput:
     """One decision's inputs."""
 
-    __slots__ = ("blocks", "loads", "now", "overlaps", "paces", "request", "rng", "roles", "shared", "slots")
+    __slots__ = (
+        "_overlaps",
+        "_shared",
+        "among",
+        "blocks",
+        "loads",
+        "now",
+        "pace",
+        "paces",
+        "prefixes",
+        "request",
+        "rng",
+        "roles",
+        "shared_levels",
+        "slots",
+        "sparse",
+    )
 
     def __init__(
         self,
@@ -68,25 +108,86 @@ class RoutingInput:
         rng: Random,
         roles: Sequence[Role],
         paces: Sequence[Pace],
+        *,
+        sparse: bool = False,
+        among: int = 0,
+        prefixes: PrefixLevels | None = None,
+        shared_levels: Levels | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        """With ``sparse``, overlaps and shared blocks are given by lengths, as ``prefixes`` and ``shared_levels``, and who may
+        be chosen also as the bits ``among``; ``pace`` is that of all workers, where they are equally fast.
+        """
         self.request = request
         self.blocks = blocks
         self.now = now
         self.slots = slots
         """Who may be chosen; at least one."""
         self.loads = loads
-        self.shared = shared
-        """Per slot, blocks of this prompt that active requests hold there; ``None`` for none anywhere."""
-        self.overlaps = overlaps
+        self._shared = shared
+        self._overlaps = overlaps
+        self.sparse = sparse
+        self.among = among
+        self.prefixes = prefixes
         """``None`` for none anywhere."""
+        self.pace = pace
+        self.shared_levels: Levels = shared_levels if shared_levels is not None else []
         self.rng = rng
         self.roles = roles
         """Per slot, what the worker does of a request."""
         self.paces = paces
         """Per slot, how fast the worker is."""
 
+    @property
+    def overlaps(self) -> Overlaps | None:
+        """``None`` for none anywhere."""
+        if self._overlaps is None and self.prefixes is not None:
+            self._overlaps = self.prefixes.spread_out(len(self.loads.prefill))
+        return self._overlaps
+
+    @property
+    def shared(self) -> list[int] | None:
+        """Per slot, blocks of this prompt that active requests hold there; ``None`` for none anywhere."""
+        if self._shared is None and self.shared_levels:
+            self._shared = as_list(self.shared_levels, len(self.loads.prefill))
+        return self._shared
+
+    def closed(self) -> Sequence[int]:
+        """Slots that may not be chosen, of workers that are excluded, draining or gone."""
+        count = len(self.loads.prefill)
+        if len(self.slots) == count:
+            return ()
+        if self.sparse:
+            return bits(((1 << count) - 1) ^ self.among)
+        return sorted(set(range(count)).difference(self.slots))
+
+    def may_choose(self, slot: int) -> bool:
+        """Whether ``slot`` is one of ``slots``."""
+        return bool(self.among >> slot & 1) if self.sparse else slot in self.slots
+
+    def tiers_at(self, slot: int) -> tuple[int, ...]:
+        """Blocks of the prompt's prefix that a worker has, by tier."""
+        if self.sparse:
+            return (of_slot(self.prefixes.levels, slot),) if self.prefixes is not None else ()
+        return self._overlaps.at(slot) if self._overlaps is not None else ()
+
+    def predicted_at(self, slot: int) -> int:
+        """What of that is a prediction."""
+        if self.sparse:
+            return self.prefixes.predicted(slot) if self.prefixes is not None else 0
+        return self._overlaps.predicted(slot) if self._overlaps is not None else 0
+
+    def shared_at(self, slot: int) -> int:
+        """Blocks of this prompt that active requests hold at a worker."""
+        if self.sparse:
+            return of_slot(self.shared_levels, slot)
+        return self._shared[slot] if self._shared is not None else 0
+
     def cached(self, slot: int) -> int:
         """Tokens of the prompt that a worker needn't compute, whichever of its tiers has them; never the last one."""
+        if self.sparse:
+            blocks = of_slot(self.prefixes.levels, slot) if self.prefixes is not None else 0
+            return self.tokens_of(blocks)
         overlaps = self.overlaps
         if overlaps is None:
             return 0
@@ -94,6 +195,10 @@ class RoutingInput:
         if overlaps.confidence is not None:
             tokens = int(overlaps.confidence[slot] * tokens)
         return min(tokens, self.request.num_tokens - 1)
+
+    def tokens_of(self, blocks: int) -> int:
+        """Tokens that a worker needn't compute which has so many blocks of the prompt."""
+        return min(blocks * self.loads.block_size, self.request.num_tokens - 1)
 
     def work(self, slot: int) -> int:
         """Tokens that a worker would have computed by the time of this request's first token: those that wait, and its own."""
@@ -116,6 +221,12 @@ def least(slots: Sequence[int], costs: Sequence[float], rng: Random, why: str) -
         return Choice(slots[costs.index(low)], low, 1, why)
     equals = [slot for slot, cost in zip(slots, costs) if cost == low]
     return Choice(equals[_draw(len(equals), rng)], low, len(equals), why)
+
+
+def least_of(slots: int, cost: float, rng: Random, why: str) -> Choice:
+    """One of those who cost least, given as bits; each has the same chance, by the draw that ``least`` makes."""
+    count = slots.bit_count()
+    return Choice(nth_slot(slots, _draw(count, rng) if count > 1 else 0), cost, count, why)
 
 
 def _draw(count: int, rng: Random) -> int:

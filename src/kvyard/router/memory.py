@@ -98,6 +98,22 @@ class RoutedMemory:
         for slot in bits(node.mask):
             if reach[slot] >= at:
                 known |= 1 << slot
+        self._strike(node, known)
+
+    def confirm_levels(self, found: Path, reach: Sequence[tuple[int, int]]) -> None:
+        """``confirm`` by numbers of blocks, most first, each with the slots that have just so many, as bits."""
+        path, at = found
+        node = path[-1]
+        if node.stop != at:
+            return
+        known = 0
+        for blocks, mask in reach:
+            if blocks < at:
+                break
+            known |= mask
+        self._strike(node, known & node.mask)
+
+    def _strike(self, node: PromptStretch, known: int) -> None:
         # Their entries stay until their time has come; only the bits go. A stem of many branches isn't worth the search.
         while known and node.parent is not None and len(node.children) <= _FEW:
             for child in node.children.values():

@@ -9,8 +9,9 @@ from typing import Protocol, TypeAlias
 
 from kvyard.events.types import Tier
 from kvyard.index import Holder, Identity, Roster
-from kvyard.router.inputs import Overlaps, Reach
+from kvyard.router.inputs import Overlaps, PrefixLevels, Reach
 from kvyard.router.memory import RoutedMemory
+from kvyard.router.ranking import Levels
 from kvyard.router.request import RouteRequest
 from kvyard.router.tree import Path
 
@@ -27,6 +28,12 @@ class PrefixIndex(Protocol):
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
         """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
+
+    def is_flat(self, roster: Roster) -> bool:
+        """Whether ``levels`` has an answer about ``roster`` now."""
+
+    def levels(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[tuple[int, int]] | None:
+        """The same by lengths, each with the workers that have just so much; see ``Roster.levels``."""
 
 
 Known: TypeAlias = Mapping[Holder, Reach]
@@ -82,6 +89,38 @@ class OverlapView:
         if memory is None or not self._path[0]:
             return known
         return self._with_predictions(alignments, request, known, memory)
+
+    def is_flat(self, told: Known | None) -> bool:
+        """Whether ``look_levels`` has an answer."""
+        if self._alone:
+            return True
+        if told is not None or self._indexer is None or self._roster is None:
+            return told is None and self.memory is None  # then no worker is known to have anything
+        return self._indexer.is_flat(self._roster)
+
+    def look_levels(self, request: RouteRequest, now: int) -> PrefixLevels | None:
+        """``look`` by how much workers have, where it is all of one kind (``is_flat``). It costs by branches, not workers."""
+        memory, size = self.memory, self._size
+        longest = max(0, request.num_tokens - 1) // size  # engines always compute the last token
+        ahead: Levels = []
+        if memory is not None:
+            memory.expire(now)
+            self._path = memory.tree.find(request.keys)
+            if self._path[0]:
+                for depth, mask in memory.tree.levels(self._path):
+                    _have(ahead, depth if depth < longest else longest, mask)
+                if self._alone:
+                    return PrefixLevels(ahead)
+            if self._alone:
+                return None
+        if self._indexer is None or self._roster is None:
+            return None
+        known = self._indexer.levels(self._roster, request.keys, request.num_tokens)
+        if memory is None or not self._path[0]:
+            return None if known is None else PrefixLevels(known)
+        if known is not None:
+            memory.confirm_levels(self._path, known)
+        return _joined(ahead, known)
 
     def sent(self, slot: int, keys: Sequence[int], now: int) -> int:
         """The prompt that was looked at last went to ``slot``. Returns a number by which it can be taken back, or 0."""
@@ -162,3 +201,41 @@ class OverlapView:
                 tier[slot] -= less
                 more -= less
         return Overlaps([device, *lower], announced, known.confidence if known is not None else None)
+
+
+def _joined(ahead: Levels, known: Levels | None) -> PrefixLevels | None:
+    """What is ``known`` with predictions that go beyond it; ``None`` where there is neither."""
+    left = known or []
+    more: Levels = []
+    for blocks, mask in ahead:
+        for length, holders in left:
+            if length < blocks:
+                break
+            mask &= ~holders
+        if mask:
+            more.append((blocks, mask))
+    if not more:
+        return None if known is None else PrefixLevels(known)
+    lifted = 0
+    for _, mask in more:
+        lifted |= mask
+    for blocks, mask in left:
+        if mask & ~lifted:
+            more.append((blocks, mask & ~lifted))
+    more.sort(key=_blocks_of, reverse=True)
+    levels: Levels = []
+    for blocks, mask in more:
+        _have(levels, blocks, mask)
+    return PrefixLevels(levels, left)
+
+
+def _blocks_of(level: tuple[int, int]) -> int:
+    return level[0]
+
+
+def _have(levels: Levels, blocks: int, slots: int) -> None:
+    """``slots`` have so many blocks, no more than those before them."""
+    if levels and levels[-1][0] == blocks:
+        levels[-1] = (blocks, levels[-1][1] | slots)
+    elif blocks:
+        levels.append((blocks, slots))

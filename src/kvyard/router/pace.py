@@ -242,6 +242,9 @@ class PaceBook:
         self._seen: list[int] = []
         """By slot, at which first token of the fleet it was seen last; -1 where the pace was given."""
         self._count = 0
+        self.common: Pace | None = None
+        """That of every worker, as long as all were given the same."""
+        self._mixed = False
 
     def put(self, slot: int, pace: Pace | None) -> None:
         """A worker takes ``slot``, the next one or one that is free; without a pace it starts as the usual one."""
@@ -249,6 +252,8 @@ class PaceBook:
             self.all.append(self._usual)
             self._seen.append(-1)
         self.all[slot] = self._usual.copy() if pace is None else pace
+        self._mixed = self._mixed or pace is None or (self.common is not None and pace is not self.common)
+        self.common = None if self._mixed else pace
         self._seen[slot] = self._count if pace is None else -1
 
     def observe(self, slot: int, tokens: int, ms: float, pairs: int) -> None:

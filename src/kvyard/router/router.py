@@ -16,17 +16,22 @@ from kvyard.clock import MS, from_seconds
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
+from kvyard.index.places import mask_of
 from kvyard.router import journal as did
 from kvyard.router.active import Active, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
-from kvyard.router.inputs import Choice, Overlaps, RoutingInput, least
+from kvyard.router.inputs import Choice, RoutingInput, least
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.pace import Pace, PaceBook, pairs_of
 from kvyard.router.policies import Policy, load_of, make_policy
+from kvyard.router.ranking import lowest, most
 from kvyard.router.request import Candidate, Decision, Load, RouteRequest
 from kvyard.router.tree import Path
+
+LARGE = 64
+"""From so many workers on it pays to choose among candidates."""
 
 
 class Router:
@@ -41,13 +46,15 @@ class Router:
         *,
         journal: did.Journal | None = None,
         whole: bool = False,
+        large: int = LARGE,
     ) -> None:
         """A worker is a rank; a bare name is its rank 0. With an ``index``, decisions of every policy say what the workers
         had of the prompt; of an index elsewhere give the ``Identity``, and to ``route`` what it says. Raises ``KvyardError``
         for a policy that needs an index and has none, and for block sizes that differ.
 
         ``journal`` is told every call that counts, and what was decided; with ``whole`` all keys of every prompt, so that the
-        journal alone is enough to decide again.
+        journal alone is enough to decide again. From ``large`` workers on, a policy that can do so chooses among candidates
+        instead of looking at all of them; the choice is the same.
         """
         self.config = config
         self.policy = make_policy(config)
@@ -85,6 +92,9 @@ class Router:
         self._open: list[int] = []
         """Slots that may be chosen, in order, as of when it was last asked; see ``_settle``."""
         self._settled = True
+        self._large = large
+        self._among = 0
+        """The same as bits, where the policy chooses among candidates."""
         self._journal = journal
         self._whole = whole
         self._note(did.Began, config=config, seed=seed, block_size=self.block_size)
@@ -173,7 +183,7 @@ class Router:
         found = self.loads.tree.find(request.keys)
         at = self._look(request, now, slots, found, self._rng, known)
         choice = self._guard(at) or self.policy.choose(at)
-        prefill = self._new_tokens(request, choice.slot, at.overlaps)
+        prefill = self._new_tokens(at, choice.slot)
         record = _decision(self.policy, at, choice, prefill, self._workers, detail)
         entry = self._begin(request, choice.slot, found, prefill, now)
         if self.policy.needs_pace:
@@ -197,7 +207,7 @@ class Router:
         rng.setstate(self._rng.getstate())
         at = self._look(request, now, slots, self.loads.tree.find(request.keys), rng, known)
         choice = self._guard(at) or self.policy.choose(at)
-        prefill = self._new_tokens(request, choice.slot, at.overlaps)
+        prefill = self._new_tokens(at, choice.slot)
         return _decision(self.policy, at, choice, prefill, self._workers, True)
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
@@ -293,6 +303,27 @@ class Router:
     def _look(
         self, request: RouteRequest, now: int, slots: list[int], found: Path, rng: Random, known: Known | None
     ) -> RoutingInput:
+        if self._among and self.policy.ranked_by and self.overlaps.is_flat(known):
+            among = self._among
+            if slots is not self._open:
+                among = mask_of(slots)
+            return RoutingInput(
+                request,
+                len(request.keys),
+                now,
+                slots,
+                self.loads,
+                None,
+                None,
+                rng,
+                self._roles,
+                self.paces,
+                sparse=True,
+                among=among,
+                prefixes=self.overlaps.look_levels(request, now),
+                shared_levels=self.loads.tree.levels(found),
+                pace=self._paces.common,
+            )
         shared = self.loads.tree.depths(found, len(self._workers))
         overlaps = self.overlaps.look(request, now, known)
         return RoutingInput(
@@ -329,13 +360,17 @@ class Router:
             return None
         return least(at.slots, loads, at.rng, "guard")
 
-    def _new_tokens(self, request: RouteRequest, slot: int, overlaps: Overlaps | None) -> int:
+    def _new_tokens(self, at: RoutingInput, slot: int) -> int:
         """What a worker has to compute of a prompt. What it must fetch counts by its credit, or not at all where the policy
         goes by time, since a load is no work for the device.
         """
+        request = at.request
+        config, size = self.config, self.block_size
+        if at.sparse:
+            return max(0, request.num_tokens - sum(at.tiers_at(slot)) * size)
+        overlaps = at.overlaps
         if overlaps is None:
             return request.num_tokens
-        config, size = self.config, self.block_size
         device = overlaps.device[slot]
         cached = device * size
         if self.policy.needs_pace:
@@ -383,6 +418,13 @@ class Router:
         self._settled = True
         self._open = sorted(slot for slot in self._slots.values() if slot not in self._draining)
         self.overlaps.changed(self._workers)
+        self._among = 0
+        policy = self.policy
+        if policy.ranked_by and len(self._open) >= self._large and not self.block_size & self.block_size - 1:
+            # Of block sizes that are powers of two no cost is rounded.
+            self._among = mask_of(self._open)
+            self.loads.rank_by(policy.ranked_by)
+            policy.rank(self.loads)
 
 
 def _block_size(config: RouterConfig, identity: Identity | None, remembers: bool) -> int:
@@ -401,10 +443,16 @@ def _decision(
     policy: Policy, at: RoutingInput, choice: Choice, new_tokens: int, workers: list[Holder | None], detail: bool
 ) -> Decision:
     """The record of ``choice``, made before anything is booked; ``workers`` by slot."""
-    request, slot, overlaps, loads = at.request, choice.slot, at.overlaps, at.loads
+    request, slot, loads = at.request, choice.slot, at.loads
     best = regret = 0
     best_worker: Holder | None = None
-    if overlaps is not None:
+    if at.sparse:
+        if at.prefixes is not None:
+            best, holders = most(at.prefixes.levels, at.among)
+            if best:
+                regret = best - sum(at.tiers_at(slot))
+                best_worker = workers[lowest(holders) if regret else slot]
+    elif (overlaps := at.overlaps) is not None:
         total = overlaps.total
         best = max(total) if len(total) == len(at.slots) else max([total[other] for other in at.slots])
         if best:
@@ -431,27 +479,27 @@ def _decision(
         worker=worker,
         role=at.roles[slot],
         cost=choice.cost,
-        tiers=overlaps.at(slot) if overlaps is not None else (),
-        predicted=overlaps.predicted(slot) if overlaps is not None else 0,
+        tiers=at.tiers_at(slot),
+        predicted=at.predicted_at(slot),
         prefill_tokens=loads.prefill[slot],
         active_blocks=loads.blocks[slot],
-        shared_blocks=at.shared[slot] if at.shared is not None else 0,
+        shared_blocks=at.shared_at(slot),
         active_requests=loads.requests[slot],
     )
 
 
 def _candidate(at: RoutingInput, slot: int, cost: float, workers: list[Holder | None]) -> Candidate:
     """What a decision says of a worker that could have been chosen."""
-    loads, overlaps, worker = at.loads, at.overlaps, workers[slot]
+    loads, worker = at.loads, workers[slot]
     assert worker is not None
     return Candidate(
         worker=worker,
         role=at.roles[slot],
         cost=cost,
-        tiers=overlaps.at(slot) if overlaps is not None else (),
-        predicted=overlaps.predicted(slot) if overlaps is not None else 0,
+        tiers=at.tiers_at(slot),
+        predicted=at.predicted_at(slot),
         prefill_tokens=loads.prefill[slot],
         active_blocks=loads.blocks[slot],
-        shared_blocks=at.shared[slot] if at.shared is not None else 0,
+        shared_blocks=at.shared_at(slot),
         active_requests=loads.requests[slot],
     )

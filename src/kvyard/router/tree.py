@@ -127,6 +127,28 @@ class PrefixTree:
         _fill(out, alive, at)
         return out
 
+    def levels(self, found: Path) -> list[tuple[int, int]]:
+        """``depths`` the other way round: numbers of blocks, most first, each with the slots that have just so many, as bits.
+        It costs by the stretches on the way, however many slots there are.
+        """
+        path, at = found
+        out: list[tuple[int, int]] = []
+        if not path:
+            return out
+        alive = path[0].mask
+        start = 0
+        for node in path:
+            mask = node.mask
+            if mask != alive:
+                if start and alive ^ mask:
+                    out.append((start, alive ^ mask))
+                alive = mask
+            start = node.stop
+        if alive and at:
+            out.append((at, alive))
+        out.reverse()
+        return out
+
     def remove(self, slot: int) -> None:
         """``slot`` has nothing any more. Goes through the whole tree."""
         for node in reversed([node for node in self.walk() if slot in node.held]):

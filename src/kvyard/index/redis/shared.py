@@ -264,6 +264,10 @@ class SharedIndexer(Indexer):
         """See ``Indexer``."""
         return self._answer(super().reaches, roster, keys, tokens)
 
+    def is_flat(self, roster: Roster) -> bool:
+        """Never: whether it is may change between two questions here."""
+        return False
+
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """See ``Indexer``."""
         return self._answer(super().explain, tokens, worker, namespace, now)

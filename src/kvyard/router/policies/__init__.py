@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from kvyard.errors import KvyardError
 from kvyard.registry import Registry
+from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
@@ -30,6 +31,9 @@ class Policy:
     """Whether it reads how fast workers are, so that they should be watched."""
     guarded = False
     """Whether the imbalance guard may overrule it."""
+    ranked_by: int = 0
+    """The order of loads (``kvyard.router.active``) by which it chooses in a large fleet without a look at every worker: it
+    then has an input that is ``sparse``. 0 where it looks at all of them."""
     OPTIONS: ClassVar[Mapping[str, float]] = {}
     """Its own figures with their defaults; ``RouterConfig.options`` may change them."""
 
@@ -55,6 +59,9 @@ class Policy:
 
     def routed(self, at: RoutingInput, choice: Choice) -> None:
         """The request went to ``choice.slot``: this policy's choice, or the guard's."""
+
+    def rank(self, loads: ActiveLoads) -> None:
+        """Loads are in the order of ``ranked_by`` from now on: give workers the weights that they have by now."""
 
     def gone(self, slot: int) -> None:
         """The worker in that slot won't come back: another one may get its number."""

@@ -18,6 +18,7 @@ class Affinity(Policy):
         self.needs_keys = self.fallback.needs_keys
         self.needs_pace = self.fallback.needs_pace
         self.memory = self.fallback.memory
+        self.ranked_by = self.fallback.ranked_by
         self._ttl = from_seconds(config.session_ttl_s)
         self._bound: dict[str, tuple[int, int]] = {}
         """Per session its slot and when it was last heard of; in that order."""
@@ -29,7 +30,7 @@ class Affinity(Policy):
     def choose(self, at: RoutingInput) -> Choice:
         session = at.request.session
         known = self._bound.get(session) if session is not None else None
-        if known is not None and known[1] + self._ttl > at.now and known[0] in at.slots:
+        if known is not None and known[1] + self._ttl > at.now and at.may_choose(known[0]):
             return Choice(known[0], 0.0, 1, "session")
         return self.fallback.choose(at)
 
@@ -43,7 +44,7 @@ class Affinity(Policy):
         if session is not None:
             known = bound.pop(session, None)
             # The guard sends one request elsewhere, not the session.
-            stays = known is not None and choice.why == "guard" and known[0] in at.slots
+            stays = known is not None and choice.why == "guard" and at.may_choose(known[0])
             bound[session] = (known[0] if stays and known is not None else choice.slot, at.now)
         while bound:
             oldest = next(iter(bound))

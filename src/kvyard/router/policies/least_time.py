@@ -24,10 +24,11 @@ from math import exp
 from typing import ClassVar
 
 from kvyard.clock import from_seconds
+from kvyard.router.active import WEIGHT, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least
 from kvyard.router.policies import Policy
-from kvyard.router.time_cost import time_costs
+from kvyard.router.time_cost import TimeCost
 
 
 class LeastTime(Policy):
@@ -45,29 +46,59 @@ class LeastTime(Policy):
         super().__init__(config)
         self._new: list[float] = []
         """By slot, tokens that it had to compute, each times ``exp(when / renewal_s)``: newer ones count for more."""
+        self._all = 0.0
+        """The sum of that."""
         self._since = 0
         """What ``when`` is counted from."""
+        self._loads: ActiveLoads | None = None
+        """What keeps workers in order, where there are many."""
+        self.ranked_by = WEIGHT
 
     def choose(self, at: RoutingInput) -> Choice:
+        pace = at.pace
+        if at.sparse and pace is not None:
+            capacity = pace.capacity
+            if capacity is None or at.loads.most_blocks(at.blocks, capacity) + at.blocks <= capacity:
+                return self._cost(at).least(pace, "time")
         return least(at.slots, self.costs(at), at.rng, "time")
 
     def costs(self, at: RoutingInput) -> list[float]:
         """Per worker that may be chosen, milliseconds."""
+        return self._cost(at).all()
+
+    def _cost(self, at: RoutingInput) -> TimeCost:
         of = self.options
-        return time_costs(
-            at, self._computed(len(at.loads.prefill)), of["interference"], of["renewal"], of["stickiness"]
-        )
+        computed = self._computed(len(at.loads.prefill))
+        total = self._all - sum([computed[slot] for slot in at.closed()])
+        return TimeCost(at, computed, total, of["interference"], of["renewal"], of["stickiness"])
+
+    def rank(self, loads: ActiveLoads) -> None:
+        self._loads = loads
+        for slot, new in enumerate(self._computed(len(loads.prefill))):
+            loads.weigh(slot, new)
 
     def routed(self, at: RoutingInput, choice: Choice) -> None:
         passed = (at.now - self._since) / from_seconds(max(self.options["renewal_s"], 1e-6))
         if passed > 100:  # far below what a float can hold
             left = exp(-min(passed, 700.0))
             self._new = [left * tokens for tokens in self._new]
+            self._all = sum(self._new)
             self._since, passed = at.now, 0.0
-        self._computed(choice.slot + 1)[choice.slot] += (at.request.num_tokens - at.cached(choice.slot)) * exp(passed)
+            if self._loads is not None:
+                self.rank(self._loads)
+        new = (at.request.num_tokens - at.cached(choice.slot)) * exp(passed)
+        self._computed(choice.slot + 1)[choice.slot] += new
+        self._all += new
+        self._weigh(choice.slot)
 
     def gone(self, slot: int) -> None:
         self._computed(slot + 1)[slot] = 0.0
+        self._all = sum(self._new)
+        self._weigh(slot)
+
+    def _weigh(self, slot: int) -> None:
+        if self._loads is not None:
+            self._loads.weigh(slot, self._new[slot])
 
     def _computed(self, slots: int) -> list[float]:
         """The tokens computed, of ``slots`` workers at least."""

@@ -1,0 +1,172 @@
+"""Scan = candidates: in a large fleet a policy chooses without a look at every worker, and chooses the same."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.router.support import SIZE, chain, index_for
+
+from kvyard.engine.config import EngineConfig
+from kvyard.events.types import EventBatch, Removed, Stored
+from kvyard.index import Holder
+from kvyard.router import Router, RouterConfig, RouteRequest
+from kvyard.router.pace import Pace, engine_pace
+from kvyard.router.ranking import Ranking, classes, most, nth_slot
+
+MS = 1_000_000
+NEVER = 1 << 40
+CONFIGS: list[dict[str, Any]] = [
+    {"policy": "kv"},
+    {"policy": "kv", "predicted_ttl_s": 0.0},
+    {"policy": "kv", "overlap_credit": 0.5},  # looks at all
+    {"policy": "kv", "track_output": True, "reserve_output": 0.5},
+    {"policy": "approx"},
+    {"policy": "affinity", "fallback": "kv"},
+    {"policy": "affinity", "fallback": "least-time"},
+    {"policy": "least-time"},
+    {"policy": "least-time", "options": {"stickiness": 0.0, "renewal": 3.0}},
+    {"policy": "least-time", "options": {"interference": 5.0, "renewal_s": 0.001}},
+    {"policy": "least-loaded", "load": "requests"},
+    {"policy": "least-loaded", "load": "tokens"},
+    {"policy": "least-loaded", "load": "blocks"},
+    {"policy": "least-prefill"},
+    {"policy": "round-robin"},
+    {"policy": "lmetric"},
+    {"policy": "kv", "guard": 3.0},
+]
+
+
+def paces(kinds: int) -> list[Pace]:
+    """How fast workers are: some have hardly any room."""
+    return [engine_pace(EngineConfig(num_gpu_blocks=blocks, block_size=SIZE)) for blocks in (4096, 24)[:kinds]]
+
+
+class Pair:
+    """Two routers over one index that are told the same: one looks at every worker, one doesn't."""
+
+    def __init__(self, workers: int, seed: int, kinds: int, config: dict[str, Any]) -> None:
+        self.names = [f"w{at}" for at in range(workers)]
+        self.indexer = index_for(self.names)
+        self.seqs = dict.fromkeys(self.names, 0)
+        made = RouterConfig(**config)
+        self.routers = [Router(made, (), self.indexer, seed, large=large) for large in (NEVER, 1)]
+        speeds = paces(kinds)
+        for at, name in enumerate(self.names):
+            for router in self.routers:
+                router.add_worker(name, pace=speeds[at % kinds] if kinds else None)
+            self.say(name, Stored(hashes=[(1 << 62) + at], parent=None, tokens=None, block_size=SIZE))
+
+    def say(self, worker: str, event: Stored | Removed) -> None:
+        self.indexer.apply_batch(EventBatch(stream=worker, seq=self.seqs[worker], events=[event]))
+        self.seqs[worker] += 1
+
+    def both(self, ask: str, *args: Any, **kwargs: Any) -> Any:
+        """What both say, which is the same."""
+        scan, candidates = [getattr(router, ask)(*args, **kwargs) for router in self.routers]
+        assert scan == candidates
+        return scan
+
+
+def drive(pair: Pair, rng: random.Random, steps: int) -> set[bool]:
+    """A walk of requests, first tokens, ends, events and workers that come and go. Returns which ways were taken."""
+    ways: set[bool] = set()
+    prompts = [chain([f"s{at % 3}", *(f"p{at}.{block}" for block in range(rng.randrange(1, 12)))]) for at in range(9)]
+    prompts += [chain(["s0", *(f"p0.{block}" for block in range(5)), f"q{at}"]) for at in range(4)]
+    under_way: list[str] = []
+    now = 0
+    for step in range(steps):
+        now += rng.choice((0, 1, 40, 3000)) * MS
+        what = rng.random()
+        if what < 0.5:
+            keys = rng.choice(prompts)[: rng.randrange(1, 14)]
+            exclude = [Holder(rng.choice(pair.names))] if rng.random() < 0.1 else []
+            request = RouteRequest(f"r{step}", keys, len(keys) * SIZE + rng.randrange(0, SIZE), f"c{step % 5}", 20)
+            if len(pair.routers[0].workers) > 2:
+                pair.both("preview", request, now, exclude=exclude)
+                pair.both("route", request, now, exclude=exclude, detail=rng.random() < 0.2)
+                under_way.append(request.id)  # type: ignore[arg-type]
+                ways.add(bool(pair.routers[1]._among))
+        elif what < 0.65 and under_way:
+            pair.both("prefill_done", rng.choice(under_way), now)
+        elif what < 0.7 and under_way:
+            pair.both("progressed", rng.choice(under_way), rng.randrange(60), now)
+        elif what < 0.8 and under_way:
+            name = under_way.pop(rng.randrange(len(under_way)))
+            pair.both(rng.choice(("finished", "refused")), name, now)
+        elif what < 0.95:
+            keys = rng.choice(prompts)
+            worker = rng.choice(pair.names)
+            if rng.random() < 0.7:
+                pair.say(worker, Stored(hashes=keys[: rng.randrange(1, 13)], parent=None, tokens=None, block_size=SIZE))
+            else:
+                pair.say(worker, Removed(hashes=keys[rng.randrange(len(keys)) :]))
+        else:
+            worker = rng.choice(pair.names)
+            known = {holder.name for holder in pair.routers[0].workers}
+            if worker not in known:
+                for router in pair.routers:
+                    router.add_worker(worker)
+            elif len(known) > 3:
+                pair.both(rng.choice(("drain", "remove_worker")), worker)
+                if len(known) - len(pair.routers[0]._draining) < 3:
+                    for router in pair.routers:
+                        for name in known:
+                            router.add_worker(name)
+    for router in pair.routers:
+        router.check_integrity()
+    return ways
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 1 << 30), workers=st.sampled_from((3, 9, 70)), kinds=st.sampled_from((1, 1, 2, 0)))
+def test_scan_is_candidates(config: dict[str, Any], seed: int, workers: int, kinds: int) -> None:
+    drive(Pair(workers, seed, kinds, config), random.Random(seed), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 30), workers=st.integers(3, 150), kinds=st.sampled_from((1, 1, 2, 0)))
+def test_scan_is_candidates_at_length(config: dict[str, Any], seed: int, workers: int, kinds: int) -> None:
+    drive(Pair(workers, seed, kinds, config), random.Random(seed), 250)
+
+
+def test_the_walk_takes_both_ways() -> None:
+    pair = Pair(9, 1, 1, {"policy": "kv"})
+    assert drive(pair, random.Random(1), 60) == {True}
+    assert not pair.routers[0]._among
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), max_size=60), st.integers(0, (1 << 301) - 1))
+def test_a_ranking_finds_the_least_of_any_set(ranks: list[tuple[int, int]], among: int) -> None:
+    ranking = Ranking()
+    of: dict[int, int] = {}
+    for slot, rank in ranks:
+        ranking.put(slot, (rank, 0.0))
+        of[slot] = rank
+    ranking.check_integrity()
+    wanted = [slot for slot in of if among >> slot & 1]
+    if wanted:
+        low = min(of[slot] for slot in wanted)
+        mask = sum(1 << slot for slot in wanted)
+        assert ranking.least(mask) == ((low, 0.0), sum(1 << slot for slot in wanted if of[slot] == low))
+
+
+@settings(max_examples=50)
+@given(st.sets(st.integers(0, 400), min_size=1))
+def test_slots_of_a_set_by_number(slots: set[int]) -> None:
+    mask = sum(1 << slot for slot in slots)
+    assert [nth_slot(mask, at) for at in range(len(slots))] == sorted(slots)
+
+
+def test_classes() -> None:
+    levels = [(7, 0b1100), (2, 0b0010)]
+    assert classes(levels, 0b10111) == [(7, 0b100), (2, 0b10), (0, 0b10001)]
+    assert most(levels, 0b10011) == (2, 0b10)
+    assert most(levels, 0b10001) == (0, 0)
