@@ -124,6 +124,8 @@ def test_an_endpoint(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "elsewhere is no address of an endpoint: give one such as http://localhost:8000, or self",
         ),
         (["--live", "self", "--event-lag", "5ms"], "event_lag can't be set with --live"),
+        (["--live", "self", "--peer-pull", "host"], "peer_pull can't be set with --live: workers of a live fleet know"),
+        (["--live", "self", "--autoscale", "threshold"], "autoscale can't be set with --live: a live fleet has"),
         (["--live", "self", "--set", "plans=off"], "plans can't be set"),
         (["--live", "self", "--set", "samples=10"], "samples can't be set"),
         (["--live", "self", "--token-file", "x"], "--token-file is for --live URL"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from benchmarks import peer_pull
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.replay.support import sessions
@@ -230,6 +231,24 @@ def test_the_report_says_what_was_pulled(tmp_path, capsys):
     assert "pulled from other workers" in page(done.report)
     done.save(report=tmp_path / "r.json", per_request=tmp_path / "r.jsonl")
     assert '"pulled_tokens":8192' in (tmp_path / "r.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_llm_ds_table_is_predicted_from_two_of_its_rows(tmp_path):
+    """See ``benchmarks/peer_pull.py``, which prints it."""
+    for table in peer_pull.TABLES:
+        fit = peer_pull.fitted(table, tmp_path)
+        for prefix, computed, pulled in zip(peer_pull.PREFIXES, table.computed, table.pulled, strict=True):
+            assert peer_pull.request(fit, prefix, False, tmp_path) == pytest.approx(computed, rel=0.15)
+            assert peer_pull.request(fit, prefix, True, tmp_path) == pytest.approx(pulled, rel=0.15)
+
+
+def test_choosing_beats_forced_pulls():
+    """One cell of the scenario in the shape of llm-d-router #2833, where forced pulls hurt."""
+    rows = peer_pull.prompts(8192, 8)
+    forced, chosen = (peer_pull.ttft(rows, 4, **peer_pull.POLICIES[name]) for name in ("always", "least-time"))
+    assert chosen < 0.8 * forced
 
 
 @pytest.mark.parametrize(

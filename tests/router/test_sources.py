@@ -10,14 +10,14 @@ from kvyard.hashing import Run, TraceChain
 from kvyard.index import Holder
 from kvyard.index.runs import RunIndexer
 from kvyard.router.request import Load
-from kvyard.router.sources import PeerSources, Source
+from kvyard.router.sources import PeerSources, PullSource
 
 SIZE = 16
 
 
 def slow_choice(
     reach: dict[Holder, int], target: Holder, has: int, loads: dict[Holder, Load], lead: int, tolerance: int
-) -> Source | None:
+) -> PullSource | None:
     """The rule, said once more: by sorting everyone, the best first."""
     worth = {
         holder: blocks
@@ -28,7 +28,7 @@ def slow_choice(
     order = sorted(
         near, key=lambda holder: (loads[holder].prefill_tokens, loads[holder].requests, -near[holder], holder)
     )
-    return Source(order[0], SIZE * near[order[0]]) if order else None
+    return PullSource(order[0], SIZE * near[order[0]]) if order else None
 
 
 def test_choices_are_those_of_a_slow_model():

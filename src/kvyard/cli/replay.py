@@ -236,6 +236,8 @@ NOT_LIVE = {
     "event_lag": "events take the time that sockets take",
     "plans": "a live engine computes one pass at a time",
     "samples": "a live report has no timeline of the fleet",
+    "peer_pull": "workers of a live fleet know nothing of each other's caches",
+    "autoscale": "a live fleet has the workers that it was started with",
 }
 """Settings that only a simulation has."""
 DIFFERS = 1

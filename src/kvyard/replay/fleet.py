@@ -100,7 +100,15 @@ class Fleet:
         self.pulls: FleetPulls | None = None
         if config.peer_pull is not None:
             assert self.fabric is not None and self.indexer is not None
-            self.pulls = FleetPulls(config.peer_pull, self.fabric, self.indexer, self.workers, self._touch_worker)
+            block_bytes = config.workers[0].engine.bytes_per_block or 0
+            self.pulls = FleetPulls(
+                config.peer_pull,
+                self.fabric,
+                self.indexer,
+                self.workers,
+                self._touch_worker,
+                block_bytes // self._block_size,
+            )
         scaled = config.autoscale
         with rarely_collected():
             for kind in config.workers:
@@ -140,7 +148,10 @@ class Fleet:
 
     def _make_router(self, config: RouterConfig, number: int) -> Router:
         routing = replace(config, block_size=config.block_size or self._block_size)
-        return Router(routing, (), self.indexer, seed=self.config.seed + number)
+        made = Router(routing, (), self.indexer, seed=self.config.seed + number)
+        if self.pulls is not None:
+            made.policy.pull_ms = self.pulls.pull_ms
+        return made
 
     def _can_follow(self) -> bool:
         """Whether passes alone change caches, each worker's its own, and are planned by single ranks."""

@@ -30,12 +30,16 @@ class FleetPulls:
         indexer: RunIndexer,
         workers: list[Worker],
         touch: Callable[[Worker, int], None],
+        token_bytes: int,
     ) -> None:
-        """``touch`` is called with workers that have something to decide because of a pull."""
+        """``touch`` is called with workers that have something to decide because of a pull. A token takes about
+        ``token_bytes``.
+        """
         device = config.source == "device"
         self._workers = workers
         self._touch = touch
         self._device = device
+        self._token_bytes = token_bytes
         self._alive: dict[Holder, bool] = {}
         self._known = False
         """Whether ``sources`` knows of these."""
@@ -66,6 +70,12 @@ class FleetPulls:
         """A rank is there again."""
         self._alive[holder] = True
         self._known = False
+
+    def pull_ms(self, tokens: int) -> float | None:
+        """How long so many tokens take on an idle network; ``None`` for too few to be pulled."""
+        if tokens < self.pulls.min_lead:
+            return None
+        return self.pulls.fabric.alone_ms(tokens * self._token_bytes)
 
     def expect(self, job: Job, decision: Decision, load_of: Callable[[Holder], Load]) -> None:
         """``job`` goes to the worker that was decided on: choose from whom it may pull."""

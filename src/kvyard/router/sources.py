@@ -13,7 +13,7 @@ from kvyard.index.runs import RunIndexer
 from kvyard.router.request import Load
 
 
-class Source(NamedTuple):
+class PullSource(NamedTuple):
     """Who has something, and how much."""
 
     holder: Holder
@@ -41,7 +41,7 @@ class PeerSources:
 
     def choose(
         self, keys: Sequence[int], num_tokens: int, target: Holder, has: int, load_of: Callable[[Holder], Load]
-    ) -> Source | None:
+    ) -> PullSource | None:
         """The source for a prompt that goes to ``target``, which ``has`` so many blocks of it; ``None`` where it isn't worth
         it. Data-parallel ranks of one worker are no peers.
         """
@@ -63,7 +63,7 @@ class PeerSources:
             [(blocks, holder) for blocks, holder in peers if blocks >= best - self._tolerance],
             key=lambda one: (*_weight(load_of(one[1])), -one[0], one[1]),
         )
-        return Source(holder, blocks * size)
+        return PullSource(holder, blocks * size)
 
 
 def _weight(load: Load) -> tuple[int, int]:

@@ -143,6 +143,26 @@ def test_conductor_adds_queue_and_prefill() -> None:
     assert pick("conductor", cached=(0, 50, 0), prefill=(0, 850, 5000)) == 0
 
 
+def test_conductor_counts_a_transfer_instead_of_the_prefill_where_workers_pull() -> None:
+    scene = {"cached": (0, 50, 0), "prefill": (0, 700, 5000)}
+    one = policy("conductor")
+    # 800 tokens more to compute here, against 700 that wait there.
+    assert Scene(**scene).choice(one).slot == 1
+    whole = one.costs(Scene(**scene).at)
+    one.pull_ms = lambda tokens: 3.0 if tokens >= 800 else None
+    assert Scene(**scene).choice(one).slot == 0
+    costs = one.costs(Scene(**scene).at)
+    pace = Scene(**scene).at.paces[0]
+    assert costs[1] == whole[1] and costs[0] == pytest.approx(3.0 + pace.prefill(800))
+    one.pull_ms = lambda tokens: None
+    assert one.costs(Scene(**scene).at) == whole
+    other = policy("conductor", {"balancing": 3.0})
+    other.pull_ms = lambda tokens: 3.0
+    some = {"cached": (20, 50, 0), "prefill": (0, 0, 0)}
+    plain = policy("conductor").costs(Scene(**some).at)
+    assert other.costs(Scene(**some).at)[:2] == plain[:2], "50 blocks are less than three times 20"
+
+
 @pytest.mark.parametrize("name", [name for name in POLICIES.names() if name != "approx"])
 def test_an_unknown_option_is_refused_by_name(name: str) -> None:
     with pytest.raises(KvyardError, match="unknown option 'nope' of the routing policy"):

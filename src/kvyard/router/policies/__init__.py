@@ -39,6 +39,8 @@ class Policy:
 
     memory: RoutedMemory | None = None
     """Where overlaps come from, instead of the index."""
+    pull_ms: Callable[[int], float | None] | None = None
+    """Where workers pull from each other: how long so many tokens take, ``None`` for too few to be pulled."""
 
     def __init__(self, config: RouterConfig) -> None:
         """Raises ``KvyardError`` for an option that this policy doesn't have."""
