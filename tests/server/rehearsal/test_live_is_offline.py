@@ -16,6 +16,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.errors import KvyardError
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.run import LiveRun, drive
@@ -24,7 +25,7 @@ from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.router.journal import Applied, Began, Routed
 from kvyard.server.mock.faults import MockFaults
 from kvyard.server.rehearsal.live_fleet import LiveFleet
-from kvyard.server.rehearsal.log import ROUTER, LiveRecording, LogLine, first_difference, tally
+from kvyard.server.rehearsal.log import NETWORK, ROUTER, LiveRecording, LogLine, first_difference, tally
 from kvyard.server.rehearsal.offline import Offline
 from kvyard.server.rehearsal.run import Proof, Rehearsed, Scripts, Tolerance, observed, prove, rehearse
 
@@ -223,6 +224,79 @@ class TestAnInputThatDiffersShows:
         assert "what differs is cached" in str(proof) and "7777" in str(proof)
 
 
+ROLES: dict[str, Any] = {
+    **{name: value for name, value in SMALL.items() if name != "workers"},
+    **{"prefill": 2, "decode": 2, "router": "kv", "decode_router": "kv", "nic_bandwidth": "1"},
+}
+
+
+@pytest.fixture(scope="module")
+def handed_over() -> Rehearsed:
+    """A run on workers with roles, over a network so slow that transfers meet."""
+    return rehearse(short(), make_config(ROLES), speed=8.0, proven=True, tolerance=PATIENT)
+
+
+class TestWithRoles:
+    """Prompts are computed by some workers and answered by others: routers, engines and the network decide the same."""
+
+    def test_the_same_decisions(self, handed_over: Rehearsed) -> None:
+        proof, recording = proven(handed_over)
+        assert proof.close, str(proof)
+        assert handed_over.run.report.requests == {"all": 40, "finished": 40}
+        routed = [entry for entry in recording.entries if isinstance(entry, Routed)]
+        sides = {side: [entry for entry in routed if entry.router == side] for side in ("", "prefill")}
+        assert all(len({entry.id for entry in some}) == len(some) == 40 for some in sides.values())
+        assert {entry.decision.worker.name for entry in sides["prefill"]} == {"p0", "p1"}
+        assert {entry.decision.worker.name for entry in sides[""]} == {"d2", "d3"}
+        # Later turns found blocks on either side, which were not sent again; transfers met, and took longer for it.
+        assert all(any(entry.decision.overlap for entry in some) for some in sides.values())
+        network = recording.log[NETWORK]
+        sent = [line for line in network if line.what == "sent"]
+        landed = [line for line in network if line.what == "landed"]
+        assert len(sent) == len(landed) > 30
+        assert any(line.facts["queued"] for line in landed)  # type: ignore[misc]
+        whole = sum(-(-row.input_length // 16) for row in short()) * 16 * 64 * 1024
+        assert 0 < sum(line.facts["bytes"] for line in sent) < whole  # type: ignore[misc]
+        assert sum(line.facts["loaded"] > 0 for line in lines(recording, "admitted")) > 30  # type: ignore[operator]
+
+    def test_nothing_changed(self, handed_over: Rehearsed) -> None:
+        assert handed_over.recording is not None
+        assert again(handed_over.recording).equal
+
+    def test_a_prompt_that_came_later(self, handed_over: Rehearsed) -> None:
+        assert handed_over.recording is not None
+        actions = [list(some) for some in handed_over.recording.actions]
+        at, first = next((at, one) for at, one in enumerate(actions[2]) if one.what == "landed")
+        actions[2][at] = msgspec.structs.replace(first, stamp=first.stamp + 1_000_000)
+        proof = again(tampered(handed_over, actions=actions))
+        assert proof.difference is not None and proof.difference.place == "d2@0"
+
+    def test_a_prompt_that_was_sent_earlier(self, handed_over: Rehearsed) -> None:
+        assert handed_over.recording is not None
+        first, *others = handed_over.recording.transfers
+        transfers = [msgspec.structs.replace(first, stamp=first.stamp - 1), *others]
+        proof = again(tampered(handed_over, transfers=transfers))
+        assert proof.difference is not None and proof.difference.place == NETWORK
+
+    def test_another_network(self, handed_over: Rehearsed) -> None:
+        assert handed_over.recording is not None
+        network = make_config({**ROLES, "nic_bandwidth": "2"}).handover
+        fleet = msgspec.structs.replace(handed_over.recording.fleet, handover=network)
+        proof = again(tampered(handed_over, fleet=fleet))
+        assert proof.difference is not None and proof.difference.place == NETWORK
+
+    def test_what_only_a_simulation_can_do(self) -> None:
+        for more, words in (
+            ({"protocol": "destination-first"}, "leave protocol out"),
+            (
+                {"prefill": None, "decode": None, "workers": [{"role": "both"}, {"role": "decode"}]},
+                "but for their roles",
+            ),
+        ):
+            with pytest.raises(KvyardError, match=words):
+                LiveFleet(make_config({**ROLES, **more}))
+
+
 def test_where_logs_part() -> None:
     one = [LogLine(5, "admitted", "a", {"cached": 1}), LogLine(9, "ended", "a", {})]
     other = [LogLine(5, "admitted", "a", {"cached": 1})]
@@ -238,8 +312,6 @@ def test_where_logs_part() -> None:
 
 
 def test_what_was_not_recorded_is_not_repeated(performed: Rehearsed) -> None:
-    from kvyard.errors import KvyardError
-
     assert performed.recording is not None
     with pytest.raises(KvyardError, match="begin at the beginning"):
         Offline(tampered(performed, entries=[]), Scripts(short(), LiveConfig()).of)

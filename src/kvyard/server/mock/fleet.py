@@ -66,10 +66,12 @@ class MockFleet(AsyncService):
         recent = RecentWork()
         self.handovers = None
         """How prompts go from worker to worker, where they have roles."""
+        join = None
         if config.hands_over:
             self.handovers = FleetHandovers(config, self.clock, self.supervisor, token, tls is not None)
+            join = self.handovers.join
         self.workers = [
-            MockWorker(number, config, self.clock, None if journal is None else journal(number), recent, self.handovers)
+            MockWorker(number, config, self.clock, None if journal is None else journal(number), recent, join)
             for number in range(config.workers)
         ]
         self.dashboard = Dashboard(

@@ -34,6 +34,10 @@ RENEWALS = 6
 """How often a lease is renewed in the time that it lasts; as in vLLM."""
 
 
+Act = Callable[[str, Job, int, int | None], object]
+"""Has an engine told something about a job of a rank, at a time or now."""
+
+
 class KeptPrompt(msgspec.Struct, eq=False):
     """A prompt that was computed here for another worker."""
 
@@ -53,7 +57,7 @@ class WorkerHandovers(HandoverPeer):
         lease: int,
         network: PromptNetwork,
         *,
-        act: Callable[[str, Job, int, int | None], object],
+        act: Act,
         lost: Callable[[IncomingPrompt], None],
         released: Callable[[IncomingPrompt], None] = lambda prompt: None,
     ) -> None:
@@ -178,13 +182,21 @@ class WorkerHandovers(HandoverPeer):
         self._lost(prompt)
 
 
+def prompt_sizes(config: MockConfig) -> PromptSizes:
+    """What travels between the workers of a fleet."""
+    block_bytes = config.engine.bytes_per_block or 0
+    return PromptSizes(config.handover, block_bytes, min(spec.block_size for spec in config.engine.specs))
+
+
+Join = Callable[[int, str, Act, Callable[[IncomingPrompt], None]], WorkerHandovers]
+"""How a worker takes part, with its number, its name, and what it is told by."""
+
+
 class FleetHandovers:
     """What the workers of one process share."""
 
     def __init__(self, config: MockConfig, clock: Clock, supervisor: Supervisor, token: str | None, tls: bool) -> None:
-        block_bytes = config.engine.bytes_per_block or 0
-        sizes = PromptSizes(config.handover, block_bytes, min(spec.block_size for spec in config.engine.specs))
-        self.network = LiveNetwork(sizes, clock, config.speed, self._landed)
+        self.network = LiveNetwork(prompt_sizes(config), clock, config.speed, self._landed)
         self.ends: list[WorkerHandovers] = []
         """By the workers' numbers."""
         self._clock = clock
@@ -195,9 +207,7 @@ class FleetHandovers:
         self._scheme = "https" if tls else "http"
         self._session: Any = None
 
-    def join(
-        self, number: int, label: str, act: Callable[[str, Job, int, int | None], object], lost: Callable[..., None]
-    ) -> WorkerHandovers:
+    def join(self, number: int, label: str, act: Act, lost: Callable[[IncomingPrompt], None]) -> WorkerHandovers:
         """A worker takes part."""
         lease = from_seconds(self._lease)
         end = WorkerHandovers(number, label, lease, self.network, act=act, lost=lost, released=self._release)

@@ -28,7 +28,7 @@ from kvyard.server.mock.choice import MockChoice, RequestFlow
 from kvyard.server.mock.config import Lora, MockConfig
 from kvyard.server.mock.driver import EngineDriver, Journal
 from kvyard.server.mock.faults import is_lost
-from kvyard.server.mock.handovers import FleetHandovers
+from kvyard.server.mock.handovers import Join
 from kvyard.server.mock.incoming import IncomingPrompt
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
 from kvyard.server.mock.rank_watcher import RankWatcher
@@ -50,10 +50,10 @@ class MockWorker:
         clock: WallClock,
         journal: Journal | None = None,
         recent: RecentWork | None = None,
-        handovers: "FleetHandovers | None" = None,
+        join: Join | None = None,
     ) -> None:
-        """``recent`` is the fleet's memory of what happened lately; ``handovers`` is how prompts go from worker to worker,
-        where they do. Raises ``KvyardError`` for a config that can't be
+        """``recent`` is the fleet's memory of what happened lately; ``join`` has it take part in hand-overs, where
+        there are any. Raises ``KvyardError`` for a config that can't be
         honoured.
         """
         self.number = number
@@ -81,8 +81,8 @@ class MockWorker:
         self._journal = journal
         self._serial = self.deaths = 0
         self.handovers = None
-        if handovers is not None:
-            self.handovers = handovers.join(number, self.name, self._act, self._start_over)
+        if join is not None:
+            self.handovers = join(number, self.name, self._act, self._start_over)
         self._build()
         self.longest = config.engine.max_model_len or config.engine.capacity_tokens
         """Tokens of prompt and answer together."""

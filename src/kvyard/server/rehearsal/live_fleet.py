@@ -12,19 +12,29 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvyard.clock import pause
+from kvyard.engine.job import Job
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import reachable
 from kvyard.replay.config import ReplayConfig
 from kvyard.router import RouterConfig
 from kvyard.router.journal import Entry, read_journal
-from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.config import Disaggregation, GatewayConfig, GatewayEngine
 from kvyard.server.http import Bounds
 from kvyard.server.indexer.config import Patience
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.driver import Journal
 from kvyard.server.mock.fleet import MockFleet
-from kvyard.server.rehearsal.log import EngineAction, EngineLog, LiveRecording, whole_log
+from kvyard.server.mock.incoming import IncomingPrompt
+from kvyard.server.rehearsal.log import (
+    EngineAction,
+    EngineLog,
+    LiveRecording,
+    TransferAction,
+    network_lines,
+    transfer_facts,
+    whole_log,
+)
 from kvyard.server.running import AsyncService, HttpServer, listen
 
 ANY = "tcp://127.0.0.1:0"
@@ -50,6 +60,10 @@ class LiveFleet(AsyncService):
         self.fleet = MockFleet(self.fleet_config, journal=self._keep_actions if recorded else None)
         self.clock = self.fleet.clock
         """The engines' nominal time."""
+        self._transfers: list[TransferAction] = []
+        self._network: list[tuple[int, str, str, dict[str, object]]] = []
+        if recorded and self.fleet.handovers is not None:
+            self.fleet.handovers.network.journal = self._keep_transfer
         self.logs: list[list[EngineLog]] = []
         self._recorded = recorded
         self._entries: list[Entry] = []
@@ -70,7 +84,21 @@ class LiveFleet(AsyncService):
 
     def _keep_actions(self, number: int) -> Journal:
         actions = self._actions[number]
-        return lambda stamp, what, job, rank: actions.append(EngineAction.of(stamp, what, job, rank))
+
+        def keep(stamp: int, what: str, job: Job, rank: int) -> None:
+            end = self.fleet.workers[number].handovers
+            prompt = None if end is None else end.incoming.get(job.id)
+            source = -1 if prompt is None or prompt.source.number is None else prompt.source.number
+            actions.append(EngineAction.of(stamp, what, job, rank, source))
+
+        return keep
+
+    def _keep_transfer(self, stamp: int, what: str, prompt: IncomingPrompt, amount: int) -> None:
+        assert prompt.job is not None and prompt.source.number is not None
+        name, source, target = prompt.job.id, prompt.source.number, prompt.target
+        if what != "landed":
+            self._transfers.append(TransferAction(stamp, what, name, source, target))
+        self._network.append((stamp, what, name, transfer_facts(what, source, target, amount)))
 
     async def start(self) -> None:
         from kvyard.server.gateway.routes import build
@@ -119,12 +147,18 @@ class LiveFleet(AsyncService):
                     replay=[reachable(one.replay_endpoint) for one in streams if one.replay_endpoint is not None],
                     block_size=worker.block_size,
                     dp_size=self.fleet_config.dp_size,
+                    role=worker.role,
                 )
             )
         return GatewayConfig(
             port=0,
             engines=engines,
             router=in_real_time(config.router, speed),
+            disaggregation=Disaggregation(
+                decider=config.handover.decider,
+                decider_options=config.handover.decider_options,
+                decode_router=None if config.decode_router is None else in_real_time(config.decode_router, speed),
+            ),
             seed=config.seed,
             tokenizer="bytes",
             streams=PATIENT,
@@ -148,8 +182,11 @@ class LiveFleet(AsyncService):
         )
 
     async def rest(self) -> None:
-        """Wait until no engine has anything left to do: what is on its way to a lower tier has landed."""
-        while any(worker.engine.next_decision() is not None for worker in self.fleet.workers):
+        """Wait until no engine has anything left to do: what is on its way to a lower tier or another worker has landed."""
+        handovers = self.fleet.handovers
+        while any(worker.engine.next_decision() is not None for worker in self.fleet.workers) or (
+            handovers is not None and not handovers.idle
+        ):
             await pause(LOOK)
 
     def recording(self) -> LiveRecording:
@@ -166,7 +203,12 @@ class LiveFleet(AsyncService):
             entries=entries,
             actions=[list(actions) for actions in self._actions],
             answers={name: answer for one in every for name, answer in one.answers.items()},
-            log=whole_log(entries, {worker.name: logs for worker, logs in zip(self.fleet.workers, self.logs)}),
+            transfers=list(self._transfers),
+            log=whole_log(
+                entries,
+                {worker.name: logs for worker, logs in zip(self.fleet.workers, self.logs)},
+                network_lines(self._network),
+            ),
             first={name: at for one in every for name, at in one.first.items()},
             last={name: at for one in every for name, at in one.last.items()},
         )
@@ -174,17 +216,30 @@ class LiveFleet(AsyncService):
 
 def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
     """The mock fleet that a replay describes. Raises ``KvyardError``, naming the setting, for what only a simulation can do."""
-    if len(config.workers) != 1:
-        raise KvyardError("--live self runs equal workers: leave the tables of workers out")
     kind = config.workers[0]
+    plain = [replace(one, engine=replace(one.engine, role="both"), count=1, name="w") for one in config.workers]
+    counts = {one.engine.role: one.count for one in config.workers}
+    if (
+        any(one != plain[0] for one in plain)
+        or len(counts) != len(config.workers)
+        or (len(counts) > 1 and "both" in counts)
+    ):
+        raise KvyardError(
+            "--live self runs workers that are equal but for their roles: leave the tables of workers out"
+        )
     for name in ("start", "drain", "fail"):
         if getattr(kind, name):
             raise KvyardError(f"--live self has all workers from beginning to end: leave {name} out")
+    if config.disaggregated and config.handover.protocol != "source-first":
+        raise KvyardError("--live self hands prompts over as vLLM does: leave protocol out")
     if config.event_lag:
         raise KvyardError("--live self has the lag that its sockets have: leave event_lag out")
     found = MockConfig(
-        engine=kind.engine,
+        engine=plain[0].engine,
         workers=kind.count,
+        prefill=counts.get("prefill", 0),
+        decode=counts.get("decode", 0),
+        handover=config.handover,
         dp_size=kind.dp_size,
         speed=speed,
         events_endpoint=ANY,

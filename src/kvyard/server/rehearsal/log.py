@@ -21,6 +21,7 @@ from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.mock.config import MockConfig
 
 ROUTER = "router"
+NETWORK = "network"
 
 
 class LogLine(msgspec.Struct, frozen=True, gc=False):
@@ -107,6 +108,8 @@ def router_lines(entries: Iterable[Entry]) -> list[LogLine]:
             for name in ("id", "candidates"):
                 del decision[name]
             facts = {"worker": str(decision.pop("worker")), **decision, "tail": entry.tail}
+            if entry.router:
+                facts["router"] = entry.router
             facts["best_worker"] = str(entry.decision.best_worker)
             lines.append(LogLine(entry.at, "routed", entry.id, facts))
         elif isinstance(entry, NotRouted):
@@ -117,9 +120,13 @@ def router_lines(entries: Iterable[Entry]) -> list[LogLine]:
     return lines
 
 
-def whole_log(entries: Iterable[Entry], logs: "Mapping[str, Sequence[EngineLog]]") -> Log:
-    """What the router decided, and every rank of every worker; ``logs`` are by worker."""
+def whole_log(
+    entries: Iterable[Entry], logs: "Mapping[str, Sequence[EngineLog]]", network: list[LogLine] | None = None
+) -> Log:
+    """What the router decided, every rank of every worker, and the network between them; ``logs`` are by worker."""
     found = {f"{name}@{rank}": log.lines for name, ranks in logs.items() for rank, log in enumerate(ranks)}
+    if network:
+        found[NETWORK] = network
     return {**found, ROUTER: router_lines(entries)}
 
 
@@ -132,6 +139,7 @@ class EngineLog(Watcher):
         self.lines: list[LogLine] = []
         self.first: dict[str, int] = {}
         """When requests had their first token."""
+        self._begun: set[str] = set()
         self.last: dict[str, int] = {}
         """When finished requests had their last."""
         self.answers: dict[str, list[int]] = {}
@@ -146,8 +154,10 @@ class EngineLog(Watcher):
 
     def produced(self, job: Job, count: int, end: int) -> None:
         name = request_of(job)
-        if name not in self.first:
-            self.first[name] = end
+        if name not in self._begun:
+            self._begun.add(name)
+            if not job.handed_over:  # of those the client sees no token
+                self.first[name] = end
             self.lines.append(LogLine(end, "first token", name, {}))
 
     def preempted(self, job: Job, now: int) -> None:
@@ -158,7 +168,8 @@ class EngineLog(Watcher):
 
     def ended(self, job: Job, now: int, reason: str) -> None:
         name = request_of(job)
-        self.last[name] = now
+        if not job.handed_over:
+            self.last[name] = now
         tokens = job.chain.tokens[job.num_prompt_tokens :]  # type: ignore[union-attr]
         self.answers[job.id] = list(tokens)
         facts: dict[str, object] = {"state": job.state.name.lower(), "output": job.output, "reason": reason}
@@ -190,18 +201,46 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
 
     stamp: int
     what: str
-    """``submit`` or ``cancel``."""
+    """One of the mock's ``ACTIONS``."""
     job: str
     request: str
     rank: int
     max_tokens: int
     priority: int
     hints: Hints = NO_HINTS
+    handed_over: bool = False
+    """Whether its prompt is for another worker."""
+    source: int = -1
+    """The number of the worker that its prompt comes from; -1 where it comes from none."""
 
     @classmethod
-    def of(cls, stamp: int, what: str, job: Job, rank: int) -> "EngineAction":
+    def of(cls, stamp: int, what: str, job: Job, rank: int, source: int = -1) -> "EngineAction":
         """That of a mock's journal."""
-        return cls(stamp, what, job.id, request_of(job), rank, job.max_tokens, job.priority, job.hints)
+        name, over = request_of(job), job.handed_over
+        return cls(stamp, what, job.id, name, rank, job.max_tokens, job.priority, job.hints, over, source)
+
+
+class TransferAction(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that was sent from one worker to another, or given up on its way; with the stamp that the network gave it."""
+
+    stamp: int
+    what: str
+    """``sent`` or ``stopped``."""
+    job: str
+    source: int
+    target: int
+
+
+def transfer_facts(what: str, source: int, target: int, amount: int) -> dict[str, object]:
+    """What a log says of a transfer."""
+    found: dict[str, object] = {"source": source, "target": target}
+    return found | {"sent": {"bytes": amount}, "landed": {"queued": amount}}.get(what, {})
+
+
+def network_lines(told: Iterable[tuple[int, str, str, dict[str, object]]]) -> list[LogLine]:
+    """What happened on a network, (time, what, job, facts), in an order that doesn't depend on when it was looked at."""
+    found = [LogLine(at, what, job.partition(" ")[2] or job, facts) for at, what, job, facts in told]
+    return sorted(found, key=lambda line: (line.at, line.what, line.of))
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -221,6 +260,8 @@ class LiveRecording(msgspec.Struct, kw_only=True):
     """The router's journal."""
     actions: list[list[EngineAction]]
     """By worker, in the order in which they were carried out."""
+    transfers: list[TransferAction] = []
+    """What went from worker to worker."""
     answers: dict[str, list[int]]
     """What each job produced, by its id: a mock's words are an input too."""
     log: Log

@@ -8,6 +8,7 @@ nothing reads a clock, so whatever comes out follows from stamps and sequences a
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from kvyard.engine.job import Job
 from kvyard.errors import KvyardError
 from kvyard.events.mirror import Mirror
 from kvyard.events.transport import Origin, Update
@@ -17,6 +18,9 @@ from kvyard.hashing import Namespace
 from kvyard.index import Holder, MemoryIndex, Source
 from kvyard.router import Router, RouteRequest
 from kvyard.router import journal as did
+from kvyard.server.mock.actions import ACTIONS
+from kvyard.server.mock.handovers import Act, Join, WorkerHandovers, prompt_sizes
+from kvyard.server.mock.incoming import IncomingPrompt, PromptAddress, PromptSource
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.rehearsal.log import (
     EngineAction,
@@ -24,8 +28,12 @@ from kvyard.server.rehearsal.log import (
     LiveRecording,
     Log,
     RecordedPrompt,
+    TransferAction,
+    network_lines,
+    transfer_facts,
     whole_log,
 )
+from kvyard.tiers.network import Flow, Network
 
 Prompts = Callable[[str], RecordedPrompt]
 """A request's prompt by its id."""
@@ -38,18 +46,19 @@ class Apart(Exception):
 class OfflineEngine:
     """One worker in virtual time."""
 
-    def __init__(self, number: int, recording: LiveRecording, prompts: Prompts) -> None:
+    def __init__(self, number: int, recording: LiveRecording, prompts: Prompts, join: Join | None) -> None:
         from kvyard.clock import WallClock
 
         # The worker is built as the live one was and never started: its clock stands for nothing.
-        self.worker = MockWorker(number, recording.fleet, WallClock())
+        self.worker = MockWorker(number, recording.fleet, WallClock(), join=join)
         self.logs = [EngineLog() for _ in self.worker.cores]
         self.present: set[str] = set()
         """Requests that the router has sent here."""
         self._actions = deque(recording.actions[number])
         self._answers = recording.answers
         self._prompts = prompts
-        self._jobs: dict[str, object] = {}
+        self._jobs: dict[str, Job] = {}
+        self._names = [f"{role[0]}{at}" for at, role in enumerate(recording.fleet.roles)]
         self._mirrors: dict[int, tuple[int, Mirror]] = {}
         """By rank: what is held after which batch, as a publisher keeps it for snapshots."""
         for core, log in zip(self.worker.cores, self.logs, strict=True):
@@ -100,9 +109,9 @@ class OfflineEngine:
         return True
 
     def _do(self, action: EngineAction, now: int) -> None:
-        if action.what == "cancel":
-            job = self._jobs[action.job]
-            self.worker.engine.cancel(job, now, action.rank)  # type: ignore[arg-type]
+        carry_out = ACTIONS[action.what]
+        if action.what != "submit":
+            carry_out(self.worker.engine, self._jobs[action.job], now, action.rank)
             return
         if action.request not in self.present:
             raise Apart(f"{self.worker.name} was sent {action.request} live, and isn't offline")
@@ -111,9 +120,70 @@ class OfflineEngine:
         answer = known + [0] * (action.max_tokens - len(known))  # one that was given up had more to say
         space = Namespace(salt=prompt.salt)
         job = self.worker.make_job(action.job, prompt.tokens, answer, space, action.priority, action.hints)
-        job.arrival = now
         self._jobs[action.job] = job
-        self.worker.engine.submit(job, now, action.rank)
+        end = self.worker.handovers
+        if end is not None and action.handed_over:
+            end.keep(job, "")
+        if end is not None and action.source >= 0:
+            address = PromptAddress(host="", port=0, key=action.job)
+            source = PromptSource(label=self._names[action.source], number=action.source)
+            end.expect(job, action.rank, IncomingPrompt(source=source, address=address, target=self.worker.number))
+        carry_out(self.worker.engine, job, now, action.rank)
+
+
+class OfflineNetwork:
+    """The network between workers, in virtual time: what they send, at the stamps that the live one gave it."""
+
+    def __init__(self, recording: LiveRecording) -> None:
+        self.told: list[tuple[int, str, str, dict[str, object]]] = []
+        """What happened: when, what, which job's prompt, and facts."""
+        self._sizes = prompt_sizes(recording.fleet)
+        self._transfers = recording.transfers
+        self._sent: dict[str, IncomingPrompt] = {}
+        """By job: what the workers of this run send."""
+
+    def join(self, number: int, label: str, act: Act, lost: Callable[[IncomingPrompt], None]) -> WorkerHandovers:
+        """A worker takes part; what it is told comes from the recording."""
+        return WorkerHandovers(number, label, 0, self, act=act, lost=lost)
+
+    def takes_time(self, prompt: IncomingPrompt) -> bool:
+        return self._sizes.take_time(prompt)
+
+    def send(self, prompt: IncomingPrompt, now: int) -> None:
+        assert prompt.job is not None
+        self._sent[prompt.job.id] = prompt
+
+    def finish(self) -> None:
+        """Let everything travel. Raises ``Apart`` where a worker sent something live and doesn't now."""
+        network = Network(self._sizes.config.latency, shared=self._sizes.config.contention)
+        flows: dict[int, TransferAction] = {}
+        by_job: dict[str, Flow] = {}
+        for action in self._transfers:
+            prompt = self._sent.get(action.job)
+            if prompt is None:
+                raise Apart(f"{action.job} was sent a prompt live, and isn't offline")
+            self._land(network.advance(action.stamp), flows)
+            if action.what == "stopped":
+                network.cancel(action.stamp, by_job[action.job])
+                self._tell(action.stamp, action, 0)
+                continue
+            ports = self._sizes.ports(prompt)
+            for port, limit in ports.items():
+                network.add_port(port, limit)
+            flow = network.submit(action.stamp, ports, self._sizes.nbytes(prompt))
+            flows[flow.number], by_job[action.job] = action, flow
+            self._tell(action.stamp, action, flow.nbytes)
+        while (due := network.earliest()) is not None:
+            self._land(network.advance(due), flows)
+
+    def _land(self, landed: list[Flow], flows: Mapping[int, TransferAction]) -> None:
+        for flow in landed:
+            assert flow.ended is not None
+            self._tell(flow.ended, flows[flow.number], flow.queued, "landed")
+
+    def _tell(self, at: int, action: TransferAction, amount: int, what: str = "") -> None:
+        said = what or action.what
+        self.told.append((at, said, action.job, transfer_facts(said, action.source, action.target, amount)))
 
 
 class Offline:
@@ -126,7 +196,9 @@ class Offline:
         """Where it left the way of the recording; empty where it didn't."""
         self._recording = recording
         self._prompts = prompts
-        self._engines = [OfflineEngine(number, recording, prompts) for number in range(recording.fleet.workers)]
+        self._network = OfflineNetwork(recording) if recording.fleet.hands_over else None
+        join = None if self._network is None else self._network.join
+        self._engines = [OfflineEngine(number, recording, prompts, join) for number in range(recording.fleet.workers)]
         self._by_name: Mapping[str, OfflineEngine] = {engine.worker.name: engine for engine in self._engines}
         self._sources: dict[str, Source] = {}
         self._decoders: dict[str, Decoder] = {}
@@ -142,12 +214,14 @@ class Offline:
             trust=index.trust,
             journal=self._journal,
         )
-        self.router: Router | None = None
+        self.routers: dict[str, Router] = {}
+        """By name: the first has none."""
 
     @property
     def log(self) -> Log:
         """What was decided, by place."""
-        return whole_log(self.entries, {engine.worker.name: engine.logs for engine in self._engines})
+        network = None if self._network is None else network_lines(self._network.told)
+        return whole_log(self.entries, {engine.worker.name: engine.logs for engine in self._engines}, network)
 
     @property
     def first(self) -> dict[str, int]:
@@ -166,13 +240,16 @@ class Offline:
                 self._tell(entry)
             for engine in self._engines:
                 engine.finish()
+            if self._network is not None:
+                self._network.finish()
         except Apart as error:
             self.apart = str(error)
 
     def _tell(self, entry: did.Entry) -> None:
-        router = self.router
+        router = self.routers.get(entry.router)
         if isinstance(entry, did.Began):
-            self.router = Router(entry.config, (), self.indexer, entry.seed, journal=self._journal)
+            journal = did.named(self._journal, entry.router) if entry.router else self._journal
+            self.routers[entry.router] = Router(entry.config, (), self.indexer, entry.seed, journal=journal)
         elif isinstance(entry, did.Listening):
             self._sources[entry.source.stream] = entry.source
             self.indexer.register(entry.source)
