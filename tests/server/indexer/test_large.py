@@ -98,7 +98,8 @@ def test_a_message_that_is_too_large_costs_the_connection_and_not_the_memory() -
 
 
 def test_no_more_waits_than_has_room() -> None:
-    from kvyard.events.transport.subscriber import QUEUE_BYTES, SubscriberSockets
+    from kvyard.events.transport.replay_socket import QUEUE_BYTES
+    from kvyard.events.transport.subscriber import SubscriberSockets
 
     for frame in (1 << 16, 1 << 20, 64 << 20):
         sockets = SubscriberSockets("tcp://127.0.0.1:1", replay=None, hwm=100_000, frame_bytes=frame)

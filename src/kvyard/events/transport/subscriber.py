@@ -14,7 +14,7 @@ from typing import Any
 from kvyard.clock import MS, SECOND, Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, is_bound_by_subscriber
-from kvyard.events.transport.frames import request
+from kvyard.events.transport.replay_socket import QUEUE_BYTES, ReplaySocket, rooms
 from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.transport.subscription import Subscription, SubscriptionCounters
 from kvyard.events.transport.zeromq import attach, require
@@ -32,10 +32,6 @@ FRAME_BYTES = 64 << 20
 """Of the longest message: who sends more is disconnected."""
 RECONNECT = SECOND
 """How long ZeroMQ has to say that it connects again by itself."""
-REPLAY_HWM = 20_000
-"""Messages of an answer that may wait in its socket."""
-QUEUE_BYTES = 1 << 30
-"""What messages may take that wait in a socket."""
 
 
 class SubscriberSockets:
@@ -65,7 +61,11 @@ class SubscriberSockets:
         self._context: Any = None
         self._sub: Any = None
         self._monitor: Any = None
-        self._dealers: dict[int, Any] = {}
+        self._dealers: dict[int, ReplaySocket] = {}
+        """By the number of their request."""
+        self._rooms = rooms(frame_bytes)
+        self._room = 0
+        """Which of them requests are made with."""
         self._cut: int | None = None
         """When to connect again by ourselves, after a connection broke."""
 
@@ -113,7 +113,11 @@ class SubscriberSockets:
             self._connect_again()
         dues = [due for due in (until, subscription.due, self._cut) if due is not None]
         ready = await self._poll(
-            [self._monitor, self._sub, *self._dealers.values()],
+            [
+                self._monitor,
+                self._sub,
+                *(one for each in self._dealers.values() for one in (each.socket, each.monitor)),
+            ],
             -(-max(0, min(dues) - now) // MS) if dues else None,
         )
         now = clock.now()
@@ -122,12 +126,15 @@ class SubscriberSockets:
             for parts in await _read(self._monitor):
                 self._note_connection(parts, subscription, now)
         for number, dealer in list(self._dealers.items()):
-            if dealer in ready:
-                for parts in await _read(dealer):
+            if dealer.socket in ready:
+                for parts in await _read(dealer.socket):
                     await _prepare(subscription, parts, number)
                     subscription.reply(number, parts, now)
+            if dealer.monitor in ready and await _read(dealer.monitor):
+                self._room_was_small(dealer)
         if self._sub in ready:
             for parts in await _read(self._sub):
+                self._heard(parts)
                 await _prepare(subscription, parts)
                 (message or subscription.message)(parts, now)
 
@@ -138,7 +145,7 @@ class SubscriberSockets:
     def close(self) -> None:
         """Close every socket; closing twice does nothing more."""
         for dealer in self._dealers.values():
-            dealer.close(linger=0)
+            dealer.close()
         self._dealers.clear()
         if self._sub is not None:
             self._sub.disable_monitor()
@@ -154,6 +161,7 @@ class SubscriberSockets:
         event = parse_monitor_message(parts)["event"]
         self._cut = None
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._room = 0  # it may be another publisher
             subscription.connected(now)
         elif event == zmq.EVENT_DISCONNECTED:
             subscription.disconnected()
@@ -177,16 +185,23 @@ class SubscriberSockets:
         """Send the requests that ``subscription`` wants, and drop those that it no longer does."""
         requests, dealers = subscription.requests, self._dealers
         for number in [number for number in dealers if number not in requests]:
-            dealers.pop(number).close(linger=0)
+            dealers.pop(number).close()
         for number, wanted in requests.items():
             if number not in dealers:
-                zmq = require()
-                dealer = dealers[number] = self._context.socket(zmq.DEALER)
-                # vLLM's side drops what a slow reader has no room for: by number there is room for a whole replay.
-                dealer.setsockopt(zmq.RCVHWM, REPLAY_HWM)
-                dealer.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes)
-                attach(dealer, str(self.replay_endpoint), bind=False)
-                dealer.send_multipart(request(wanted.word), zmq.NOBLOCK)
+                room = self._rooms[self._room]
+                dealers[number] = ReplaySocket(self._context, str(self.replay_endpoint), wanted.word, room)
+
+    def _room_was_small(self, dealer: ReplaySocket) -> None:
+        """A request's connection broke. It may have been a message too long for its room, so the next has longer ones; this one
+        gets no more, and is made again when its time is up.
+        """
+        if self._room < len(self._rooms) - 1 and self._rooms[self._room] == dealer.room:
+            self._room += 1
+
+    def _heard(self, parts: Sequence[bytes]) -> None:
+        """A live message is here: one that was missed may be as long."""
+        while self._room < len(self._rooms) - 1 and parts and len(parts[-1]) > self._rooms[self._room].each:
+            self._room += 1
 
     async def _poll(self, sockets: list[Any], ms: int | None) -> dict[Any, int]:
         zmq = require()

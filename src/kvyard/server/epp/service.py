@@ -4,10 +4,7 @@ import asyncio
 from typing import Any
 
 import grpc
-from envoy.service.ext_proc.v3.external_processor_pb2_grpc import (
-    ExternalProcessorServicer,
-    add_ExternalProcessorServicer_to_server,
-)
+from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalProcessorServicer_to_server
 from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -30,7 +27,7 @@ ROOM = 1 << 20
 """Bytes of a message beside a body."""
 
 
-class EppServicer(ExternalProcessorServicer):  # type: ignore[misc]
+class EppServicer:
     """Envoy's external processor."""
 
     def __init__(self, picker: EndpointPicker) -> None:
