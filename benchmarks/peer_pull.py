@@ -8,6 +8,8 @@ tokens, and the network's bandwidth; the rows in between are predicted. All time
 Second, a scenario in the shape of llm-d-router #2833: prompts of 8,192 tokens, up to 64 at a time, that only the other worker
 has.
 
+Third, a fleet: llm-d's 16 pods with 128 shared prefixes of 48K tokens, offered more and more.
+
 Virtual time: the figures are the same on any machine.
 
     python benchmarks/peer_pull.py
@@ -19,7 +21,8 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import geometric_mean
+from random import Random
+from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 from kvyard.replay.run import replay
@@ -204,6 +207,80 @@ def choose() -> None:
     )
 
 
+# -- a fleet ----------------------------------------------------------------------------------------------------------
+
+POOL = {
+    6: (5.97, 5.59, 5.96),
+    12: (11.92, 9.02, 11.49),
+    18: (17.87, 8.58, 17.46),
+    24: (23.82, 9.01, 21.93),
+    30: (29.76, 9.21, 29.19),
+}
+"""By requests offered per second, those that llm-d's 16 pods answered: sent to where their prefix is, or to the least loaded
+without and with pulls (its guide, the same page as the earlier run)."""
+ARMS: dict[str, dict[str, Any]] = {
+    "affinity": {"router": "longest-match"},
+    "load": {"router": "least-loaded"},
+    "load, pulls": {"router": "least-loaded", "peer_pull": "host:min_lead=2048,in_flight=64"},
+}
+
+
+def shared_prefixes(rate: int, seconds: int = 60) -> list[TraceRequest]:
+    """128 prefixes of 48K tokens, each asked for once; then questions of 256 tokens about any of them, at a constant rate."""
+    random = Random(1)
+    blocks = PREFIXES[-1] // BLOCK
+    rows: list[TraceRequest] = []
+
+    def ask(name: str, prefix: int, at: float) -> None:
+        own = [10**6 + 4 * len(rows) + part for part in range(4)]
+        ids = [*range(prefix * 1000, prefix * 1000 + blocks), *own]
+        rows.append(TraceRequest(name, round(at * SECOND), PREFIXES[-1] + 256, 64, ids=ids, id_block_size=BLOCK))
+
+    for prefix in range(128):
+        ask(f"first {prefix}", prefix, prefix * 0.5)
+    for number in range(rate * seconds):
+        ask(str(number), random.randrange(128), 94 + number / rate)
+    return rows
+
+
+def answered(rate: int, gb_s: float, arm: dict[str, Any]) -> tuple[float, float]:
+    """Requests answered per second, and the median time of one in seconds."""
+    done = replay(
+        shared_prefixes(rate),
+        workers=16,
+        model="gpt-oss-120b",
+        gpu="h200",
+        timing="roofline",
+        timing_speedup=1 / 1.023,  # so that 48K tokens take as much longer than 2K as llm-d measured
+        block_size=BLOCK,
+        gpu_memory_utilization=0.85,
+        max_num_batched_tokens=8192,
+        host_bytes="88GiB",
+        link="h200",
+        offload_policy="write_through_generated",
+        **arm,
+        **({"nic_bandwidth": gb_s} if "peer_pull" in arm else {}),
+    )
+    records = [record for record in done.records if not record.id.startswith("first")]
+    spent = max(record.ended for record in records) - min(record.arrival for record in records)
+    return len(records) / spent * SECOND, median([record.ended - record.arrival for record in records]) / SECOND
+
+
+def fleet() -> None:
+    """Print what a fleet of 16 answers, measured and predicted."""
+    print(f"\n{'offered':>8}{'arm':>14}{'network':>12}{'measured':>12}{'predicted':>12}{'off':>8}{'median':>10}")
+    for rate, measured in POOL.items():
+        for (name, arm), there in zip(ARMS.items(), measured, strict=True):
+            for gb_s in (10.5, 3.7) if "peer_pull" in arm else (0.0,):
+                here, took = answered(rate, gb_s, arm)
+                network = f"{gb_s:g} GB/s" if gb_s else ""
+                print(
+                    f"{rate:6}/s{name:>14}{network:>12}{there:10.2f}/s{here:10.2f}/s{here / there - 1:+8.1%}{took:8.2f} s",
+                    flush=True,
+                )
+
+
 if __name__ == "__main__":
     predict()
     choose()
+    fleet()
