@@ -136,6 +136,10 @@ def test_policies_that_fit_nothing() -> None:
     assert codes(streams=[], remote_index=True) == {}
     stale = msgspec.structs.replace(stream, state="stale", reason="2 batches are gone", endpoint="tcp://e:1")
     assert codes(streams=[stale])["gateway-stream"] == "The stream of e (tcp://e:1) is stale: 2 batches are gone."
+    for role, code in (("prefill", "gateway-no-decode"), ("decode", "gateway-no-prefill")):
+        alone = msgspec.structs.replace(worker, role=role, model="m")
+        assert "All engines of m" in codes(workers=[alone])[code]
+        assert codes(workers=[alone, msgspec.structs.replace(worker, role="both", model="m")]) == {}
     assert "3 gaps" in codes(streams=[msgspec.structs.replace(stream, gaps=3)])["gateway-gaps"]
     silent = msgspec.structs.replace(worker, promises=PromisesView(promised=2000, missing={"unreported": 2000}))
     assert "can't be checked" in codes(workers=[silent])["gateway-unreported"]

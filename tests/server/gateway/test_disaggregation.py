@@ -82,9 +82,7 @@ def test_a_request_takes_both_ways(both: tuple[Gated, Served]) -> None:
     # The same once more, and longer: either side has it by now.
     eventually(lambda: gated.client.post("/explain", json={"body": {"prompt": PROMPT}}).json()["hit_blocks"] == 18)
     again = gated.complete([*PROMPT, 1, 2, 3], max_tokens=2)
-    assert "hit=18/18" in again.headers["x-kvyard-prefill"]
-    view = gated.client.get("/dashboard/state")
-    assert view.status_code in (200, 404)
+    assert "hit=18/18; cached=288" in again.headers["x-kvyard-prefill"]
 
 
 def test_streams_and_conversations(both: tuple[Gated, Served]) -> None:
@@ -317,11 +315,13 @@ def test_bodies() -> None:
     for path, fields, can in (
         (COMPLETIONS, {"prompt": "x"}, True),
         (COMPLETIONS, {"prompt": [1, 2]}, True),
-        (COMPLETIONS, {"prompt": ["x"]}, True),
+        (COMPLETIONS, {"prompt": ["x"]}, False),
         (COMPLETIONS, {"prompt": ["x", "y"]}, False),
         (COMPLETIONS, {"prompt": [[1], [2]]}, False),
         (COMPLETIONS, {"prompt": "x", "n": 2}, False),
+        (COMPLETIONS, {"prompt": "[1, 2]"}, True),
         (COMPLETIONS, {"prompt": "x", "echo": True}, False),
+        (COMPLETIONS, {"prompt": "x", "use_beam_search": True}, False),
         (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1}, False),
         (COMPLETIONS, {"prompt": "x", "kv_transfer_params": {"do_remote_decode": True}}, False),
         (CHAT, {"messages": []}, True),
@@ -361,3 +361,10 @@ def test_roles_that_are_incomplete() -> None:
             gated.client.post("/admin/remove", json={"engine": "e"})
             assert "no-prefill-engine" in gated.client.get("/health").text
             assert "x-kvyard-prefill" not in ask(gated).headers
+
+
+def test_a_prefill_engine_that_drains() -> None:
+    with scripted([computes], [answers]) as (gated, _):
+        for path, there in (("/admin/drain", False), ("/admin/resume", True)):
+            gated.client.post(path, json={"engine": "e0"})
+            assert ("x-kvyard-prefill" in ask(gated).headers) is there

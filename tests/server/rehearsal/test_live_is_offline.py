@@ -250,6 +250,14 @@ class TestWithRoles:
         assert {entry.decision.worker.name for entry in sides[""]} == {"d2", "d3"}
         # Later turns found blocks on either side, which were not sent again; transfers met, and took longer for it.
         assert all(any(entry.decision.overlap for entry in some) for some in sides.values())
+        # What is reused is what no worker computed, and not what came from another one.
+        found = {
+            line.of: line.facts["cached"]
+            for place in ("p0@0", "p1@0")
+            for line in recording.log[place]
+            if line.what == "admitted"
+        }
+        assert {record.id: record.cached for record in handed_over.run.records} == found
         network = recording.log[NETWORK]
         sent = [line for line in network if line.what == "sent"]
         landed = [line for line in network if line.what == "landed"]

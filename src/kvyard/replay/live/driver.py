@@ -25,6 +25,8 @@ from kvyard.replay.traces import TraceRequest
 
 DECISION = re.compile(r"worker=(?P<worker>[^;\s]+)(?:.*\bhit=(?P<hit>\d+)/\d+)?(?:.*\bbest=(?P<best>\d+))?")
 """What a gateway says of its choice in ``x-kvyard-decision``."""
+PREFILLED = re.compile(r"\bcached=(\d+)")
+"""What it says in ``x-kvyard-prefill`` of the engine that computed the prompt."""
 TRIES = re.compile(r"\btries=(\d+)")
 NUMBERS = re.compile(r"(?<!HTTP )\b\d+\b")
 """In the words of a refusal: with them, each would be a reason of its own."""
@@ -142,8 +144,15 @@ class LiveDriver:
         body = body_of(row, tokens, self._model, exact=config.exact)
         del tokens
         last = 0
+        handed_over = False
 
         def begun(headers: Mapping[str, str]) -> None:
+            nonlocal handed_over
+            if prefill := headers.get("x-kvyard-prefill"):
+                # The engine that answers has all of it from the one that computed it, and counts that as cached.
+                handed_over = True
+                cached = PREFILLED.search(prefill)
+                record.cached = -1 if cached is None else int(cached[1])
             said = DECISION.match(headers.get("x-kvyard-decision", ""))
             if said is None:
                 record.worker = headers.get("x-mock-worker", "")  # a mock engine by itself
@@ -190,7 +199,7 @@ class LiveDriver:
                     if usage.completion_tokens > record.output:  # tokens that shared a chunk came together
                         self.gaps.add_one(0, usage.completion_tokens - record.output)
                     record.output = usage.completion_tokens
-                if usage.cached_tokens is not None:
+                if usage.cached_tokens is not None and not handed_over:
                     record.cached = usage.cached_tokens
             if record.first_token < 0:  # an answer without a single chunk: it ended, at least
                 record.first_token = record.ended = self.now()

@@ -13,6 +13,7 @@ one; what the first may have fetched is computed once more, mostly from cache.
 """
 
 import asyncio
+import re
 import secrets
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,6 +48,9 @@ _REMOTE_DECODE = msgspec.Raw(
     b'"remote_host":null,"remote_port":null}'
 )
 
+_SEVERAL = re.compile(rb'\[\s*["\[]')
+"""How a list begins that isn't of token ids: of prompts, though it be one."""
+
 BodyFields = dict[str, msgspec.Raw]
 """A body's fields, each as it was sent."""
 
@@ -57,8 +61,9 @@ class _SplitFields(msgspec.Struct, kw_only=True):
     n: Any = None
     best_of: Any = None
     echo: Any = None
-    prompt: Any = None
+    prompt: msgspec.Raw = _NULL
     prompt_logprobs: Any = None
+    use_beam_search: Any = None
     kv_transfer_params: Any = None
     bootstrap_room: Any = None
 
@@ -84,13 +89,12 @@ def divisible(path: str, body: bytes) -> bool:
         asked = _split_fields.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return False
-    prompt = asked.prompt
-    several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
     return (
-        not several
+        not _SEVERAL.match(bytes(asked.prompt))
         and asked.n in (None, 1)
         and asked.best_of in (None, 1)
         and not asked.echo
+        and not asked.use_beam_search
         and asked.prompt_logprobs is None
         and asked.kv_transfer_params is None
         and asked.bootstrap_room is None
@@ -289,7 +293,10 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         # An engine whose caches are shared by other means says nothing.
         self.body = self._whole_body if params == _NULL else decode_body(self._whole_body, params)
         self._begin(engine, decision)
-        self.proxy.traffic.prefilled(self.proxied, engine, decision, answer_tokens(answer[-TAIL:]))
+        said = answer_tokens(answer[-TAIL:])
+        if said.cached is not None:
+            self._by += f"; cached={said.cached}"
+        self.proxy.traffic.prefilled(self.proxied, engine, decision, said)
         self.proxy.health.served(engine, [])
 
     async def _ask(self, engine: Engine, decision: Decision, body: bytes) -> bytes | None:
