@@ -75,6 +75,7 @@ def test_a_prompt_is_handed_over() -> None:
         served.check()
 
 
+@pytest.mark.slow
 def test_it_takes_the_time_of_the_network() -> None:
     """A transfer of 7 blocks of 2 MiB over 1 MB/s, in nominal time: the metrics' first token comes 14.68 s later."""
     network = HandoverConfig(nic_bandwidth=(10**6, 10**6), nic_latency=0)
@@ -91,7 +92,7 @@ def test_it_takes_the_time_of_the_network() -> None:
         served.check()
 
 
-@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.parametrize("policy", ["recompute", pytest.param("fail", marks=pytest.mark.slow)])
 def test_prompts_that_are_not_there(policy: str) -> None:
     with split(kv_load_failure_policy=policy) as served:
         source, target = served.urls
