@@ -74,6 +74,15 @@ class Identity:
                 last = found[-1]
                 yield found
 
+    def keys_after(
+        self, parent: int | None, start: int, tokens: Sequence[int], namespace: Namespace = PLAIN
+    ) -> list[int]:
+        """The request keys of the full blocks of ``tokens``, the first of which is token ``start`` of a prompt, after the block
+        with the key ``parent`` (``None``: there is none). Not for direct mode, where keys don't say enough to go on from.
+        """
+        marks = [] if namespace.plain else _marks_of_prompt(namespace, self.block_size, start + len(tokens))
+        return self.chain(parent, start, tokens, marks)
+
     def extras(self, blocks: int, namespace: Namespace) -> list[ExtraKeys | None] | None:
         """What joins the keys of a prompt's blocks beside their tokens; ``None`` where nothing does."""
         size = self.block_size

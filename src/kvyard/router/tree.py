@@ -8,6 +8,7 @@ The tree knows keys and small numbers for workers (slots). What the number on a 
 a stretch's workers are always among those of the one before it is the owner's promise.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -74,7 +75,7 @@ class PrefixTree:
         count = len(keys)
         if at < count:
             parent = path[-1] if path else self.root
-            if isinstance(keys, list):
+            if isinstance(keys, list | array):
                 node = PromptStretch(parent, keys[at:], at, at, count)
             else:
                 node = PromptStretch(parent, keys, 0, at, count)  # made on demand: nothing to copy, nothing to save

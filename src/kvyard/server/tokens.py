@@ -70,6 +70,17 @@ class FileTokenizer:
         self._inner = load_tokenizer(path)
         self.size = int(self._inner.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """All that its file says."""
+        found: dict[str, Any] = json.loads(self._inner.to_str())
+        return found
+
+    def splits(self, text: str, at: int) -> bool:
+        """Whether the rule by which it splits text into words ends one at ``at``."""
+        rule = self._inner.pre_tokenizer
+        return rule is not None and any(stop == at for _, (_, stop) in rule.pre_tokenize_str(text))
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
         return ids

@@ -14,6 +14,7 @@ from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
 from kvyard.server.gateway.prompting import Prompting
+from kvyard.server.gateway.reading import PromptReader
 from kvyard.server.http import Refusal
 
 
@@ -24,7 +25,7 @@ def make_pool(count: int = 2, most: int = 1, queue: int = 2, seconds: float = 30
         return None
 
     config = GatewayConfig(engine_requests=most, queue=queue, queue_seconds=seconds)
-    made = EnginePool("m", router, Prompting("bytes", nobody), config, VirtualClock())
+    made = EnginePool("m", router, PromptReader(Prompting("bytes", nobody), Identity(16), 0), config, VirtualClock())
     for at in range(count):
         engine = Engine(GatewayEngine(url=f"http://h:{at + 1}", name=f"e{at}"))
         engine.state = "ready"

@@ -103,7 +103,7 @@ def test_a_conversation_is_read_as_the_engine_reads_it(both: tuple[Gated, Served
                 ]
                 second = other.post("/v1/chat/completions", **body)
                 assert worker_of(second) == worker_of(first) and cached(second) > 400
-            assert other.gateway.members.pools["mock"].prompting.unread == 0
+            assert other.gateway.members.pools["mock"].reader.prompting.unread == 0
 
 
 def test_explanations(both: tuple[Gated, Served]) -> None:
@@ -191,4 +191,4 @@ def test_a_tokenizer_of_a_file(tmp_path: Path) -> None:
         talk = gated.post("/v1/chat/completions", messages=messages, max_tokens=2)
         eventually(lambda: hits(messages=messages) > 8)
         assert worker_of(gated.post("/v1/chat/completions", messages=messages, max_tokens=2)) == worker_of(talk)
-        assert gated.gateway.members.pools["mock"].prompting.unread == 0
+        assert gated.gateway.members.pools["mock"].reader.prompting.unread == 0

@@ -225,6 +225,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Conversations need the engine's template."""
     tokenizers: dict[str, str] = {}
     """The same for single models."""
+    prefix_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
+    """What may be kept of the beginnings of prompts, for each model, so that they needn't be read again; 0: nothing."""
     session_header: Name = "x-session-id"
 
     engine_requests: Annotated[int, Meta(ge=1, le=1 << 20)] = 256

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.router import RouteRequest
 from kvyard.server.gateway.config import GatewayConfig
@@ -16,7 +15,8 @@ from kvyard.server.gateway.exchange import Exchange, Proxy
 from kvyard.server.gateway.headers import upstream
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
-from kvyard.server.gateway.prompting import PeekedPrompt, PeekedResponses, read_body
+from kvyard.server.gateway.prompting import PeekedContinuation, PeekedPrompt, PeekedResponses, not_json, read_body
+from kvyard.server.gateway.reading import NOTHING
 from kvyard.server.gateway.traffic import ProxiedRequest
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal
@@ -33,42 +33,38 @@ class RequestIntake(msgspec.Struct, eq=False):
     proxy: Proxy
     keeps_authorization: bool
     """Whether what clients show goes on to engines; where we have a token, it is meant for us."""
+    reads_prompts: bool = True
+    """Whether prompts matter to anything here."""
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[str, str, EnginePool, Placement]:
         """What is to be routed: its id, the model's name, the pool and the prompt. Raises ``Refusal`` for what can't be."""
-        asked = read_body(path, body)
+        asked = read_body(path, body, self.reads_prompts)
         name, pool, lora = self.members.find(asked.model)
-        prompts = await pool.prompting.prompts(asked)
-        keys: list[int] = []
-        tokens = 0
-        known = None
-        if prompts:
-            tokens = sum(map(len, prompts))
+        prompt, known = NOTHING, None
+        reads = self.reads_prompts
+        if not reads and pool.prefill is not None:
+            asked, reads = read_body(path, body), True  # who computes it depends on how long it is
+        if reads:
             salt = asked.cache_salt if isinstance(asked, PeekedPrompt) else None
-            reads = not isinstance(asked, PeekedPrompt) or asked.reads_cache
             try:
-                if reads and len(prompts[0]) <= self.config.limits.tokens:
-                    keys = await pool.keys(prompts[0], lora, salt)
-                    if pool.remote is not None:
-                        known = await pool.remote.ask(prompts[0], Namespace(lora_name=lora, salt=salt or None))
-            except KvyardError:
-                keys = []
+                prompt = await pool.read(asked, lora, salt)
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise not_json(error) from None
+            if pool.remote is not None and prompt.ids is not None and prompt.keys:
+                known = await pool.remote.ask(prompt.ids, Namespace(lora_name=lora, salt=salt or None))
         id_ = self.proxy.traffic.name(headers.get("x-request-id", ""))
-        request = RouteRequest(id_, keys, tokens, _session(headers.get(self.config.session_header)))
+        request = RouteRequest(id_, prompt.keys, prompt.tokens, _session(headers.get(self.config.session_header)))
         shut = pool.without(name)
-        if isinstance(asked, PeekedResponses) and asked.previous_response_id is not None:
+        if isinstance(asked, PeekedResponses | PeekedContinuation) and asked.previous_response_id is not None:
             home = self.proxy.homes.find(asked.previous_response_id)
             if home is not None and home[0] == pool.model:
                 shut |= pool.all_but(home[1])
         place = Placement(request=request, shut=shut, known=known)
-        if self.proxy.traffic.recorder is not None and len(prompts) == 1:
-            tail = prompts[0][len(keys) * pool.router.block_size :]
-            place.hints = peek_hints(body, headers, tokens)
-            place.tail = (
-                tail if len(tail) < pool.router.block_size else None
-            )  # a prompt that wasn't hashed isn't kept either
+        if self.proxy.traffic.recorder is not None and prompt.single:
+            place.hints = peek_hints(body, headers, prompt.tokens)
+            place.tail = prompt.tail
         return id_, name, pool, place
 
     async def accept(self, path: str, body: bytes, headers: Any) -> Exchange:

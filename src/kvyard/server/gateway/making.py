@@ -13,6 +13,7 @@ from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import BYTES, ENGINE, GatewayConfig
 from kvyard.server.gateway.pool import EnginePool
 from kvyard.server.gateway.prompting import Prompting
+from kvyard.server.gateway.reading import PromptReader
 from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing, probe
 from kvyard.server.indexer.service import DEFAULT_BLOCK_SIZE, Service
@@ -109,7 +110,8 @@ class PoolMaker:
                 namespace=f"{config.share_namespace}:{model}",
             )
         indexer = index if isinstance(index, Indexer) else None
-        pool = EnginePool(model, router, prompting, config, self._clock, remote, sharing, indexer)
+        reader = PromptReader(prompting, identity, config.prefix_bytes)
+        pool = EnginePool(model, router, reader, config, self._clock, remote, sharing, indexer)
         return pool
 
     def make_side(self, pool: EnginePool) -> EnginePool:
@@ -126,7 +128,7 @@ class PoolMaker:
         return EnginePool(
             pool.model,
             router,
-            pool.prompting,
+            pool.reader,
             config,
             self._clock,
             pool.remote,

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
-from kvyard.clock import Clock, pause
+from kvyard.clock import Clock
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
 from kvyard.hashing import Namespace
@@ -25,7 +25,8 @@ from kvyard.server.dashboard.view import PromptSources, prompt_sources
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
 from kvyard.server.gateway.connections import EngineAddress
 from kvyard.server.gateway.promises import EngineStreams, PromiseTally, StreamMarks
-from kvyard.server.gateway.prompting import Prompting
+from kvyard.server.gateway.prompting import PeekedBody
+from kvyard.server.gateway.reading import PromptReader, ReadPrompt
 from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing
 from kvyard.server.http import Refusal
@@ -164,7 +165,7 @@ class EnginePool(msgspec.Struct, eq=False):
 
     model: str
     router: Router
-    prompting: Prompting
+    reader: PromptReader
     config: GatewayConfig
     clock: Clock
     remote: RemoteIndex | None = None
@@ -193,19 +194,18 @@ class EnginePool(msgspec.Struct, eq=False):
     """Of those: which have as much as they may have."""
     _shut: dict[str, frozenset[Holder]] = {}
 
-    async def keys(self, tokens: Sequence[int], lora: str | None, salt: str | None) -> list[int]:
-        """The index's names of a prompt's blocks, none of one that is longer than any engine takes. Others have their turn
-        while a long one is hashed. Raises ``KvyardError`` for what can't be named.
+    async def read(self, ask: PeekedBody, lora: str | None, salt: str | None) -> ReadPrompt:
+        """What a request has for a prompt, with no names where it is longer than any engine takes. Raises ``MsgspecError`` for
+        what is no JSON after all.
         """
-        if len(tokens) > LONG and (longest := self.longest) is not None and len(tokens) > longest:
-            return []
-        assert self.router.identity is not None
-        found: list[int] = []
-        for portion in self.router.identity.keys_by_turns(tokens, Namespace(lora_name=lora, salt=salt or None)):
-            if found:
-                await pause()
-            found += portion
-        return found
+        return await self.reader.read(
+            ask, Namespace(lora_name=lora, salt=salt or None), self._too_long, whole=self.remote is not None
+        )
+
+    def _too_long(self, tokens: int) -> bool:
+        if tokens > self.config.limits.tokens:
+            return True
+        return tokens > LONG and (longest := self.longest) is not None and tokens > longest
 
     @property
     def longest(self) -> int | None:

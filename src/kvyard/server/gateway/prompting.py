@@ -6,7 +6,7 @@ prompt can't be read is routed by load, and the engine gets it all the same.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,11 +17,11 @@ from kvyard.server.gateway.config import BYTES, ENGINE
 from kvyard.server.http import Refusal
 from kvyard.server.tokens import Tokenizer, make_tokenizer, render
 
-LONG_TEXT = 20_000
-"""Characters from which on a tokenizer works in a thread of its own, so that streams go on meanwhile."""
 _NOT_TEXT = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"', b'"image_embeds"')
 """Parts whose tokens don't say what they are: engines set such blocks apart by hashes that we don't have."""
 _NULL = msgspec.Raw(b"null")
+LONG_TEXT = 20_000
+"""Characters from which on a tokenizer works in a thread of its own, so that streams go on meanwhile."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
 """Of their own: lookups of names and beats to Redis mustn't wait behind a long text."""
 
@@ -55,7 +55,7 @@ class PeekedPrompt(PeekedBody, kw_only=True):
 class PeekedCompletion(PeekedPrompt, kw_only=True):
     """``POST /v1/completions``; further fields go to the engine as they are."""
 
-    prompt: Any = None
+    prompt: msgspec.Raw = _NULL
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -93,6 +93,12 @@ class PeekedResponses(PeekedPrompt, kw_only=True):
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         return _chat(self, first, items, {"input_text", "output_text", "text"})
+
+
+class PeekedContinuation(PeekedBody, kw_only=True):
+    """``POST /v1/responses`` where its prompt doesn't matter."""
+
+    previous_response_id: str | None = None
 
 
 class PeekedMessages(PeekedPrompt, kw_only=True):
@@ -141,24 +147,32 @@ _KINDS: dict[str, type[PeekedBody]] = {
 }
 _DECODERS = {path: msgspec.json.Decoder(kind) for path, kind in _KINDS.items()}
 _PLAIN = msgspec.json.Decoder(PeekedBody)
+_BRIEF = {"/v1/responses": msgspec.json.Decoder(PeekedContinuation)}
 
 
-def read_body(path: str, body: bytes) -> PeekedBody:
-    """What ``body`` asks for. Where only some fields are of the wrong type, the model's name alone is read.
+def read_body(path: str, body: bytes, prompts: bool = True) -> PeekedBody:
+    """What ``body`` asks for; with ``prompts`` also which prompt it has. Where only some fields are of the wrong type, the
+    model's name alone is read.
 
     Raises ``Refusal`` for what isn't a JSON object or has no name of a model.
     """
-    for decoder in (_DECODERS.get(path, _PLAIN), _PLAIN):
+    decoders: Mapping[str, msgspec.json.Decoder[Any]] = _DECODERS if prompts else _BRIEF
+    for decoder in (decoders.get(path, _PLAIN), _PLAIN):
         try:
             found: PeekedBody = decoder.decode(body)
             return found
         except msgspec.ValidationError as error:
             mismatch = str(error)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
-            raise Refusal(400, f"the body is not JSON: {str(error)[:200]}", fix="send a JSON object in UTF-8") from None
+            raise not_json(error) from None
     text = mismatch.partition(" - at ")[0]
     field = "model" if "$.model" in mismatch else ""
     raise Refusal(400, f"{field or 'the body'}: {text}", field=field, fix="send a JSON object")
+
+
+def not_json(error: Exception) -> Refusal:
+    """What is said of a body that can't be read."""
+    return Refusal(400, f"the body is not JSON: {str(error)[:200]}", fix="send a JSON object in UTF-8")
 
 
 def template_variables(ask: PeekedChat) -> dict[str, Any]:
@@ -183,6 +197,15 @@ def truncated(prompts: list[Sequence[int]], most: int, side: str | None) -> list
     return [prompt[:most] if side == "right" else prompt[max(0, len(prompt) - most) :] for prompt in prompts]
 
 
+class PromptSource(msgspec.Struct, frozen=True):
+    """A single prompt before it is made into tokens: a text, or ids as JSON."""
+
+    text: str | None = None
+    special: bool = False
+    """Whether the text gets what the tokenizer adds by itself."""
+    ids: bytes | None = None
+
+
 class Prompting:
     """Token ids for one pool."""
 
@@ -192,7 +215,29 @@ class Prompting:
         self.unread = 0
         """Prompts that couldn't be read."""
         self._ask = ask_engine
-        self._local: Tokenizer | None = None if how == ENGINE else make_tokenizer(None if how == BYTES else how)
+        self.local: Tokenizer | None = None if how == ENGINE else make_tokenizer(None if how == BYTES else how)
+        """Where text is made into tokens here."""
+
+    def source(self, ask: PeekedBody) -> PromptSource | None:
+        """The one prompt of a request, where it can be read here; ``None`` where ``prompts`` has to be asked."""
+        if isinstance(ask, PeekedResponses | PeekedMessages):
+            chat = ask.as_chat()
+            if chat is None:
+                return None
+            ask = chat
+        if not isinstance(ask, PeekedPrompt) or ask.truncate_prompt_tokens is not None:
+            return None
+        if isinstance(ask, PeekedChat):
+            text = self._rendered(ask) if self.how == BYTES else None
+            return None if text is None else PromptSource(text)
+        if not isinstance(ask, PeekedCompletion):
+            return None
+        raw = bytes(ask.prompt)
+        if raw[:1] == b'"' and self.local is not None:
+            return PromptSource(msgspec.json.decode(raw, type=str), ask.add_special_tokens is not False)
+        if raw[:1] == b"[" and raw[1:2].isdigit() and b"[" not in raw[1:]:
+            return PromptSource(ids=raw)
+        return None
 
     async def prompts(self, ask: PeekedBody) -> list[Sequence[int]]:
         """The prompts of a request, or none where they can't be read. Of further ones only the length is right, and of text not
@@ -220,7 +265,7 @@ class Prompting:
         return found
 
     async def _of_completion(self, ask: PeekedCompletion) -> list[Sequence[int]] | None:
-        given = ask.prompt
+        given = msgspec.json.decode(ask.prompt)
         if isinstance(given, str):
             ids = await self._of_text(given, ask)
             return None if ids is None else [ids]
@@ -240,15 +285,15 @@ class Prompting:
 
     async def _of_text(self, text: str, ask: PeekedCompletion) -> list[int] | None:
         special = ask.add_special_tokens is not False
-        if self._local is not None:
+        if self.local is not None:
             return await self._encode(text, special)
         return await self._ask({"model": ask.model, "prompt": text, "add_special_tokens": special})
 
     async def _of_chat(self, ask: PeekedChat) -> list[int] | None:
-        raw = bytes(ask.messages)
-        if any(mark in raw for mark in _NOT_TEXT):
-            return None
         if self.how != BYTES:
+            raw = bytes(ask.messages)
+            if any(mark in raw for mark in _NOT_TEXT):
+                return None
             body: dict[str, Any] = {"model": ask.model, "messages": ask.messages}
             body |= {name: value for name in _TEMPLATE if (value := getattr(ask, name)) not in (None, _NULL)}
             try:
@@ -257,16 +302,20 @@ class Prompting:
             except msgspec.MsgspecError:
                 return None  # the engine will refuse it
             return await self._ask(body)
+        text = self._rendered(ask)
+        return None if text is None else await self._encode(text, False)
+
+    def _rendered(self, ask: PeekedChat) -> str | None:
+        """A conversation as the mock writes it; ``None`` where that can't be done."""
         try:
-            messages = msgspec.json.decode(raw, type=list[dict[str, Any]])
+            messages = msgspec.json.decode(ask.messages, type=list[dict[str, Any]])
             tools = msgspec.json.decode(ask.tools, type=list[Any] | None)
-            text = render(messages, tools, ask.add_generation_prompt is not False, bool(ask.continue_final_message))
+            return render(messages, tools, ask.add_generation_prompt is not False, bool(ask.continue_final_message))
         except (Refusal, msgspec.MsgspecError, LookupError, TypeError, AssertionError):
             return None
-        return await self._encode(text, False)
 
     async def _encode(self, text: str, special: bool) -> list[int] | None:
-        assert self._local is not None
+        assert self.local is not None
         if self.how == BYTES or len(text) < LONG_TEXT:
-            return self._local.encode(text, special)
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, self._local.encode, text, special)
+            return self.local.encode(text, special)
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, self.local.encode, text, special)

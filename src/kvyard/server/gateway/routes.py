@@ -11,6 +11,7 @@ import msgspec
 from kvyard import openai
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
+from kvyard.router.policies import make_policy
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import schemas
@@ -295,7 +296,8 @@ def assemble(
     # Clients aren't operators unless that is said: who may add engines can have the gateway connect anywhere.
     closed = ADMIN_CLOSED if token is not None and admin_token is None else ""
     guard = Guard(config.host, tuple(config.hosts)).check
-    intake = RequestIntake(config, members, proxy, token is None)
+    reads = make_policy(config.router).needs_keys or bool(config.record or config.journal or config.share)
+    intake = RequestIntake(config, members, proxy, token is None, reads)
     routes = GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks))
     app = application(
         [*(routes.passed() if proxies else ()), *routes.own()],

@@ -247,6 +247,11 @@ class Traffic:
             proxied.cached = found
         metrics, model = self._metrics, proxied.model
         metrics.output[model,].inc(proxied.output)
+        if not decision.num_tokens and said.prompt:
+            # A prompt that wasn't read here: the engine says how long it was.
+            engine.prompt_tokens += said.prompt
+            self.counters.prompt_tokens += said.prompt
+            metrics.prompt[model,].inc(said.prompt)
         if said.cached is not None and said.prompt is not None:
             metrics.said_prompt[model,].inc(said.prompt)
             metrics.said_cached[model,].inc(said.cached)

@@ -213,7 +213,10 @@ def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iter
         yield P + "queue_refused_total", labels, pool.refused
         yield P + "queue_expired_total", labels, pool.expired
         yield P + "forgotten_total", labels, pool.router.forgotten
-        yield P + "unread_prompts_total", labels, pool.prompting.unread
+        yield P + "unread_prompts_total", labels, pool.reader.prompting.unread
+        yield P + "prefix_bytes", labels, pool.reader.known.held
+        yield P + "prefix_tokens_total", labels, pool.reader.known.found
+        yield P + "prefix_differences_total", labels, pool.reader.differed
         if pool.remote is not None:
             yield P + "index_failures_total", labels, pool.remote.failures
         if pool.sharing is not None:

@@ -1,0 +1,101 @@
+"""What is known of the beginnings of prompts: the names of their blocks, so that neither tokens nor names are made again.
+
+A prompt is cut into stretches at places that depend on nothing behind them. A stretch is known by a digest of all that comes
+before its end, so prompts that begin alike share stretches, in a conversation's next turn as well as under a system prompt
+of many. The memory is bounded in bytes, and forgets first what wasn't asked for the longest time, later stretches before
+those that they follow.
+"""
+
+import os
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+STRETCH = 2048
+"""Bytes or characters of a prompt that a stretch has at least."""
+OVERHEAD = 400
+"""Bytes that a stretch takes beside its names and tokens."""
+
+
+class KnownStretch(msgspec.Struct, frozen=True, gc=False):
+    """A stretch that was read before."""
+
+    names: bytes
+    """Those of the blocks that end in it, eight bytes each as this machine writes them."""
+    tokens: int
+    """Of the prompt up to its end."""
+    rest: Sequence[int]
+    """The tokens behind the last of those blocks."""
+
+    @property
+    def size(self) -> int:
+        return OVERHEAD + len(self.names) + 4 * len(self.rest)
+
+
+class KnownPrefixes:
+    """Stretches by their digests."""
+
+    def __init__(self, limit: int) -> None:
+        """``limit`` is in bytes."""
+        self.limit = limit
+        self.held = 0
+        """Bytes."""
+        self.found = 0
+        """Tokens that weren't made again, over all time."""
+        self.read = 0
+        """Tokens of all prompts, over all time."""
+        self._stretches: OrderedDict[bytes, KnownStretch] = OrderedDict()
+        # Nobody outside can make two prompts with one digest without knowing this.
+        self._secret = os.urandom(32)
+
+    def __len__(self) -> int:
+        return len(self._stretches)
+
+    def digests(self, kind: bytes, pieces: Sequence[bytes | memoryview]) -> list[bytes]:
+        """Per piece of a prompt the digest of all up to its end. ``kind`` tells apart what reads differently."""
+        hasher = xxhash.xxh3_128(self._secret + kind)
+        found: list[bytes] = []
+        for piece in pieces:
+            hasher.update(piece)
+            found.append(hasher.digest())
+        return found
+
+    def path(self, digests: Sequence[bytes]) -> list[KnownStretch]:
+        """The stretches from the beginning on that are known. They count as asked for."""
+        stretches = self._stretches
+        found: list[KnownStretch] = []
+        for digest in digests:
+            stretch = stretches.get(digest)
+            if stretch is None:
+                break
+            found.append(stretch)
+        for at in range(len(found) - 1, -1, -1):
+            stretches.move_to_end(digests[at])
+        return found
+
+    def add(self, digests: Sequence[bytes], fresh: Sequence[KnownStretch]) -> None:
+        """Remember stretches, in the order of the prompt."""
+        for at in range(len(fresh) - 1, -1, -1):
+            old = self._stretches.pop(digests[at], None)
+            if old is not None:
+                self.held -= old.size
+            self._stretches[digests[at]] = fresh[at]
+            self.held += fresh[at].size
+        while self.held > self.limit and self._stretches:
+            _, gone = self._stretches.popitem(last=False)
+            self.held -= gone.size
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._stretches.clear()
+        self.held = 0
+
+
+def names_of(path: Sequence[KnownStretch], fresh: Sequence[bytes]) -> "array[int]":
+    """The names of all blocks of a prompt, packed."""
+    names = array("Q")
+    names.frombytes(b"".join([*[stretch.names for stretch in path], *fresh]))
+    return names

@@ -1,0 +1,318 @@
+"""Reading prompts: from a request to the names of its prompt's blocks, of which only the end is worked out where its beginning
+is known.
+
+Where text may be cut without changing its tokens depends on the tokenizer. Bytes may be cut anywhere. A tokenizer that looks at
+words one by one may be cut before the space before a word: see ``TextCutter``. All others read whole texts. What is cut is also
+read whole now and then, and if that ever differs, which is logged, nothing is cut from then on.
+"""
+
+import asyncio
+import logging
+import re
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from kvyard.clock import pause
+from kvyard.errors import KvyardError
+from kvyard.hashing import Namespace
+from kvyard.index import Identity
+from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of
+from kvyard.server.gateway.prompting import PeekedBody, PeekedPrompt, Prompting, PromptSource
+from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer
+
+log = logging.getLogger(__name__)
+
+LONG_TEXT = 20_000
+"""Characters from which on a tokenizer works in a thread of its own, so that streams go on meanwhile."""
+TURN = 32_768
+"""Tokens that are named before others have their turn."""
+SAMPLE = 256
+"""One in so many prompts that were read in stretches is read whole too."""
+FIRST = 4
+"""So many at the start are."""
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="reading")
+_CUT = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
+_DECODE_IDS = msgspec.json.Decoder(list[int]).decode
+
+
+class ReadPrompt(msgspec.Struct, frozen=True):
+    """What a prompt is to a router."""
+
+    keys: Sequence[int] = ()
+    tokens: int = 0
+    tail: Sequence[int] | None = None
+    """The tokens behind its last full block; ``None`` where they aren't known."""
+    ids: Sequence[int] | None = None
+    """All of them, where that was asked for."""
+    single: bool = False
+    """Whether it is the only prompt of its request, and could be read."""
+
+
+NOTHING = ReadPrompt()
+TooLong = Callable[[int], bool]
+"""Whether a prompt of so many tokens is longer than is worth a name."""
+
+
+class TextCutter:
+    """Where texts may be cut for one tokenizer, and what the pieces are."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._whole_bytes = isinstance(tokenizer, ByteTokenizer)
+        self.cuts = self._whole_bytes or (isinstance(tokenizer, FileTokenizer) and by_words(tokenizer))
+        """Whether texts may be cut at all."""
+        self._front: tuple[Sequence[int], Sequence[int]] = ((), ())
+        """What is put around a text, where special tokens are wanted."""
+        if self.cuts and not self._whole_bytes:
+            plain, special = tokenizer.encode("x", False), tokenizer.encode("x", True)
+            at = next((at for at in range(len(special)) if special[at : at + len(plain)] == plain), None)
+            if at is None:
+                self.cuts = False
+            else:
+                self._front = (special[:at], special[at + len(plain) :])
+
+    def pieces(self, text: str, special: bool) -> tuple[list[bytes | memoryview], Callable[[int], Sequence[int]]]:
+        """The text in stretches and a last piece, as bytes; and what gives the tokens of one of them."""
+        if self._whole_bytes:
+            data = memoryview(text.encode("utf-8", "surrogatepass"))
+            pieces: list[bytes | memoryview] = [data[at : at + STRETCH] for at in range(0, len(data), STRETCH)]
+            if not pieces or len(pieces[-1]) == STRETCH:
+                pieces.append(data[:0])
+            return pieces, lambda at: pieces[at]
+        texts: list[str] = []
+        begin = 0
+        while (cut := _CUT.search(text, begin + STRETCH)) is not None:
+            texts.append(text[begin : cut.start()])
+            begin = cut.start()
+        texts.append(text[begin:])
+        front, back = self._front if special else ((), ())
+        last = len(texts) - 1
+
+        def tokens(at: int) -> Sequence[int]:
+            found = self._tokenizer.encode(texts[at], False)
+            if at == 0 and front:
+                found = [*front, *found]
+            return [*found, *back] if at == last and back else found
+
+        return [one.encode("utf-8", "surrogatepass") for one in texts], tokens
+
+
+def by_words(tokenizer: FileTokenizer) -> bool:
+    """Whether a tokenizer makes the same tokens of a text and of its parts, cut before the space before a word: because it
+    splits text into words by a rule first, as all byte-level ones do, and nothing that it does before or after looks further.
+    """
+    described = tokenizer.described
+    if (described.get("model") or {}).get("type") not in ("BPE", "WordPiece"):
+        return False
+    if not _local(described.get("normalizer"), {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}, "normalizers"):
+        return False
+    before = described.get("pre_tokenizer")
+    if before is None or not _local(before, {"ByteLevel", "Split", "Digits"}, "pretokenizers"):
+        return False
+    if any(one.get("add_prefix_space") or one.get("invert") for one in _each(before, "pretokenizers")):
+        return False
+    if (described.get("truncation"), described.get("padding")) != (None, None):
+        return False
+    for added in described.get("added_tokens") or ():
+        if added.get("lstrip") or added.get("rstrip") or added.get("single_word") or " " in added.get("content", ""):
+            return False
+    # By its own words: the rule has to end a word there.
+    return all(tokenizer.splits(text, at) for text, at in (("ab cd", 2), ("a1 cd", 2), ("A\n\n b ab ef", 8)))
+
+
+def _each(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+    return list(part.get(inner) or ()) if part.get("type") == "Sequence" else [part]
+
+
+def _local(part: dict[str, Any] | None, fine: set[str], inner: str) -> bool:
+    return part is None or all(one.get("type") in fine for one in _each(part, inner))
+
+
+class PromptReader:
+    """Reads the prompts of one pool."""
+
+    def __init__(self, prompting: Prompting, identity: Identity, limit: int) -> None:
+        """What is known of beginnings may take ``limit`` bytes."""
+        self.prompting = prompting
+        self.known = KnownPrefixes(limit)
+        self.differed = 0
+        """Prompts that read differently in stretches and whole."""
+        self._identity = identity
+        self._cutter = None if prompting.local is None else TextCutter(prompting.local)
+        self._samples = 0
+        self._checking: set[asyncio.Task[None]] = set()
+
+    async def read(self, ask: PeekedBody, namespace: Namespace, too_long: TooLong, whole: bool = False) -> ReadPrompt:
+        """What ``ask`` has for a prompt; nothing where it can't be read. Prompts that are ``too_long``, those for which engines
+        read no cache, and those whose blocks can't be named get no names. ``whole``: with all its tokens.
+
+        Raises ``MsgspecError`` for what is no JSON after all.
+        """
+        reads = not isinstance(ask, PeekedPrompt) or ask.reads_cache
+        direct, size = self._identity.direct, self._identity.block_size
+        if reads and not whole and not direct:
+            source = self.prompting.source(ask)
+            if source is not None:
+                found = await self._read_source(source, namespace, too_long)
+                if found is not None:
+                    return found
+        prompts = await self.prompting.prompts(ask)
+        if not prompts:
+            return NOTHING
+        tokens, ids, single = sum(map(len, prompts)), prompts[0], len(prompts) == 1
+        kept = ids if whole else None
+        unnamed = ReadPrompt((), tokens, ids if len(ids) < size else None, kept, single)
+        if not reads or too_long(len(ids)):
+            return unnamed
+        try:
+            if direct:
+                keys = self._identity.keys(ids, namespace)
+                return ReadPrompt(keys, tokens, ids[len(keys) * size :], kept, single)
+            data = memoryview(_packed(ids)).cast("B")
+            pieces = [data[at : at + STRETCH] for at in range(0, len(data), STRETCH)]
+            if not pieces or len(pieces[-1]) == STRETCH:
+                pieces.append(data[:0])
+            step = STRETCH // 4
+            found = await self._named(b"ids", pieces, lambda at: ids[at * step : (at + 1) * step], namespace, too_long)
+        except KvyardError:
+            return unnamed
+        return ReadPrompt(found.keys, tokens, found.tail, kept, single)
+
+    async def _read_source(self, source: PromptSource, namespace: Namespace, too_long: TooLong) -> ReadPrompt | None:
+        """``None`` where it has to be read in another way."""
+        if source.ids is not None:
+            pieces = _cut_ids(source.ids)
+            try:
+                return await self._named(b"json", pieces, lambda at: _ids(pieces[at]), namespace, too_long)
+            except (msgspec.MsgspecError, KvyardError):
+                return None  # no list of token ids
+        cutter = self._cutter
+        if cutter is None or not cutter.cuts:
+            return None
+        assert source.text is not None
+        parts, tokens = cutter.pieces(source.text, source.special)
+        kind = b"text+" if source.special else b"text"
+        by_thread = not isinstance(self.prompting.local, ByteTokenizer)
+        found = await self._named(kind, parts, tokens, namespace, too_long, by_thread)
+        if self.prompting.local is not None and not isinstance(self.prompting.local, ByteTokenizer):
+            self._sample(self.prompting.local, source, namespace, found)
+        return found
+
+    async def _named(
+        self,
+        kind: bytes,
+        pieces: Sequence[bytes | memoryview],
+        tokens_of: Callable[[int], Sequence[int]],
+        namespace: Namespace,
+        too_long: TooLong,
+        by_thread: bool = False,
+    ) -> ReadPrompt:
+        """The names of a prompt of these pieces, the last of which is no stretch. Tokens of much text are made in a thread."""
+        known, identity = self.known, self._identity
+        size = identity.block_size
+        if namespace.lora_name is not None or namespace.salt is not None:
+            kind += repr((namespace.lora_name, namespace.salt)).encode("utf-8", "surrogatepass")
+        last = len(pieces) - 1
+        digests = known.digests(kind, pieces[:last])
+        path = known.path(digests)
+        done = len(path)
+        made: list[Sequence[int]] | None = None
+        if by_thread and sum(map(len, pieces[done:])) > LONG_TEXT:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(_THREADS, lambda: [tokens_of(at) for at in range(done, last + 1)])
+        count, rest = (path[-1].tokens, path[-1].rest) if path else (0, ())
+        parent: int | None = None
+        for stretch in reversed(path):
+            if stretch.names:
+                parent = int.from_bytes(stretch.names[-8:], sys.byteorder)
+                break
+        known.found += count
+        fresh: list[bytes] = []
+        stretches: list[KnownStretch] = []
+        turn = count
+        for at in range(done, last + 1):
+            ids = tokens_of(at) if made is None else made[at - done]
+            start = count - len(rest)
+            count += len(ids)
+            if (at == last or count - turn > TURN) and too_long(count):
+                # How long it is, is worth knowing all the same.
+                count += sum(len(tokens_of(later)) for later in range(at + 1, last + 1))
+                return ReadPrompt((), count, single=True)
+            ready = [*rest, *ids] if len(rest) else ids
+            whole = len(ready) // size * size
+            rest = tuple(ready[whole:])
+            if whole:
+                names = identity.keys_after(parent, start, ready[:whole], namespace)
+                parent = names[-1]
+                fresh.append(array("Q", names).tobytes())
+            else:
+                fresh.append(b"")
+            if at < last:
+                stretches.append(KnownStretch(fresh[-1], count, rest))
+            if count - turn > TURN:
+                turn = count
+                await pause()
+        known.read += count
+        if stretches:
+            known.add(digests[done:], stretches)
+        return ReadPrompt(names_of(path, fresh), count, rest, single=True)
+
+    # -- looking again --------------------------------------------------------------------------------------------------
+
+    def _sample(self, local: Tokenizer, source: PromptSource, namespace: Namespace, found: ReadPrompt) -> None:
+        """Now and then compare what was read in stretches with the whole, later and in a thread."""
+        self._samples += 1
+        if self._samples > FIRST and self._samples % SAMPLE:
+            return
+        task = asyncio.get_running_loop().create_task(self._check(local, source, namespace, found))
+        self._checking.add(task)
+        task.add_done_callback(self._checking.discard)
+
+    async def _check(self, local: Tokenizer, source: PromptSource, namespace: Namespace, found: ReadPrompt) -> None:
+        assert source.text is not None
+        loop = asyncio.get_running_loop()
+        try:
+            ids = await loop.run_in_executor(_THREADS, local.encode, source.text, source.special)
+            keys = self._identity.keys(ids, namespace)
+        except (KvyardError, RuntimeError):
+            return
+        tail = ids[len(keys) * self._identity.block_size :]
+        if found.tokens == len(ids) and list(found.keys) == keys and list(found.tail or ()) == tail:
+            return
+        self.differed += 1
+        if self._cutter is not None and self._cutter.cuts:
+            log.warning(
+                "%s makes other tokens of a text than of its parts (%d and %d): texts are read whole from now on",
+                *(self.prompting.how, len(ids), found.tokens),
+            )
+            self._cutter.cuts = False
+        self.known.clear()
+
+
+def _packed(ids: Sequence[int]) -> "array[int]":
+    try:
+        return array("I", ids)
+    except (OverflowError, TypeError):
+        raise KvyardError("token ids must be whole numbers from 0 to 4294967295") from None
+
+
+def _cut_ids(raw: bytes) -> list[bytes | memoryview]:
+    """A JSON list of numbers, without its brackets, in pieces that each begin with a comma, but for the first."""
+    view = memoryview(raw)
+    pieces: list[bytes | memoryview] = []
+    begin, end = 1, len(raw) - 1
+    while (cut := raw.find(b",", begin + STRETCH, end)) >= 0:
+        pieces.append(view[begin:cut])
+        begin = cut
+    pieces.append(view[begin:end])
+    return pieces
+
+
+def _ids(piece: bytes | memoryview) -> list[int]:
+    text = bytes(piece)
+    return _DECODE_IDS(b"[%b]" % (text[1:] if text[:1] == b"," else text))
