@@ -6,10 +6,23 @@
 Routers run from their own environments (``scripts/peers.sh routers``); their versions are in that script. Everything is on
 loopback. CPU time is that of the router's processes by /proc, which other work on the machine disturbs least.
 
+    .venv/bin/python benchmarks/gateway.py conversations kvyard smg
+    .venv/bin/python benchmarks/gateway.py mooncake kvyard smg
+    .venv/bin/python benchmarks/gateway.py kill kvyard smg
+
 ``hop``   Before engines that answer at once (``_null_engines.py``). ``short`` is 400 characters, ``33 KB`` and ``131 KB`` are
           bodies of that size, all chats of a system prompt, which eight share, and a long message. ``on`` continues a prompt
           that was seen before with a last message of its own; ``new`` shares only the system prompt with others, a quarter.
           ``chunk`` is a chunk of 200 streams at 25 ms.
+``conversations``
+          Before four mock engines (blocks of 64 tokens, 16,384 of them, a byte is a token): 160 sessions of five turns, five
+          system prompts of 4,000 bytes, messages of 200 to 1,200, answers of 32 to 200 tokens, three seconds of thought.
+``mooncake``
+          The same engines; the first 600 requests of Mooncake's conversation trace as text that shares what its ids share.
+          Of both loads: what engines say themselves, so in their own time: how much of prompts was cached, the time to first
+          token, and how many requests the busiest had, by the mean.
+``kill``  Four mock engines, each a process, 30 requests a second, a third of them streamed. One engine is killed with -9 after
+          5 s and started again after 10: requests that failed, and when it was used again.
 """
 
 from __future__ import annotations
@@ -17,6 +30,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import lzma
+import math
 import os
 import random
 import signal
@@ -25,9 +40,11 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -42,7 +59,7 @@ WORDS = (ROOT / "README.md").read_text(encoding="utf-8").encode("ascii", "ignore
 # -- processes ----------------------------------------------------------------------------------------------------------
 
 
-_PORTS = iter(random.Random(os.getpid()).sample(range(21_000, 31_000, 10), 500))
+_PORTS = iter(random.Random(os.getpid()).sample(range(21_000, 31_000, 30), 300))
 
 
 def free_ports(count: int) -> int:
@@ -140,7 +157,7 @@ def command(router: str, port: int, engines: list[str], *, events: list[tuple[st
         python = str(bin_ / "python")
         return [python, "-m", "sglang_router.launch_router", *here, *chosen, *metrics, "--log-level", "warn"]
     if name == "vllm-router":
-        return [str(bin_ / "vllm-router"), *here, *chosen, *metrics, "--log-level", "warn"]
+        return [str(bin_ / "vllm-router"), *here, *chosen, *metrics, "--log-level", "warning"]
     if name == "litellm":
         return [str(bin_ / "litellm"), *here, "--config", "litellm.yaml", "--num_workers", "1", "--telemetry", "False"]
     raise SystemExit(f"there is no router {name}: choose kvyard, smg, sglang-router, vllm-router or litellm")
@@ -347,6 +364,289 @@ def hop(routers: list[str], rounds: int, folder: Path) -> None:
     shown(rows, routers)
 
 
+# -- what it is worth ---------------------------------------------------------------------------------------------------
+
+BLOCK = 64
+TTFT = "vllm:time_to_first_token_seconds"
+WANTED = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", f"{TTFT}_sum", f"{TTFT}_count")
+
+
+def mock(port: int, workers: int, speed: float, blocks: int = 16_384) -> list[str]:
+    """``workers`` mock engines from ``port`` on, with events 10 and their replay 20 ports further."""
+    return [
+        *(sys.executable, "-m", "kvyard", "mock", "--workers", str(workers), "--port", str(port)),
+        *(
+            "--kv-events-endpoint",
+            f"tcp://127.0.0.1:{port + 10}",
+            "--kv-events-replay-endpoint",
+            f"tcp://127.0.0.1:{port + 20}",
+        ),
+        *("--speed", str(speed), "--num-gpu-blocks", str(blocks), "--block-size", str(BLOCK)),
+        *("--max-model-len", "131072", "--served-model-name", "mock"),
+    ]
+
+
+def fleet_of(port: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """The addresses of four mock engines, and of their events."""
+    urls = [f"http://127.0.0.1:{port + at}" for at in range(4)]
+    return urls, [(f"tcp://127.0.0.1:{port + 10 + at}", f"tcp://127.0.0.1:{port + 20 + at}") for at in range(4)]
+
+
+def engine_figures(url: str) -> tuple[dict[str, float], dict[float, float]]:
+    """What an engine has counted, and its times to first token by bucket."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as reply:
+        lines = reply.read().decode().splitlines()
+    figures, buckets = dict.fromkeys(WANTED, 0.0), dict[float, float]()
+    for line in lines:
+        name, _, value = line.rpartition(" ")
+        bare = name.partition("{")[0]
+        if bare in figures:
+            figures[bare] += float(value)
+        elif bare == f"{TTFT}_bucket":
+            edge = float(name.partition('le="')[2].partition('"')[0])
+            buckets[edge] = buckets.get(edge, 0.0) + float(value)
+    return figures, buckets
+
+
+def quantile(buckets: dict[float, float], share: float) -> float:
+    """By straight lines between the edges of buckets."""
+    wanted, low, below = share * max(buckets.values()), 0.0, 0.0
+    for edge in sorted(buckets):
+        if buckets[edge] >= wanted:
+            return low if math.isinf(edge) else low + (edge - low) * (wanted - below) / max(1e-9, buckets[edge] - below)
+        low, below = edge, buckets[edge]
+    return low
+
+
+def paragraph(name: object, length: int) -> str:
+    """The same text for the same name."""
+    return f"[{name}] {text(length, random.Random(str(name)))}"[:length]
+
+
+class Client:
+    """Sends requests and counts what comes of them."""
+
+    def __init__(self, session: Any, port: int) -> None:
+        self.session, self.url = session, f"http://127.0.0.1:{port}"
+        self.failed: list[str] = []
+        self.promises: list[tuple[int, int]] = []
+        """Tokens that were promised of a cache, and that were found there, where the router says what it promises."""
+
+    async def ask(self, path: str, **body: Any) -> str:
+        """Returns the text of the answer; empty where it failed."""
+        said: list[str] = []
+        promised, cached, whole = None, 0, False
+        body |= {"model": "mock", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+        headers = {"authorization": "Bearer sk-x"}
+        try:
+            async with self.session.post(self.url + path, json=body, headers=headers) as reply:
+                if reply.status != 200:
+                    raise ConnectionError(f"{reply.status} {(await reply.text())[:100]}")
+                if (decision := reply.headers.get("x-kvyard-decision")) is not None:
+                    promised = int(decision.partition("hit=")[2].partition("/")[0]) * BLOCK
+                async for line in reply.content:
+                    if not line.startswith(b"data: "):
+                        continue
+                    if line.startswith(b"data: [DONE]"):
+                        whole = True
+                        continue
+                    event = json.loads(line[6:])
+                    for choice in event.get("choices") or ():
+                        said.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+                    if (usage := event.get("usage")) and (details := usage.get("prompt_tokens_details")):
+                        cached = details.get("cached_tokens") or 0
+            if not whole:
+                raise ConnectionError("the stream broke off")
+        except Exception as error:
+            self.failed.append(f"{type(error).__name__}: {error}"[:200])
+            return ""
+        if promised is not None:
+            self.promises.append((promised, cached))
+        return "".join(said)
+
+
+async def converse(client: Client, speed: float, sessions: int = 160, turns: int = 5) -> int:
+    systems = [paragraph(f"system {at}", 4000) for at in range(5)]
+
+    async def one(number: int) -> None:
+        rng = random.Random(number)
+        messages = [{"role": "system", "content": systems[number % 5]}]
+        await asyncio.sleep(rng.random() * 10 / speed)
+        for turn in range(turns):
+            messages.append({"role": "user", "content": paragraph(f"{number}.{turn}", rng.randint(200, 1200))})
+            said = await client.ask("/v1/chat/completions", messages=messages, max_tokens=rng.randint(32, 200))
+            messages.append({"role": "assistant", "content": said or "Well."})
+            await asyncio.sleep(rng.expovariate(1 / 3) / speed)
+
+    await asyncio.gather(*(one(number) for number in range(sessions)))
+    return sessions * turns
+
+
+async def mooncake(client: Client, speed: float, limit: int = 600) -> int:
+    with lzma.open(ROOT / "examples" / "data" / "mooncake_conversation.jsonl.xz", "rt") as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(limit))]
+    prompts = ["".join(paragraph(one, 512) for one in row["hash_ids"])[: row["input_length"]] for row in rows]
+    began = time.perf_counter() + 0.5
+
+    async def one(row: dict[str, Any], prompt: str) -> None:
+        await asyncio.sleep(began + row["timestamp"] / 1000 / speed - time.perf_counter())
+        await client.ask("/v1/completions", prompt=prompt, max_tokens=max(1, row["output_length"]))
+
+    await asyncio.gather(*(one(row, prompt) for row, prompt in zip(rows, prompts)))
+    return limit
+
+
+def worth(load: Any, routers: list[str], rounds: int, folder: Path, speed: float) -> None:
+    import aiohttp
+
+    async def drive(port: int) -> tuple[Client, int]:
+        limit, patience = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=600)
+        async with aiohttp.ClientSession(connector=limit, timeout=patience, read_bufsize=1 << 22) as session:
+            client = Client(session, port)
+            return client, await load(client, speed)
+
+    rows: dict[tuple[str, str], list[float]] = {}
+    for turn in range(rounds):
+        for router in routers[turn % len(routers) :] + routers[: turn % len(routers)]:
+            port = free_ports(24)
+            urls, events = fleet_of(port)
+            with running(mock(port, 4, speed), folder / "mock.log"):
+                wait_for(urls)
+                with routed(router, urls, folder, events=events, block_size=BLOCK) as (at, pid):
+                    before, cpu = [engine_figures(url) for url in urls], cpu_seconds(pid)
+                    client, count = asyncio.run(drive(at))
+                    after = [engine_figures(url) for url in urls]
+                    cpu = cpu_seconds(pid) - cpu
+            figures = [{name: new[0][name] - old[0][name] for name in WANTED} for old, new in zip(before, after)]
+            total = {name: sum(one[name] for one in figures) for name in WANTED}
+            buckets: dict[float, float] = {}
+            for old, new in zip(before, after):
+                for edge, value in new[1].items():
+                    buckets[edge] = buckets.get(edge, 0.0) + value - old[1].get(edge, 0.0)
+            requests = [one[WANTED[3]] for one in figures]
+            found = {
+                "cached share": total[WANTED[1]] / total[WANTED[0]],
+                "TTFT mean, ms": total[WANTED[2]] / total[WANTED[3]] * 1e3,
+                "TTFT p90, ms": quantile(buckets, 0.9) * 1e3,
+                "most/mean requests": max(requests) / (sum(requests) / 4),
+                "failed": len(client.failed),
+                "CPU, ms a request": cpu / count * 1e3,
+            }
+            if client.promises:
+                found["promises exact"] = sum(a == b for a, b in client.promises) / len(client.promises)
+            for name, value in found.items():
+                rows.setdefault((router, name), []).append(value)
+            said = f"  {router}, round {turn + 1}, load {os.getloadavg()[0]:.1f}, {client.failed[:1]}"
+            print(said, {name: round(value, 3) for name, value in found.items()}, file=sys.stderr)
+    shown(rows, routers)
+
+
+def wait_for(urls: list[str]) -> None:
+    """Until all answer."""
+    for url in urls:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            raise SystemExit(f"{url} doesn't answer")
+
+
+# -- an engine that dies ------------------------------------------------------------------------------------------------
+
+
+def kill(routers: list[str], rounds: int, folder: Path, speed: float) -> None:
+    rows: dict[tuple[str, str], list[float]] = {}
+    for turn in range(rounds):
+        for router in routers[turn % len(routers) :] + routers[: turn % len(routers)]:
+            port = free_ports(24)
+            urls, events = fleet_of(port)
+            with ExitStack() as stack:
+                engines = []
+                for at in range(4):
+                    given = mock(port + at, 1, speed, 8192)
+                    engines.append(stack.enter_context(running(given, folder / f"mock{at}.log")))
+                wait_for(urls)
+                at, _ = stack.enter_context(routed(router, urls, folder, events=events, block_size=BLOCK))
+                found = asyncio.run(killed(at, engines[1], urls[1], mock(port + 1, 1, speed, 8192), folder, stack))
+            for name, value in found.items():
+                rows.setdefault((router, name), []).append(value)
+            print(f"  {router}, round {turn + 1}, load {os.getloadavg()[0]:.1f}: {found}", file=sys.stderr)
+    shown(rows, routers)
+
+
+async def killed(
+    port: int, engine: subprocess.Popen[bytes], url: str, again: list[str], folder: Path, stack: ExitStack
+) -> dict[str, float]:
+    """Kill an engine under load and start it again. How it went."""
+    import aiohttp
+
+    rng, began, used = random.Random(3), time.perf_counter(), math.inf
+    systems = [text(1500, rng) for _ in range(6)]
+    results: list[str] = []
+
+    async def one(session: Any, number: int) -> None:
+        rng, streamed = random.Random(number), number % 3 == 0
+        content = [{"role": "system", "content": rng.choice(systems)}, {"role": "user", "content": text(200, rng)}]
+        body = {"model": "mock", "messages": content, "max_tokens": rng.randint(10, 60), "stream": streamed}
+        first = False
+        try:
+            async with session.post(
+                f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers={"authorization": "Bearer sk-x"}
+            ) as reply:
+                got = b""
+                async for part in reply.content.iter_any():
+                    first, got = True, got + part
+                if reply.status != 200:
+                    results.append(f"status {reply.status}")
+                elif streamed:
+                    results.append("fine" if b"[DONE]" in got else "cut")
+                else:
+                    results.append("fine" if json.loads(got)["choices"] else "empty")
+        except Exception as error:
+            results.append("cut" if first else f"failed {type(error).__name__}")
+
+    def served() -> float:
+        try:
+            return engine_figures(url)[0][WANTED[3]]
+        except OSError:
+            return 0.0
+
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)
+    ) as session:
+        tasks, number, fell, back, baseline = [], 0, False, math.inf, 0.0
+        while (now := time.perf_counter() - began) < 40:
+            if now > 5 and not fell:
+                fell = True
+                os.killpg(engine.pid, signal.SIGKILL)
+                engine.wait()
+            if now > 10 and math.isinf(back):
+                stack.enter_context(running(again, folder / "mock-again.log"))
+                await asyncio.to_thread(wait_for, [url])
+                back, baseline = time.perf_counter() - began, await asyncio.to_thread(served)
+            if math.isinf(used) and not math.isinf(back) and number % 10 == 0:
+                if await asyncio.to_thread(served) > baseline:
+                    used = time.perf_counter() - began - back
+                elif now > 38:
+                    break
+            if not math.isinf(used) and now > back + used + 2:
+                break
+            tasks.append(asyncio.create_task(one(session, number)))
+            number += 1
+            await asyncio.sleep(max(0.0, number / 30 - (time.perf_counter() - began)))
+        await asyncio.gather(*tasks)
+    bad = [one for one in results if one != "fine"]
+    return {
+        "requests": len(results),
+        "failed": sum(one != "cut" for one in bad),
+        "streams cut": sum(one == "cut" for one in bad),
+        "used again after, s": used,
+    }
+
+
 def shown(rows: dict[tuple[str, str], list[float]], routers: list[str]) -> None:
     """A table with a column for each router: medians, and all values where there are several."""
     for what in dict.fromkeys(what for _, what in rows):
@@ -362,13 +662,20 @@ def shown(rows: dict[tuple[str, str], list[float]], routers: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["hop"])
+    parser.add_argument("what", choices=["hop", "conversations", "mooncake", "kill"])
     parser.add_argument("routers", nargs="*", default=["kvyard"])
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--speed", type=float, default=2.0, help="of the mock engines, but for hop")
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "gateway-benchmark")
     given = parser.parse_args()
     given.logs.mkdir(parents=True, exist_ok=True)
-    {"hop": hop}[given.what](given.routers, given.rounds, given.logs)
+    if given.what == "hop":
+        hop(given.routers, given.rounds, given.logs)
+    elif given.what == "kill":
+        kill(given.routers, given.rounds, given.logs, given.speed)
+    else:
+        load = converse if given.what == "conversations" else mooncake
+        worth(load, given.routers, given.rounds, given.logs, given.speed)
 
 
 if __name__ == "__main__":

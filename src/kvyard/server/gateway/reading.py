@@ -186,6 +186,9 @@ class PromptReader:
     async def _read_source(self, source: PromptSource, namespace: Namespace, too_long: TooLong) -> ReadPrompt | None:
         """``None`` where it has to be read in another way."""
         if source.ids is not None:
+            count = source.ids.count(b",") + 1
+            if too_long(count):
+                return ReadPrompt((), count, single=True)
             pieces = _cut_ids(source.ids)
             try:
                 return await self._named(b"json", pieces, lambda at: _ids(pieces[at]), namespace, too_long)
@@ -198,6 +201,8 @@ class PromptReader:
         parts, tokens = cutter.pieces(source.text, source.special)
         kind = b"text+" if source.special else b"text"
         by_thread = not isinstance(self.prompting.local, ByteTokenizer)
+        if not by_thread and too_long(sum(map(len, parts))):
+            return ReadPrompt((), sum(map(len, parts)), single=True)
         found = await self._named(kind, parts, tokens, namespace, too_long, by_thread)
         if self.prompting.local is not None and not isinstance(self.prompting.local, ByteTokenizer):
             self._sample(self.prompting.local, source, namespace, found)
