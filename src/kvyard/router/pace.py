@@ -1,10 +1,12 @@
 """How fast a worker is, as a router sees it: what computing, loading and decoding take there, in milliseconds.
 
 A replay knows, since it has the worker's own timing model (``ModelPace``). A gateway begins with one number, prompt tokens
-per second, and learns the rest from the times to first token that it sees (``LearntPace``).
+per second, and learns the rest from the times to first token that it sees (``LearntPace``), and which workers differ from the
+others (``RelativePace``).
 """
 
 from collections.abc import Sequence
+from math import exp, log
 from typing import Protocol
 
 from kvyard.engine.config import EngineConfig
@@ -226,6 +228,57 @@ def _solved(xx: float, xp: float, pp: float, xy: float, py: float) -> tuple[floa
     return (xy / xx if xx > 0 else 0.0), 0.0
 
 
+class RelativePace:
+    """The usual pace of a fleet, times how much slower or faster one worker has clearly been.
+
+    One worker's times to first token are few and noisy, and engines of one fleet are mostly alike: by its own times alone a
+    worker would seem slow whenever the machine was held up, and the others get what it had cached. So a difference counts as
+    far as it exceeds what chance does: two standard errors, of logarithms, so that one stall doesn't weigh more than many
+    usual times.
+    """
+
+    _KEPT = 0.98
+    _FEWEST = 8.0
+    """Times that have to be seen before any difference counts."""
+
+    def __init__(self, usual: LearntPace) -> None:
+        self.capacity: int | None = None
+        self.factor = 1.0
+        self._usual = usual
+        self._weight = 0.0
+        self._sum = 0.0
+        self._squares = 0.0
+
+    def prefill(self, tokens: int) -> float:
+        return self.factor * self._usual.prefill(tokens)
+
+    def past(self, tokens: int, cached: int) -> float:
+        return self.factor * self._usual.past(tokens, cached)
+
+    def passes(self, tokens: int) -> int:
+        return self._usual.passes(tokens)
+
+    def load(self, blocks: Sequence[int]) -> float:
+        return self._usual.load(blocks)
+
+    def step(self, requests: int, context: int) -> float:
+        return self._usual.step(requests, context)
+
+    def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
+        """By ``compared``: a time says little without the fleet's."""
+
+    def compared(self, difference: float) -> None:
+        """A first token took ``exp(difference)`` times as long as is usual at this time."""
+        self._weight = self._KEPT * self._weight + 1.0
+        self._sum = self._KEPT * self._sum + difference
+        self._squares = self._KEPT * self._squares + difference * difference
+        if self._weight < self._FEWEST:
+            return
+        mean = self._sum / self._weight
+        chance = 4.0 * max(0.0, self._squares / self._weight - mean * mean) / self._weight
+        self.factor = exp(mean * (1.0 - chance / (mean * mean))) if mean * mean > chance else 1.0
+
+
 class PaceBook:
     """The paces of all workers, by slot. Those that aren't given are learnt.
 
@@ -234,11 +287,16 @@ class PaceBook:
     """
 
     FORGOTTEN = 200
+    _KEPT = 0.98
 
     def __init__(self) -> None:
         self.all: list[Pace] = []
         self._usual = LearntPace()
         """By what was seen of all that are learnt."""
+        self._learnt: dict[int, RelativePace] = {}
+        """By slot."""
+        self._level = 0.0
+        """How much longer than expected first tokens have taken lately, as a logarithm: what is common to all."""
         self._seen: list[int] = []
         """By slot, at which first token of the fleet it was seen last; -1 where the pace was given."""
         self._count = 0
@@ -251,17 +309,30 @@ class PaceBook:
         if slot == len(self.all):
             self.all.append(self._usual)
             self._seen.append(-1)
-        self.all[slot] = self._usual.copy() if pace is None else pace
+        if pace is None:
+            self.all[slot] = self._learnt[slot] = RelativePace(self._usual)
+            self._seen[slot] = self._count
+        else:
+            self.all[slot] = pace
+            self._learnt.pop(slot, None)
+            self._seen[slot] = -1
         self._mixed = self._mixed or pace is None or (self.common is not None and pace is not self.common)
         self.common = None if self._mixed else pace
-        self._seen[slot] = self._count if pace is None else -1
 
     def observe(self, slot: int, tokens: int, ms: float, pairs: int) -> None:
         """``Pace.observe`` of that worker."""
-        self.all[slot].observe(tokens, ms, pairs)
-        if self._seen[slot] < 0:
+        own = self._learnt.get(slot)
+        if own is None:
+            self.all[slot].observe(tokens, ms, pairs)
             return
-        self._usual.observe(tokens, ms, pairs)
+        usual = self._usual
+        expected = usual.prefill(tokens) + usual.per_pair * pairs
+        if expected > 0 and ms > 0:
+            most = usual.OUTLIER
+            x = log(max(1.0 / most, min(most, ms / expected)))
+            own.compared(x - self._level)
+            self._level = self._KEPT * self._level + (1.0 - self._KEPT) * x
+        usual.observe(tokens, ms, pairs)
         self._count += 1
         self._seen[slot] = self._count
         other = self._count % len(self.all)  # each in its turn
