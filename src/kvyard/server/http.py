@@ -202,6 +202,7 @@ def application(
     title: str,
     bounds: Bounds,
     token: str | None = None,
+    door: Callable[[str], None] | None = None,
     guard: GuardCheck | None = None,
     seen: Callable[[str, int, float], None] | None = None,
     openai: bool = False,
@@ -209,10 +210,11 @@ def application(
 ) -> Any:
     """A Starlette application of ``operations``, with its own description at ``/openapi.json``.
 
-    ``guard`` is asked about requests that no token protects. ``seen`` is told the path, status and seconds of every answered
-    request. With ``openai``, refusals are written as clients of OpenAI read them. With ``vllm``, routes that aren't there and
-    methods that aren't for them are answered as vLLM does, whose routes don't take HEAD. Raises ``KvyardError`` where Starlette
-    isn't installed.
+    ``door`` takes the Authorization header and raises ``Refusal`` for those who may not enter; with it, ``token`` isn't looked
+    at. ``guard`` is asked about requests that no token protects. ``seen`` is told the path, status and seconds of every
+    answered request. With ``openai``, refusals are written as clients of OpenAI read them. With ``vllm``, routes that aren't
+    there and methods that aren't for them are answered as vLLM does, whose routes don't take HEAD. Raises ``KvyardError``
+    where Starlette isn't installed.
     """
     try:
         from starlette.applications import Starlette
@@ -250,20 +252,25 @@ def application(
 
     def route(operation: Operation) -> Route:
         wanted = operation.token or token
+        by_door = door if operation.token is None else None
+        protected = wanted is not None or by_door is not None
 
         async def endpoint(scope: Any, receive: Any) -> Any:
             loop = asyncio.get_running_loop()
             began = loop.time()
             headers = RequestHeaders(scope["headers"])
             try:
-                if guard is not None and (operation.guarded or (wanted is None and not operation.open)):
-                    guard(scope["method"], headers, wanted is not None)
-                    if wanted is None and operation.body is not None and not operation.as_vllm:
+                if guard is not None and (operation.guarded or (not protected and not operation.open)):
+                    guard(scope["method"], headers, protected)
+                    if not protected and operation.body is not None and not operation.as_vllm:
                         check_is_no_form(headers.get("content-type", ""))
                 if operation.closed:
                     raise Refusal(403, operation.closed)
-                if wanted is not None and not operation.open:
-                    check_token(headers.get("authorization", ""), wanted)
+                if protected and not operation.open:
+                    if by_door is not None:
+                        by_door(headers.get("authorization", ""))
+                    elif wanted is not None:
+                        check_token(headers.get("authorization", ""), wanted)
                 body = None
                 if operation.body is not None:
                     content = await _read(scope, receive, headers, bounds)
@@ -316,7 +323,7 @@ def application(
         return refuse(refusal)
 
     problem = ErrorBody if openai else RefusalBody
-    described = document(operations, title=title, secured=token is not None, problem=problem)
+    described = document(operations, title=title, secured=token is not None or door is not None, problem=problem)
 
     async def describe(body: None, headers: Mapping[str, str]) -> Any:
         """This document."""

@@ -11,7 +11,7 @@ from kvyard.server.health import HealthReason
 from kvyard.server.indexer.conditions import index_conditions, task_conditions
 from kvyard.server.indexer.service import Service
 
-SAID_AT_ONCE = frozenset({"draining", "engine-down", "share-away", "index-away", "record"})
+SAID_AT_ONCE = frozenset({"draining", "engine-down", "share-away", "index-away", "record", "access-log"})
 """Codes of what the parts themselves log in the moment when it happens."""
 
 
@@ -30,6 +30,8 @@ def conditions(
     for journal in journals:
         if journal.error:
             yield HealthReason(code="journal", about=str(journal.path), why=journal.error)
+    if traffic.access_log is not None and traffic.access_log.error:
+        yield HealthReason(code="access-log", about=traffic.access_log.path, why=traffic.access_log.error)
     recorder = traffic.recorder
     if recorder is not None and recorder.stopped:
         yield HealthReason(code="record", about=str(recorder.path), why=recorder.stopped)

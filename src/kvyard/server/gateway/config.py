@@ -175,6 +175,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     token_file: Annotated[
         str | None, Setting(f"A file with the token that clients show; or set {TOKEN_VARIABLE}.", flag=True)
     ] = None
+    keys_file: Annotated[
+        str | None,
+        Setting("A TOML or JSON file with keys, the models and rates of each, and rates of models.", flag=True),
+    ] = None
+    """Instead of one token for all clients, or beside it. Read again where it changes, and by SIGHUP."""
+    access_log: Annotated[
+        str | None,
+        Setting("Write a line of JSON for each request, without text, to this file; - for stderr.", flag=True),
+    ] = None
     admin_token_file: Annotated[
         str | None, Setting(f"A file with a token of its own for /admin; or set {ADMIN_VARIABLE}.", flag=True)
     ] = None

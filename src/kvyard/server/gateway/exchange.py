@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard.clock import Clock, pause
 from kvyard.router import Decision
+from kvyard.server.gateway.access import RateTicket
 from kvyard.server.gateway.client import ELSEWHERE, EngineClient
 from kvyard.server.gateway.connections import EngineConnection
 from kvyard.server.gateway.failures import AnswerCut, EngineFailed
@@ -62,6 +63,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     method: str = "POST"
     headers: list[tuple[bytes, bytes]]
     """For the engine."""
+    ticket: RateTicket | None = None
+    """What it draws on, where there are limits."""
     status_code: int = 200
     scope: Any = None
     send: Any = None
@@ -105,7 +108,11 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 lost.discard(self._gone)
             elif watching is not None:
                 watching.cancel()
-            self.proxy.traffic.ended(self.proxied, outcome)
+            proxied = self.proxied
+            proxied.status = self.status_code
+            if self.ticket is not None:
+                self.ticket.settle(proxied.prompt + (proxied.output or proxied.events))
+            self.proxy.traffic.ended(proxied, outcome)
 
     def _watched(self, watching: asyncio.Task[None]) -> None:
         if not watching.cancelled():
@@ -250,6 +257,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             self.pool.first_token(self.proxied.id, seen=streamed and not self.handed_over)
         self.proxy.traffic.began_answer(self.proxied)
         self.status_code = answer.status
+        if self.ticket is not None:
+            headers += self.ticket.headers()
         await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
         self._began = True
 

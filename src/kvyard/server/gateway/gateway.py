@@ -11,6 +11,8 @@ from functools import partial
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
+from kvyard.server.gateway.access import KeyRing, read_keys
+from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.conditions import SAID_AT_ONCE, conditions
 from kvyard.server.gateway.config import GatewayConfig, NameConfig
@@ -52,6 +54,7 @@ class Gateway(AsyncService):
         self.health = EngineHealth(config, self.clock)
         self.metrics = GatewayMetrics()
         self.traffic = Traffic(self.clock, self.metrics)
+        self.keys = None if config.keys_file is None else KeyRing(read_keys(config.keys_file), self.clock.now)
         self.supervisor = Supervisor()
         self._maker = PoolMaker(config, self.client, self.clock, index_token, self.supervisor)
         self.index = self._maker.index
@@ -69,6 +72,8 @@ class Gateway(AsyncService):
                 limit=config.record_limit,
                 keep=config.record_keep,
             )
+        if config.access_log is not None:
+            self.traffic.access_log = AccessLog(config.access_log)
         self.client.open()
         await self._maker.check()
         watches = [(name, DnsWatch(name.host, name.port, interval_s=name.interval_s)) for name in config.names]
@@ -104,6 +109,8 @@ class Gateway(AsyncService):
         self._maker.close()
         if self.traffic.recorder is not None:
             self.traffic.recorder.close()
+        if self.traffic.access_log is not None:
+            self.traffic.access_log.close()
 
     # -- beside requests ----------------------------------------------------------------------------------------------
 
@@ -119,6 +126,9 @@ class Gateway(AsyncService):
         """What its metrics say of itself."""
         yield P + "task_failures_total", {}, self.supervisor.failures
         yield P + "degraded", {}, any(True for _ in self.conditions())
+        if self.keys is not None:
+            for name, count in self.keys.refused.items():
+                yield P + "key_refused_total", {"key": name}, count
 
     def _unsaid(self) -> Iterator[HealthReason]:
         return (reason for reason in self.conditions() if reason.code not in SAID_AT_ONCE)
@@ -130,6 +140,8 @@ class Gateway(AsyncService):
             self._maker.flush()
             if self.traffic.recorder is not None:
                 self.traffic.recorder.flush()
+            if self.traffic.access_log is not None:
+                self.traffic.access_log.flush()
 
     async def _take_fleet(self, url: str) -> bool:
         """Take in the workers of a mock that aren't here; false where it doesn't answer. Raises ``KvyardError`` for no mock."""

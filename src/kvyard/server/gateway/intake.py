@@ -9,6 +9,7 @@ import msgspec
 
 from kvyard.hashing import Namespace
 from kvyard.router import RouteRequest
+from kvyard.server.gateway.access import AccessKey, KeyRing, RateTicket
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.disaggregation import SplitExchange, divisible
 from kvyard.server.gateway.exchange import Exchange, Proxy
@@ -19,8 +20,10 @@ from kvyard.server.gateway.prompting import PeekedContinuation, PeekedPrompt, Pe
 from kvyard.server.gateway.reading import NOTHING
 from kvyard.server.gateway.traffic import ProxiedRequest
 from kvyard.server.hinting import peek_hints
-from kvyard.server.http import Refusal
+from kvyard.server.http import Refusal, openai_error
 
+BYTES_PER_TOKEN = 4
+"""Of a body, where a prompt isn't read and a limit has to be kept; the engine says better at the end."""
 LONG_SESSION = 128
 """Characters from which on a session's name is kept as a digest: routers remember many of them."""
 
@@ -35,6 +38,8 @@ class RequestIntake(msgspec.Struct, eq=False):
     """Whether what clients show goes on to engines; where we have a token, it is meant for us."""
     reads_prompts: bool = True
     """Whether prompts matter to anything here."""
+    keys: KeyRing | None = None
+    """Who may ask; ``None``: all who come in."""
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str]
@@ -72,17 +77,32 @@ class RequestIntake(msgspec.Struct, eq=False):
         traffic, most = self.proxy.traffic, self.config.held_bytes
         received = self.proxy.clock.now()
         traffic.counters.requests += 1
+        key: AccessKey | None = None
+        ticket: RateTicket | None = None
         try:
+            if self.keys is not None:
+                key = self.keys.find(headers.get("authorization", ""))
             if traffic.held + len(body) > most:
                 raise Refusal(
                     429, f"the requests that are here have {most} bytes already", fix="try again later", Retry_After="1"
                 )
             id_, name, pool, place = await self.place_of(path, body, headers)
-        except BaseException:
-            traffic.refused()
+            if self.keys is not None and key is not None:
+                ticket = self.keys.admit(key, name, place.request.num_tokens or len(body) // BYTES_PER_TOKEN)
+        except BaseException as error:
+            status = openai_error(error)[0] if isinstance(error, Refusal) else 500
+            traffic.refused(path, status, len(body), "" if key is None else key.name)
             raise
         proxied = ProxiedRequest(
-            id=id_, model=name, pool=pool.model, block_size=pool.router.block_size, size=len(body), received=received
+            id=id_,
+            model=name,
+            pool=pool.model,
+            block_size=pool.router.block_size,
+            size=len(body),
+            received=received,
+            path=path,
+            key="" if key is None else key.name,
+            prompt=place.request.num_tokens,
         )
         model = pool.model if len(self.members.pools) > 1 else None
         traffic.began(proxied, place.request, place.tail, model, place.hints)
@@ -98,8 +118,18 @@ class RequestIntake(msgspec.Struct, eq=False):
                 body=body,
                 headers=sent,
                 name=name,
+                ticket=ticket,
             )
-        return Exchange(proxy=self.proxy, proxied=proxied, pool=pool, place=place, path=path, body=body, headers=sent)
+        return Exchange(
+            proxy=self.proxy,
+            proxied=proxied,
+            pool=pool,
+            place=place,
+            path=path,
+            body=body,
+            headers=sent,
+            ticket=ticket,
+        )
 
     async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
         """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
@@ -119,6 +149,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             block_size=pool.router.block_size,
             size=len(body or b""),
             received=self.proxy.clock.now(),
+            path=path,
         )
         traffic.began(proxied, place.request, None, None)
         sent = upstream(headers.raw, name, self.proxy.client.authorization, self.keeps_authorization)

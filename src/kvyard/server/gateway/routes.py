@@ -67,7 +67,10 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         """Every model and adapter that some engine serves."""
         created = self.gateway.started // SECOND
         found: list[openai.ModelCard] = []
+        key = None if self.intake.keys is None else self.intake.keys.find(headers.get("authorization", ""))
         for name, (pool, lora) in self.gateway.members.names.items():
+            if key is not None and not key.allows(name):
+                continue
             listed = [engine.listed[name] for engine in pool.engines.values() if name in engine.listed]
             lengths = [one.max_model_len for one in listed if one.max_model_len is not None]
             root = next((one.root for one in listed if one.root), pool.model)
@@ -294,16 +297,20 @@ def assemble(
     gateway.metrics.sources.append(gateway.samples)
     proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries)
     # Clients aren't operators unless that is said: who may add engines can have the gateway connect anywhere.
-    closed = ADMIN_CLOSED if token is not None and admin_token is None else ""
+    keys = gateway.keys
+    if keys is not None and token is not None:
+        keys.also(token)
+    closed = ADMIN_CLOSED if (token is not None or keys is not None) and admin_token is None else ""
     guard = Guard(config.host, tuple(config.hosts)).check
     reads = make_policy(config.router).needs_keys or bool(config.record or config.journal or config.share)
-    intake = RequestIntake(config, members, proxy, token is None, reads)
+    intake = RequestIntake(config, members, proxy, token is None and keys is None, reads, keys)
     routes = GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks))
     app = application(
         [*(routes.passed() if proxies else ()), *routes.own()],
         title=title,
         bounds=config.limits,
         token=token,
+        door=None if keys is None else keys.check,
         guard=guard,
         openai=True,
     )

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
-from kvyard.clock import SECOND, WallClock
+from kvyard.clock import MS, SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import NAMES as INDEX_NAMES
 from kvyard.router import Decision, RouteRequest
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
+from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.pool import Engine, PromptTally
 from kvyard.server.gateway.promises import Promise, PromiseTally, entered
 from kvyard.server.gateway.recording import TrafficRecorder
@@ -51,6 +52,17 @@ class ProxiedRequest(msgspec.Struct, kw_only=True):
     size: int
     """Bytes of its body."""
     received: int
+    path: str = ""
+    key: str = ""
+    """Whose it is, by the name of a key."""
+    status: int = 0
+    """Of the answer."""
+    prompt: int = 0
+    """Tokens, as far as they are known."""
+    placed: int = 0
+    """When it was first given to an engine."""
+    why: str = ""
+    """Why that engine."""
     tries: int = 0
     first: int = 0
     """When the engine's first bytes came."""
@@ -149,6 +161,7 @@ class Traffic:
         self.promises = PromiseTally()
         self.first_bytes = LatencyWindow()
         self.recorder: TrafficRecorder | None = None
+        self.access_log: AccessLog | None = None
         self.held = 0
         """Bytes of the bodies of all requests that are under way."""
         self._clock = clock
@@ -166,9 +179,13 @@ class Traffic:
             pass  # a client has guessed it
         return made
 
-    def refused(self) -> None:
+    def refused(self, path: str = "", status: int = 0, size: int = 0, key: str = "") -> None:
         """A request couldn't be routed."""
         self.counters.refused += 1
+        if self.access_log is not None:
+            when = self._clock.now() / SECOND
+            line = AccessLine(time=when, path=path, status=status, outcome="refused", bytes_in=size, key=key)
+            self.access_log.add(line)
         # Its model's name is any client's invention, so it is no label.
         self._metrics.requests["", "refused"].inc()
 
@@ -210,7 +227,8 @@ class Traffic:
         engine.prompt_tokens += decision.num_tokens
         engine.tally.add(decision, size)
         self._unmet(proxied, "failed")
-        proxied.engine = engine
+        proxied.engine, proxied.why, proxied.prompt = engine, decision.why, decision.num_tokens
+        proxied.placed = proxied.placed or now
         if decision.overlap:
             proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
         self._decisions += 1
@@ -245,6 +263,8 @@ class Traffic:
             found = min(said.cached, decision.overlap * proxied.block_size)
             said = said._replace(cached=found)
             proxied.cached = found
+        if said.prompt is not None:
+            proxied.prompt = said.prompt
         metrics, model = self._metrics, proxied.model
         metrics.output[model,].inc(proxied.output)
         if not decision.num_tokens and said.prompt:
@@ -313,5 +333,33 @@ class Traffic:
             # Without a stream the first bytes are the whole answer, and its first token wasn't seen.
             first = proxied.first if proxied.events else None
             self.recorder.ended(proxied.id, proxied.output, first_token=first, cached=proxied.cached)
+        now = self._clock.now()
         self._metrics.requests[proxied.model, outcome].inc()
-        self._metrics.seconds[proxied.model,].observe((self._clock.now() - proxied.received) / SECOND)
+        self._metrics.seconds[proxied.model,].observe((now - proxied.received) / SECOND)
+        if self.access_log is not None:
+            self.access_log.add(_line(proxied, outcome, now))
+
+
+def _line(proxied: ProxiedRequest, outcome: str, now: int) -> AccessLine:
+    def since(at: int) -> float:
+        return round((at - proxied.received) / MS, 3) if at else 0.0
+
+    return AccessLine(
+        time=proxied.received / SECOND,
+        id=proxied.id,
+        path=proxied.path,
+        key=proxied.key,
+        model=proxied.model,
+        status=proxied.status,
+        outcome=outcome,
+        engine="" if proxied.engine is None else proxied.engine.name,
+        why=proxied.why,
+        tries=proxied.tries,
+        bytes_in=proxied.size,
+        prompt_tokens=proxied.prompt,
+        cached_tokens=proxied.cached,
+        output_tokens=proxied.output,
+        placed_ms=since(proxied.placed),
+        first_byte_ms=since(proxied.first),
+        total_ms=since(now),
+    )

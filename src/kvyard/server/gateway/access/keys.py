@@ -1,0 +1,152 @@
+"""Keys: whom the gateway answers, which models each may ask for, and at what rate. A TOML or JSON file says it:
+
+[[keys]]
+name = "search-team"
+key = "sk-..."                    # or sha256 = "...", of the key, so that the file gives nothing away
+models = ["llama", "tools-*"]     # left out: all
+requests_per_minute = 600
+tokens_per_minute = 200_000
+
+[models.llama]                    # for all keys together
+tokens_per_minute = 2_000_000
+"""
+
+import hashlib
+import string
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.access.rates import Allowance, Now, Rate, RateTicket
+from kvyard.server.http import Refusal
+from kvyard.server.indexer.config import load, settings_as
+
+
+class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of those who may ask."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    """For logs and metrics: it isn't secret."""
+    key: str | None = None
+    sha256: str | None = None
+    models: tuple[str, ...] = ()
+    """Names of models and adapters, ``*`` for any letters; empty: all."""
+
+    def allows(self, model: str) -> bool:
+        """Whether it may ask for that model."""
+        return not self.models or any(fnmatchcase(model, one) for one in self.models)
+
+    @property
+    def digest(self) -> str:
+        """By which it is found. Raises ``KvyardError`` where it is none, or is said twice or not at all."""
+        if (self.key is None) == (self.sha256 is None):
+            raise KvyardError(f"key {self.name}: give either key or sha256")
+        if self.key is not None:
+            if not self.key or not self.key.isascii() or not self.key.isprintable() or " " in self.key:
+                raise KvyardError(f"key {self.name}: a key is one word of printable characters")
+            return hashlib.sha256(self.key.encode()).hexdigest()
+        found = (self.sha256 or "").lower()
+        if len(found) != 64 or not set(found) <= set(string.hexdigits):
+            raise KvyardError(f"key {self.name}: sha256 is 64 hexadecimal digits, as sha256sum writes them")
+        return found
+
+
+class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What such a file says."""
+
+    keys: Annotated[list[AccessKey], Meta(min_length=1)]
+    models: dict[str, Rate] = {}
+    """What all keys together may have of a model or an adapter."""
+
+
+def read_keys(path: str) -> KeyFile:
+    """Raises ``KvyardError`` for a file that can't be used, and says where."""
+    found = settings_as(load(Path(path)), KeyFile, path)
+    names: set[str] = set()
+    digests: set[str] = set()
+    for key in found.keys:
+        try:
+            digest = key.digest
+        except KvyardError as error:
+            raise KvyardError(f"{path}: {error}") from None
+        if key.name in names:
+            raise KvyardError(f"{path}: two keys are called {key.name}: give each a name of its own")
+        if digest in digests:
+            raise KvyardError(f"{path}: key {key.name} is another's too: give each its own")
+        names.add(key.name)
+        digests.add(digest)
+    return found
+
+
+class KeyRing:
+    """All keys and what is left of their rates."""
+
+    def __init__(self, file: KeyFile, now: Now) -> None:
+        self._now = now
+        self._token: AccessKey | None = None
+        self._keys: dict[str, AccessKey] = {}
+        self._by_key: dict[str, Allowance] = {}
+        self._by_model: dict[str, Allowance] = {}
+        self.refused: dict[str, int] = {}
+        """By the name of a key, requests that were too many."""
+        self.replace(file)
+
+    def replace(self, file: KeyFile) -> None:
+        """Go by another file from now on. What was used of a rate that is the same still counts."""
+        self._keys = {key.digest: key for key in file.keys}
+        if self._token is not None:
+            self._keys[self._token.digest] = self._token
+        rates = {
+            key.name: Rate(requests_per_minute=key.requests_per_minute, tokens_per_minute=key.tokens_per_minute)
+            for key in file.keys
+        }
+        self._by_key = {name: self._kept(self._by_key, name, f"key {name}", rate) for name, rate in rates.items()}
+        self._by_model = {
+            name: self._kept(self._by_model, name, f"model {name}", rate) for name, rate in file.models.items()
+        }
+
+    def also(self, token: str) -> None:
+        """Let in those who show ``token`` too, for everything."""
+        self._token = AccessKey(name="token", key=token)
+        self._keys[self._token.digest] = self._token
+
+    def find(self, authorization: str) -> AccessKey:
+        """Whose header this is. Raises ``Refusal`` where it is none's."""
+        scheme, _, given = authorization.partition(" ")
+        # By its digest: how long a lookup takes says nothing of how near a guess was.
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogatepass")).hexdigest()
+        found = self._keys.get(digest) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise Refusal(
+                401, "the key is missing or wrong", fix="send Authorization: Bearer KEY", WWW_Authenticate="Bearer"
+            )
+        return found
+
+    def check(self, authorization: str) -> None:
+        """Raise ``Refusal`` where nobody has this key."""
+        self.find(authorization)
+
+    def admit(self, key: AccessKey, model: str, tokens: int) -> RateTicket:
+        """Let a request in, of which so many tokens are known. Raises ``Refusal`` where its key may not ask for that model, or
+        a rate is used up.
+        """
+        if not key.allows(model):
+            raise Refusal(
+                404, f"the model {model!r:.200} isn't there, or isn't for this key", field="model", fix="see /v1/models"
+            )
+        allowances = [self._by_key[key.name]] if key.name in self._by_key else []
+        if model in self._by_model:
+            allowances.append(self._by_model[model])
+        try:
+            return RateTicket(allowances, tokens)
+        except Refusal:
+            self.refused[key.name] = self.refused.get(key.name, 0) + 1
+            raise
+
+    def _kept(self, known: dict[str, Allowance], name: str, whose: str, rate: Rate) -> Allowance:
+        old = known.get(name)
+        return old if old is not None and old.rate == rate else Allowance(whose, rate, self._now)

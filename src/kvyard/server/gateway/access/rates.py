@@ -1,0 +1,111 @@
+"""Rates: how many requests and tokens a minute may have, and what is left of them.
+
+A rate is a bucket that fills evenly and holds a minute's worth. A request takes its prompt's tokens when it comes, where they
+are known, and the rest when it ends: how long an answer gets isn't known before. So a bucket of tokens may run into debt, by
+what was under way, and then nothing more is let in until that is paid.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from kvyard.clock import SECOND
+from kvyard.server.http import Refusal
+
+Figure = Annotated[int, Meta(ge=1, le=1 << 40)]
+Now = Callable[[], int]
+"""Nanoseconds."""
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one minute may have; ``None``: as much as there is."""
+
+    requests_per_minute: Figure | None = None
+    tokens_per_minute: Figure | None = None
+
+
+class Bucket:
+    """One figure of a rate."""
+
+    def __init__(self, limit: int, now: Now) -> None:
+        self.limit = limit
+        self._now = now
+        self._level = float(limit)
+        self._at = now()
+
+    @property
+    def level(self) -> float:
+        """What is left; below 0 where there is a debt."""
+        now = self._now()
+        self._level = min(self.limit, self._level + (now - self._at) / (60 * SECOND) * self.limit)
+        self._at = now
+        return self._level
+
+    def take(self, amount: float) -> None:
+        """Take so much, whether or not it is there; less than 0 gives back."""
+        self._level = min(self.limit, self.level - amount)
+
+    def wait(self, amount: float) -> float:
+        """Seconds until so much is there, or the bucket full."""
+        return max(0.0, (min(amount, self.limit) - self.level) * 60 / self.limit)
+
+
+class Allowance:
+    """The buckets of one rate, and whose they are."""
+
+    def __init__(self, whose: str, rate: Rate, now: Now) -> None:
+        self.whose = whose
+        self.rate = rate
+        self.requests = None if rate.requests_per_minute is None else Bucket(rate.requests_per_minute, now)
+        self.tokens = None if rate.tokens_per_minute is None else Bucket(rate.tokens_per_minute, now)
+
+
+class RateTicket:
+    """A request that was let in, with all the allowances that it draws on."""
+
+    def __init__(self, allowances: Sequence[Allowance], tokens: int) -> None:
+        """Takes one request and so many tokens. Raises ``Refusal`` with 429, and takes nothing, where one has too few."""
+        self._allowances = allowances
+        self._taken = tokens
+        for one in allowances:
+            for kind, bucket, amount in (("requests", one.requests, 1), ("tokens", one.tokens, max(1, tokens))):
+                if bucket is not None and (wait := bucket.wait(amount)) > 0:
+                    raise Refusal(
+                        429,
+                        f"{one.whose} may have {bucket.limit} {kind} a minute",
+                        fix=f"try again in {wait:.1f} s",
+                        Retry_After=str(max(1, round(wait + 0.5))),
+                        **{name.replace("-", "_"): value for name, value in rate_headers(allowances).items()},
+                    )
+        for one in allowances:
+            if one.requests is not None:
+                one.requests.take(1)
+            if one.tokens is not None:
+                one.tokens.take(tokens)
+
+    def settle(self, tokens: int) -> None:
+        """It is over and had so many tokens in all."""
+        for one in self._allowances:
+            if one.tokens is not None:
+                one.tokens.take(tokens - self._taken)
+        self._taken = tokens
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What its client is told of what is left."""
+        return [(name.encode(), value.encode()) for name, value in rate_headers(self._allowances).items()]
+
+
+def rate_headers(allowances: Iterable[Allowance]) -> dict[str, str]:
+    """As OpenAI has them; of several allowances, the one with the least left."""
+    found: dict[str, str] = {}
+    listed = list(allowances)
+    for kind in ("requests", "tokens"):
+        buckets = [one.requests if kind == "requests" else one.tokens for one in listed]
+        least = min((bucket for bucket in buckets if bucket is not None), key=lambda bucket: bucket.level, default=None)
+        if least is not None:
+            found[f"x-ratelimit-limit-{kind}"] = str(least.limit)
+            found[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(least.level)))
+            found[f"x-ratelimit-reset-{kind}"] = f"{least.wait(least.limit):.3f}s"
+    return found
