@@ -1,5 +1,7 @@
 """``kvyard gateway``: an OpenAI-compatible proxy that routes by cache."""
 
+import asyncio
+import signal
 from collections.abc import Mapping
 from functools import partial
 
@@ -41,7 +43,8 @@ def gateway(
     from kvyard.server.running import Running, allow_files, listen, tls_files
 
     log_to_stderr(verbose)
-    made = gathered(
+    read = partial(
+        gathered,
         GatewayConfig,
         FLAGS,
         own_part,
@@ -54,6 +57,7 @@ def gateway(
         router_set=router_set,
         set_=set_,
     )
+    made = read()
     announced = Announced(ready_file, port_file)
     token = read_token(made.token_file)
     app, served = build(
@@ -68,8 +72,14 @@ def gateway(
     bound = listen(made.host, made.port)
     warn_if_open(made.host, token)
 
+    served.reloading.read = read
+    if config is not None:
+        served.reloading.files.append(str(config))
+
     def ready(url: str) -> None:
         settle()
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, served.reloading.ask)
         served.supervisor.keep("garbage", partial(stay_settled, lambda: not served.traffic.counters.under_way))
         count = len(served.members.engines)
         engines = "1 engine" if count == 1 else f"{count} engines"

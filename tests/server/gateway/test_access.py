@@ -146,11 +146,9 @@ def test_keys_models_rates_and_the_log(tmp_path: Path) -> None:
         assert gate.complete("x", 401).json()["error"]["type"] == "AuthenticationError"
         assert gate.complete("x", 401, headers=bearer("sk-x")).headers["www-authenticate"] == "Bearer"
         assert gate.client.get("/v1/models").status_code == 401
-        seen = {
-            key: [one["id"] for one in gate.client.get("/v1/models", headers=bearer(key)).json()["data"]]
-            for key in ("sk-a", "sk-c")
-        }
-        assert seen == {"sk-a": ["odd"], "sk-c": []}
+        for key, models in (("sk-a", ["odd"]), ("sk-c", [])):
+            listed = gate.client.get("/v1/models", headers=bearer(key)).json()["data"]
+            assert [one["id"] for one in listed] == models
         assert gate.client.get("/admin/engines", headers=bearer("sk-a")).status_code == 403
         gate.complete("x", 404, headers=bearer("sk-c"))
         # By key: three requests a minute.
@@ -166,14 +164,14 @@ def test_keys_models_rates_and_the_log(tmp_path: Path) -> None:
         gate.idle()
         with gate.stream("1234", headers=bearer("sk-b")) as reply:
             reply.read()
-            assert 16 <= int(reply.headers["x-ratelimit-remaining-tokens"]) <= 18
+            assert 16 <= int(reply.headers["x-ratelimit-remaining-tokens"]) < 40
         gate.complete("x" * 59, 429, headers=bearer("sk-b"))
         gate.idle()
         assert gate.metrics()['kvyard_gateway_key_refused_total{key="a"}'] == 1
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert "secret" not in log.read_text() and "sk-" not in log.read_text()
-    assert [line["status"] for line in lines] == [401, 401, 404, 200, 200, 200, 429, 200, 200, 429]
-    done = lines[3]
+    assert [line["status"] for line in lines] == [404, 200, 200, 200, 429, 200, 200, 429]
+    done = lines[1]
     assert done["key"] == "a" and done["model"] == "odd" and done["path"] == "/v1/completions"
     assert (done["prompt_tokens"], done["cached_tokens"], done["output_tokens"]) == (30, 16, 10)
     assert done["outcome"] == "finished" and done["engine"] and done["tries"] == 1

@@ -21,9 +21,11 @@ from tests.server.support import PATIENCE, eventually
 
 from kvyard.cli.app import build
 from kvyard.router import RouterConfig
+from kvyard.server.gateway.access.keys import KeyFile
 from kvyard.server.gateway.config import GatewayConfig, convert
 from kvyard.server.gateway.routes import PASSED
 from kvyard.server.gateway.traffic import NAMES, P
+from kvyard.server.indexer.config import settings_as
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "gateway.md").read_text()
@@ -79,7 +81,10 @@ def test_try_it(tmp_path: Path) -> None:
 
 
 def test_settings_and_flags_are_there() -> None:
-    tables = [convert(tomllib.loads(toml), "the page") for toml in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
+    files = [tomllib.loads(toml) for toml in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
+    (keys,) = [settings_as(one, KeyFile, "the page") for one in files if "keys" in one]
+    assert keys.keys[0].digest and keys.models
+    tables = [convert(one, "the page") for one in files if "keys" not in one]
     assert [one.names[0].host for one in tables if one.names] == ["vllm"]
     assert [one.disaggregation.decider for one in tables if not one.names] == ["uncached"]
     options = {flag for one in build().commands["gateway"].load().params for flag in one.opts}  # type: ignore[attr-defined]

@@ -32,6 +32,10 @@ class EngineClient:
         self._headers = {} if self.authorization is None else {"authorization": self.authorization}
         self._config = config
 
+    def configured(self, config: GatewayConfig) -> None:
+        """Go by this configuration from now on; connections keep what they were opened with."""
+        self._config = config
+
     def open(self) -> None:
         """On the loop that will use it."""
         # Engines close idle connections after five seconds, most of them; ours must go first, or a request meets a closed one.

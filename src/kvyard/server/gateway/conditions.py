@@ -11,7 +11,7 @@ from kvyard.server.health import HealthReason
 from kvyard.server.indexer.conditions import index_conditions, task_conditions
 from kvyard.server.indexer.service import Service
 
-SAID_AT_ONCE = frozenset({"draining", "engine-down", "share-away", "index-away", "record", "access-log"})
+SAID_AT_ONCE = frozenset({"draining", "engine-down", "share-away", "index-away", "record", "access-log", "config"})
 """Codes of what the parts themselves log in the moment when it happens."""
 
 

@@ -21,6 +21,7 @@ from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import PoolMaker
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.gateway.reloading import Reloading
 from kvyard.server.gateway.traffic import GatewayMetrics, P, Traffic
 from kvyard.server.health import HealthReason, say_health
 from kvyard.server.http import Refusal
@@ -60,6 +61,8 @@ class Gateway(AsyncService):
         self.index = self._maker.index
         self.members = Membership(config, self.client, self.health, self._maker, self.supervisor)
         self.members.on_removed.append(self.metrics.forget)
+        self.reloading = Reloading(config, self.members, self.keys)
+        self.reloading.changed.append(self._configured)
 
     async def start(self) -> None:
         """Take in the engines of the configuration. Raises ``KvyardError`` for what can't be done."""
@@ -73,7 +76,7 @@ class Gateway(AsyncService):
                 keep=config.record_keep,
             )
         if config.access_log is not None:
-            self.traffic.access_log = AccessLog(config.access_log)
+            self.traffic.access_log = self.reloading.access_log = AccessLog(config.access_log)
         self.client.open()
         await self._maker.check()
         watches = [(name, DnsWatch(name.host, name.port, interval_s=name.interval_s)) for name in config.names]
@@ -90,6 +93,8 @@ class Gateway(AsyncService):
         for name, watch in watches:
             self.supervisor.keep(f"lookups of {name.host}", partial(self._follow, name, watch))
         self.supervisor.keep("files", self._flush)
+        if self.reloading.files:
+            self.supervisor.keep("configuration", self.reloading.watch)
         for task, work in self.beside.items():
             self.supervisor.keep(task, work)
         self.supervisor.keep("health", partial(say_health, self._unsaid))
@@ -112,12 +117,20 @@ class Gateway(AsyncService):
         if self.traffic.access_log is not None:
             self.traffic.access_log.close()
 
+    def _configured(self, config: GatewayConfig) -> None:
+        self.config = self.members.config = self.health.config = config
+        self.client.configured(config)
+        for pool in self.members.pools.values():
+            pool.configured(config)
+
     # -- beside requests ----------------------------------------------------------------------------------------------
 
     def conditions(self) -> Iterator[HealthReason]:
         """All that isn't as it should be."""
         if self.draining:
             yield HealthReason(code="draining", why="it is ending; what is under way goes on", grade="unready")
+        if self.reloading.error:
+            yield HealthReason(code="config", why=f"it stays as it was: {self.reloading.error}")
         yield from conditions(self.config, self.members, self.index, self.traffic, self._maker.journals)
         for more in self.wrong_beside:
             yield from more()
@@ -125,6 +138,7 @@ class Gateway(AsyncService):
     def samples(self) -> Iterator[Sample]:
         """What its metrics say of itself."""
         yield P + "task_failures_total", {}, self.supervisor.failures
+        yield P + "reloads_total", {}, self.reloading.reloads
         yield P + "degraded", {}, any(True for _ in self.conditions())
         if self.keys is not None:
             for name, count in self.keys.refused.items():

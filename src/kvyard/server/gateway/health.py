@@ -93,7 +93,7 @@ class EngineHealth(msgspec.Struct, eq=False):
 
     async def watch(self, engine: Engine, client: EngineClient, learn: Learn) -> None:
         """Look after an engine until cancelled."""
-        config, looks = self.config, 0
+        looks = 0
         while True:
             engine.look.clear()
             try:
@@ -102,6 +102,7 @@ class EngineHealth(msgspec.Struct, eq=False):
             except Exception:
                 log.exception("looking at %s failed", engine.name)
             await pause(LEAST)
+            config = self.config
             seconds = config.health_seconds if engine.state == "ready" else config.recovery_seconds
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -194,6 +194,15 @@ class EnginePool(msgspec.Struct, eq=False):
     """Of those: which have as much as they may have."""
     _shut: dict[str, frozenset[Holder]] = {}
 
+    def configured(self, config: GatewayConfig) -> None:
+        """Go by this configuration from now on."""
+        self.config = config
+        for engine in self.engines.values():
+            self._update_full(engine)
+        if self.prefill is not None:
+            self.prefill.configured(config)
+        self.grant()
+
     async def read(self, ask: PeekedBody, lora: str | None, salt: str | None) -> ReadPrompt:
         """What a request has for a prompt, with no names where it is longer than any engine takes. Raises ``MsgspecError`` for
         what is no JSON after all.

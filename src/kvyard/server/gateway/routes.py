@@ -304,6 +304,12 @@ def assemble(
     guard = Guard(config.host, tuple(config.hosts)).check
     reads = make_policy(config.router).needs_keys or bool(config.record or config.journal or config.share)
     intake = RequestIntake(config, members, proxy, token is None and keys is None, reads, keys)
+
+    def configured(changed: GatewayConfig) -> None:
+        intake.config = changed
+        proxy.retries = changed.retries
+
+    gateway.reloading.changed.append(configured)
     routes = GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks))
     app = application(
         [*(routes.passed() if proxies else ()), *routes.own()],

@@ -1,0 +1,127 @@
+"""Reading the configuration again while the gateway runs: by SIGHUP, and where a file has changed.
+
+A file that can't be used changes nothing; log and health say why. Of one that can, what may change while requests are under way
+is taken over: engines, keys and figures. All else needs a restart, and the log names it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.access import KeyRing, read_keys
+from kvyard.server.gateway.access_log import AccessLog
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.members import Membership
+from kvyard.server.http import Refusal
+
+log = logging.getLogger(__name__)
+
+LIVE = frozenset(
+    {
+        *("engines", "session_header", "engine_requests", "queue", "queue_seconds", "retries", "held_bytes"),
+        *("health_seconds", "health_timeout", "unhealthy_after", "shun_seconds", "recovery_seconds"),
+    }
+)
+"""Settings that are taken over."""
+LOOK_SECONDS = 1.0
+"""Between two looks at the files."""
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class Reloading:
+    """Watches the files of one gateway."""
+
+    def __init__(self, config: GatewayConfig, members: Membership, keys: KeyRing | None) -> None:
+        self.config = config
+        """What is in force."""
+        self.error = ""
+        """Why the files as they are now can't be used; empty where they can."""
+        self.reloads = 0
+        """How often they were read again and taken over."""
+        self.read: Callable[[], GatewayConfig] | None = None
+        """Reads the configuration again, as it was read at the start. Raises ``KvyardError``."""
+        self.files: list[str] = [] if config.keys_file is None else [config.keys_file]
+        self.changed: list[Callable[[GatewayConfig], None]] = []
+        """Told of a configuration that is in force from now on."""
+        self.access_log: AccessLog | None = None
+        """Begun again by its name at SIGHUP."""
+        self._members = members
+        self._keys = keys
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Read all again soon, changed or not."""
+        if self.access_log is not None:
+            self.access_log.reopen()
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        seen = self._stamp()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._asked.wait()
+            now = self._stamp()
+            if now != seen or self._asked.is_set():
+                self._asked.clear()
+                seen = now
+                await self.reload()
+
+    async def reload(self) -> None:
+        """Read the files and take them over, or keep what there was."""
+        try:
+            fresh = self.config if self.read is None else self.read()
+            keys = None if self._keys is None or self.config.keys_file is None else read_keys(self.config.keys_file)
+        except KvyardError as error:
+            self.error = str(error)
+            log.warning("the configuration can't be read again, and stays as it was: %s", error)
+            return
+        self.error = ""
+        names = GatewayConfig.__struct_fields__
+        differing = [name for name in names if getattr(fresh, name) != getattr(self.config, name)]
+        if fixed := [name for name in differing if name not in LIVE]:
+            log.warning("changed, and needs a restart: %s", ", ".join(fixed))
+        old = self.config.engines
+        self.config = msgspec.structs.replace(
+            self.config, **{name: getattr(fresh, name) for name in differing if name in LIVE}
+        )
+        for told in self.changed:
+            told(self.config)
+        if keys is not None and self._keys is not None:
+            self._keys.replace(keys)
+        await self._take_over(old, self.config.engines)
+        self.reloads += 1
+        log.warning(
+            "the configuration was read again: %s", ", ".join(name for name in differing if name in LIVE) or "keys"
+        )
+
+    async def _take_over(self, old: Iterable[GatewayEngine], new: Iterable[GatewayEngine]) -> None:
+        before, after = {one.called: one for one in old}, {one.called: one for one in new}
+        for name, engine in before.items():
+            if after.get(name) != engine:
+                with suppress(Refusal):  # it was removed by hand
+                    await self._members.remove(name)
+        for name, engine in after.items():
+            if before.get(name) != engine:
+                try:
+                    await self._members.add(engine)
+                except (KvyardError, Refusal) as error:
+                    log.warning("%s can't be taken in: %s", name, error)
+
+    def _stamp(self) -> Stamp:
+        """What tells whether files have changed."""
+        found: list[tuple[int, int, int] | None] = []
+        for path in self.files:
+            try:
+                about = os.stat(path)
+                found.append((about.st_mtime_ns, about.st_size, about.st_ino))
+            except OSError:
+                found.append(None)
+        return tuple(found)

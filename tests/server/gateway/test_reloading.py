@@ -1,0 +1,70 @@
+"""The configuration read again while requests go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+
+from tests.server.gateway.scripted_engine import ScriptedEngine, answer
+from tests.server.gateway.support import PATIENCE, GatewayProcess, eventually
+
+pytestmark = pytest.mark.zmq
+
+
+def test_files_that_change(tmp_path: Path) -> None:
+    config, keys = tmp_path / "gateway.toml", tmp_path / "keys.toml"
+
+    def script(head: str, body: bytes) -> Any:
+        return [answer("200 OK", b'{"choices":[]}')]
+
+    def write(*engines: ScriptedEngine, more: str = "") -> None:
+        listed = "".join(f'[[engines]]\nurl = "{one.url}"\n' for one in engines)
+        config.write_text(f'keys_file = "{keys}"\ntokenizer = "bytes"\nhealth_seconds = 0.2\n{more}\n{listed}')
+
+    keys.write_text('[[keys]]\nname = "a"\nkey = "one"')
+    with ScriptedEngine(script) as first, ScriptedEngine(script) as second:
+        write(first)
+        with (
+            GatewayProcess("--config", str(config)) as process,
+            httpx.Client(base_url=process.url, timeout=PATIENCE, trust_env=False) as client,
+        ):
+
+            def ask(key: str) -> int:
+                body = {"model": "odd", "prompt": "x"}
+                return client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}).status_code
+
+            def codes() -> set[str]:
+                return {one["code"] for one in client.get("/health").json()["reasons"]}
+
+            eventually(lambda: ask("one") == 200, lambda: process.text)
+            # Another key, by the file alone.
+            keys.write_text('[[keys]]\nname = "a"\nkey = "another"')
+            eventually(lambda: ask("another") == 200, lambda: process.text)
+            assert ask("one") == 401
+            # A file that can't be used changes nothing and says so.
+            keys.write_text('[[keys]]\nname = "a"')
+            eventually(lambda: "config" in codes(), lambda: process.text)
+            assert ask("another") == 200
+            assert "either key or sha256" in process.text
+            keys.write_text('[[keys]]\nname = "a"\nkey = "another"')
+            eventually(lambda: "config" not in codes(), lambda: process.text)
+            # Another engine, and what needs a restart, by a signal.
+            write(second, more='queue = 5\nhost = "0.0.0.0"')
+            os.kill(process.process.pid, signal.SIGHUP)
+
+            def served_by(engine: ScriptedEngine) -> int:
+                return sum("completions" in head for head, _ in engine.requests)
+
+            eventually(lambda: ask("another") == 200 and served_by(second) > 0, lambda: process.text)
+            before = served_by(first)
+            assert ask("another") == 200 and served_by(first) == before
+            assert "needs a restart: host" in process.text and "read again: engines, queue" in process.text
