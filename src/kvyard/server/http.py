@@ -140,6 +140,10 @@ Handler = Callable[..., Awaitable[Any]]
 application with a ``status_code``."""
 
 
+ANY_METHOD = "*"
+"""Of an operation whose handler gets the method as a fourth argument, behind the path."""
+
+
 class Operation(msgspec.Struct, kw_only=True, frozen=True):
     """One route."""
 
@@ -204,6 +208,7 @@ def application(
     token: str | None = None,
     door: Callable[[str], None] | None = None,
     guard: GuardCheck | None = None,
+    unknown: Operation | None = None,
     seen: Callable[[str, int, float], None] | None = None,
     openai: bool = False,
     vllm: bool = False,
@@ -211,10 +216,10 @@ def application(
     """A Starlette application of ``operations``, with its own description at ``/openapi.json``.
 
     ``door`` takes the Authorization header and raises ``Refusal`` for those who may not enter; with it, ``token`` isn't looked
-    at. ``guard`` is asked about requests that no token protects. ``seen`` is told the path, status and seconds of every
-    answered request. With ``openai``, refusals are written as clients of OpenAI read them. With ``vllm``, routes that aren't
-    there and methods that aren't for them are answered as vLLM does, whose routes don't take HEAD. Raises ``KvyardError``
-    where Starlette isn't installed.
+    at. ``guard`` is asked about requests that no token protects. ``unknown``, of any method, is for paths that no other is
+    for. ``seen`` is told the path, status and seconds of every answered request. With ``openai``, refusals are written as
+    clients of OpenAI read them. With ``vllm``, routes that aren't there and methods that aren't for them are answered as vLLM
+    does, whose routes don't take HEAD. Raises ``KvyardError`` where Starlette isn't installed.
     """
     try:
         from starlette.applications import Starlette
@@ -250,7 +255,7 @@ def application(
             response = await endpoint(scope, receive)
             await response(scope, receive, send)
 
-    def route(operation: Operation) -> Route:
+    def endpoint_of(operation: Operation) -> Callable[[Any, Any], Awaitable[Any]]:
         wanted = operation.token or token
         by_door = door if operation.token is None else None
         protected = wanted is not None or by_door is not None
@@ -278,7 +283,9 @@ def application(
                         body = decode_as_vllm(operation.body, content, headers.get("content-type", ""))
                     else:
                         body = content if operation.raw else decode(operation.body, content)
-                more = (scope["path"],) if operation.by_path else ()
+                more: tuple[str, ...] = (scope["path"],) if operation.by_path else ()
+                if operation.method == ANY_METHOD:
+                    more = (*more, scope["method"])
                 found = await operation.handler(body, headers, *more)
                 response = answer(found, operation.status)
             except Refusal as refusal:
@@ -295,6 +302,10 @@ def application(
                 seen(operation.path, response.status_code, loop.time() - began)
             return response
 
+        return endpoint
+
+    def route(operation: Operation) -> Route:
+        endpoint = endpoint_of(operation)
         if not operation.by_path:
             direct[operation.method, operation.path] = endpoint
 
@@ -310,6 +321,8 @@ def application(
         assert isinstance(error, HTTPException)
         if vllm and error.status_code in (404, 405):
             return answer({"detail": error.detail}, error.status_code, error.headers)
+        if error.status_code == 404 and pass_on is not None:
+            return await pass_on(request.scope, request.receive)
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")
             refusal = Refusal(
@@ -322,6 +335,7 @@ def application(
             refusal = Refusal(error.status_code, str(error.detail))
         return refuse(refusal)
 
+    pass_on = None if unknown is None else endpoint_of(unknown)
     problem = ErrorBody if openai else RefusalBody
     described = document(operations, title=title, secured=token is not None or door is not None, problem=problem)
 

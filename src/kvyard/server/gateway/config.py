@@ -192,6 +192,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hosts: list[str] = []
     """Names by which clients may call it where no token protects it; empty: those of this machine where only that reaches it,
     any otherwise. Against names that are made to point here."""
+    cors_origins: list[str] = []
+    """Pages of other sites that may ask from a browser, such as https://chat.example.org; * for any. Never for /admin."""
+    pass_unknown: Annotated[
+        bool, Setting("Send requests for paths that aren't known here to an engine, by load.", flag=True)
+    ] = False
+    """All that engines answer can be asked then, what changes them too."""
     networks: list[str] = []
     """Where engines and their events may be, such as 10.0.0.0/8, when POST /admin/engines names them; empty: anywhere."""
     tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve HTTPS.", flag=True)] = None

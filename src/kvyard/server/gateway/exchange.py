@@ -27,6 +27,8 @@ from kvyard.server.http import JSON, LOST, Refusal, close_connection, openai_err
 RESPONSES = "/v1/responses"
 WHOLE = 64 << 20
 """Bytes up to which an answer that isn't streamed is held until it is whole."""
+BODILESS = ("GET", "DELETE")
+"""Methods that have no body unless there is one."""
 MOST_TRIES = 100
 """Engines that a request is sent to, however unlucky it is."""
 BREATH = 0.05
@@ -185,7 +187,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             headers = [*headers, (RANK, b"%d" % decision.worker.rank)]
         answer = await connections.take(engine.address)
         try:
-            await answer.ask(self.method, target, headers, self.body if self.method == "POST" else None)
+            await answer.ask(
+                self.method, target, headers, None if self.method in BODILESS and not self.body else self.body
+            )
             status = answer.status
             if status in ELSEWHERE:
                 said = status, answer.headers, await read_up_to(answer, WHOLE)

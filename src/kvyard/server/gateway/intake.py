@@ -8,6 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from kvyard.hashing import Namespace
+from kvyard.index import Holder
 from kvyard.router import RouteRequest
 from kvyard.server.gateway.access import AccessKey, KeyRing, RateTicket
 from kvyard.server.gateway.config import GatewayConfig
@@ -24,6 +25,7 @@ from kvyard.server.http import Refusal, openai_error
 
 BYTES_PER_TOKEN = 4
 """Of a body, where a prompt isn't read and a limit has to be kept; the engine says better at the end."""
+PASSED_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 LONG_SESSION = 128
 """Characters from which on a session's name is kept as a digest: routers remember many of them."""
 
@@ -131,6 +133,19 @@ class RequestIntake(msgspec.Struct, eq=False):
             ticket=ticket,
         )
 
+    async def accept_unknown(self, body: bytes, headers: Any, path: str, method: str) -> Exchange:
+        """The exchange for a request that only engines know what to do with. Raises ``Refusal`` where there is none for it."""
+        if method not in PASSED_METHODS:
+            raise Refusal(405, f"{method} isn't passed on", fix=f"use {', '.join(PASSED_METHODS)}")
+        key = None if self.keys is None else self.keys.find(headers.get("authorization", ""))
+        try:
+            model = read_body(path, body, prompts=False).model if body else None
+        except Refusal:
+            model = None  # it may be anything
+        name, pool, _ = self.members.find(model)
+        ticket = None if self.keys is None or key is None else self.keys.admit(key, name, 0)
+        return self._about(pool, pool.without(name), method, body, headers, path, name, key, ticket)
+
     async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
         """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
         id_ = path.removeprefix("/v1/responses/").partition("/")[0]
@@ -138,18 +153,34 @@ class RequestIntake(msgspec.Struct, eq=False):
         pool = None if home is None else self.members.pools.get(home[0])
         if home is None or pool is None or home[1] not in pool.engines:
             raise Refusal(404, f"Response with id '{id_[:200]}' not found.", field="response_id")
+        return self._about(pool, pool.all_but(home[1]), method, body or b"", headers, path, pool.model)
+
+    def _about(
+        self,
+        pool: EnginePool,
+        shut: frozenset[Holder],
+        method: str,
+        body: bytes,
+        headers: Any,
+        path: str,
+        model: str,
+        key: AccessKey | None = None,
+        ticket: RateTicket | None = None,
+    ) -> Exchange:
+        """The exchange for what has no prompt."""
         traffic = self.proxy.traffic
         traffic.counters.requests += 1
         name = traffic.name(headers.get("x-request-id", ""))
-        place = Placement(request=RouteRequest(name, [], 0, None), shut=pool.all_but(home[1]))
+        place = Placement(request=RouteRequest(name, [], 0, None), shut=shut)
         proxied = ProxiedRequest(
             id=name,
-            model=pool.model,
+            model=model,
             pool=pool.model,
             block_size=pool.router.block_size,
-            size=len(body or b""),
+            size=len(body),
             received=self.proxy.clock.now(),
             path=path,
+            key="" if key is None else key.name,
         )
         traffic.began(proxied, place.request, None, None)
         sent = upstream(headers.raw, name, self.proxy.client.authorization, self.keeps_authorization)
@@ -159,9 +190,10 @@ class RequestIntake(msgspec.Struct, eq=False):
             pool=pool,
             place=place,
             path=quote(path),
-            body=body or b"",
+            body=body,
             method=method,
             headers=sent,
+            ticket=ticket,
         )
 
 

@@ -12,6 +12,7 @@ from kvyard import openai
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.router.policies import make_policy
+from kvyard.server.cors import Cors
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import schemas
@@ -25,7 +26,7 @@ from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.view import GatewaySource, state_samples
 from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness
-from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, picked, post
+from kvyard.server.http import ANY_METHOD, JSON, Operation, Raw, Refusal, application, get, picked, post
 from kvyard.server.networks import Networks
 
 Headers = Mapping[str, str]
@@ -228,6 +229,18 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             post("/close_session", self.close_session, openai.EndedSession, schemas.SessionClosed),
         ]
 
+    def unknown(self) -> Operation:
+        """For paths that aren't known."""
+        return Operation(
+            method=ANY_METHOD,
+            path="/{path}",
+            summary="Whatever else engines answer.",
+            handler=self.intake.accept_unknown,
+            body=PeekedBody,
+            raw=True,
+            by_path=True,
+        )
+
     def own(self) -> list[Operation]:
         """Routes that show and change how it is."""
         admin: dict[str, Any] = {"token": self.admin_token, "guarded": True, "closed": self.admin_closed}
@@ -318,10 +331,13 @@ def assemble(
         token=token,
         door=None if keys is None else keys.check,
         guard=guard,
+        unknown=routes.unknown() if proxies and config.pass_unknown else None,
         openai=True,
     )
     dashboard = Dashboard(GatewaySource(gateway).view, admin_token, closed=closed, guard=guard)
     gateway.on_drain += [proxy.drain, dashboard.feed.close]
     gateway.beside["dashboard"] = dashboard.feed.remember
     app.router.routes.extend(dashboard.routes())
+    if config.cors_origins:
+        app = Cors(app, config.cors_origins)
     return app, gateway, intake
