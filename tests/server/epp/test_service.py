@@ -153,12 +153,12 @@ def test_a_prompt_that_isnt_read_in_time_costs_its_part_alone(
     picker, plane = both[0], DataPlane(both[0].target)
     pool = next(iter(picker.gateway.members.pools.values()))
 
-    async def prompts(ask: Any) -> Any:
+    async def read(*given: Any, **named: Any) -> Any:
         if why == "read":
             raise RuntimeError("a bug of the tokenizer")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(pool.prompting, "prompts", prompts)
+    monkeypatch.setattr(pool.reader, "read", read)
     answer = plane.ask(BODY)
     assert answer.status == 200
     assert "hit=0/0" in answer.headers["x-kvyard-decision"]

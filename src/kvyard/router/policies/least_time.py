@@ -48,6 +48,7 @@ class LeastTime(Policy):
         """By slot, tokens that it had to compute, each times ``exp(when / renewal_s)``: newer ones count for more."""
         self._all = 0.0
         """The sum of that."""
+        self._renewal = from_seconds(max(self.options["renewal_s"], 1e-6))
         self._since = 0
         """What ``when`` is counted from."""
         self._loads: ActiveLoads | None = None
@@ -78,7 +79,7 @@ class LeastTime(Policy):
             loads.weigh(slot, new)
 
     def routed(self, at: RoutingInput, choice: Choice) -> None:
-        passed = (at.now - self._since) / from_seconds(max(self.options["renewal_s"], 1e-6))
+        passed = (at.now - self._since) / self._renewal
         if passed > 100:  # far below what a float can hold
             left = exp(-min(passed, 700.0))
             self._new = [left * tokens for tokens in self._new]
