@@ -3,7 +3,7 @@
 What is read from another server is typed only where it is used: an engine with a strange field elsewhere still works.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -155,10 +155,9 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
-    """``POST /v1/chat/completions``."""
+class _ChatFields(GenerationRequest, kw_only=True):
+    """What a chat takes, beside the conversation."""
 
-    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -168,6 +167,51 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
+    add_special_tokens: bool = False
+
+
+class ChatRequest(_ChatFields, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage]
+
+
+class BatchChatRequest(_ChatFields, kw_only=True):
+    """``POST /v1/chat/completions/batch``: several conversations, each by itself."""
+
+    messages: Annotated[list[Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)]
+
+
+class ResponsesRequest(HintFields, kw_only=True):
+    """``POST /v1/responses``."""
+
+    input: str | list[Json]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    request_id: str | None = None
+    """What the response is to be called; vLLM's own."""
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[Json] | None = None
+    metadata: Json | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """``POST /v1/embeddings``."""
+
+    input: str | list[int | str | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):

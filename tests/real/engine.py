@@ -28,7 +28,12 @@ PATIENCE = 480.0
 NAME = "tiny"
 """What clients call the model."""
 TOPIC = "kv-events"
-DENSE: dict[str, Any] = {"model": "llama", "blocks": 250, "lora": ("lora-a", "lora-b")}
+DENSE: dict[str, Any] = {
+    "model": "llama",
+    "blocks": 250,
+    "lora": ("lora-a", "lora-b"),
+    "environment": (("VLLM_ENABLE_RESPONSES_API_STORE", "1"),),  # else it keeps no responses
+}
 HYBRID: dict[str, Any] = {"model": "gemma3", "blocks": 160, "block_size": 64}
 """Settings of engines that tests share; so small that they evict all the time."""
 

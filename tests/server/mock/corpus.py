@@ -27,12 +27,12 @@ MODEL, LORAS, LONGEST, BLOCK_SIZE = "tiny", ("lora-a", "lora-b"), 4096, 32
 # Values that are compared; of all others only the type is.
 _KEPT = {
     *("object", "finish_reason", "stop_reason", "role", "index", "prompt_tokens", "completion_tokens", "total_tokens"),
-    *("model", "count", "max_model_len", "parent", "echo", "tokens", "type"),
+    *("model", "count", "max_model_len", "parent", "echo", "tokens", "type", "status", "input_tokens", "output_tokens"),
 }
 _MADE = {"bytes", "top_logprobs", "text_offset"}
 """Fields that go by what was generated."""
 _LONG = {"$long": [5] * 5000, "$longtext": "so " * 6000, "$all": list(range(1024))}
-_ID = re.compile(r"^(cmpl|chatcmpl|chatcmpl-tool|modelperm)-(?!my-own)[-\w]+$")
+_ID = re.compile(r"^(cmpl|chatcmpl|chatcmpl-tool|modelperm|resp|msg)[-_](?!my-own)[-\w]+$")
 
 
 def read_corpus() -> dict[str, Any]:
@@ -115,6 +115,8 @@ def _shape(value: Any, name: str = "") -> Any:
 
 def _stream(text: str) -> dict[str, Any]:
     """Chunks by choice: the first with a role, one in the middle, the last. How many there are is a matter of timing."""
+    if text.startswith("event: "):
+        return _named_stream(text)
     events = text.split("\n\n")
     framed = events[-1] == "" and all(event.startswith("data: ") and "\n" not in event for event in events[:-1])
     choices: dict[str, dict[str, Any]] = {}
@@ -144,6 +146,19 @@ def _stream(text: str) -> dict[str, Any]:
             assert "last" not in found, "something follows the last chunk"
             found["middle" if choice["finish_reason"] is None else "last"] = shape
     return {"framed": framed, "choices": choices, "tail": tail}
+
+
+def _named_stream(text: str) -> dict[str, Any]:
+    """Events that have names: their order, those that repeat once, and the last of each."""
+    events = text.split("\n\n")
+    order: list[str] = []
+    last: dict[str, Any] = {}
+    for event in events[:-1]:
+        name, data = re.fullmatch(r"event: (\S+)\ndata: (.*)", event).groups()  # type: ignore[union-attr]
+        if not order or order[-1] != name:
+            order.append(name)
+        last[name] = _shape(json.loads(data))
+    return {"framed": events[-1] == "", "order": order, "events": last}
 
 
 def _error(error: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The mock answers as vLLM did: 294 requests, good, odd and bad, against what a real engine said of each."""
+"""The mock answers as vLLM did: 350 requests, good, odd and bad, against what a real engine said of each."""
 
 from __future__ import annotations
 

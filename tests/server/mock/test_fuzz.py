@@ -20,6 +20,7 @@ MANY = max(40, settings.default.max_examples // 2)
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter", "/admin/faults", "/admin/revive", "/reset_prefix_cache", "/close_session", "/kv_transfer",
+    "/v1/chat/completions/batch", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings",
 )  # fmt: skip
 """All that take a body, but for those that are meant to break something."""
 WORDS = [
@@ -28,6 +29,7 @@ WORDS = [
     "function", "name", "parameters", "tool_choice", "response_format", "json_schema", "schema", "cache_salt", "tokens",
     "lora_name", "lora_path", "priority", "temperature", "stop_token_ids", "error_rate", "worker", "return_token_ids",
     "kv_transfer_params", "bootstrap_room", "request_ids", "what",
+    "input", "instructions", "max_output_tokens", "previous_response_id", "system", "stop_sequences", "dimensions",
 ]  # fmt: skip
 ATOMS = (
     st.none()
@@ -179,7 +181,7 @@ def test_every_route_is_described(served: Served) -> None:
     taking = {path for path, methods in described["paths"].items() if "requestBody" in methods.get("post", {})}
     assert taking - {"/admin/kill", "/admin/stall"} <= set(PATHS)
     for path, methods in described["paths"].items():
-        if "get" in methods:
+        if "get" in methods and "{" not in path:
             assert served.client.get(path).status_code == 200
 
 

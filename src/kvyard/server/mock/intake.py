@@ -93,7 +93,11 @@ class MockIntake(msgspec.Struct, eq=False):
         if body.continue_final_message and body.add_generation_prompt:
             raise refuse("continue_final_message and add_generation_prompt are not compatible.")
         prompt = self.conversation(
-            body.messages, body.tools, body.add_generation_prompt, go_on=body.continue_final_message
+            body.messages,
+            body.tools,
+            body.add_generation_prompt,
+            go_on=body.continue_final_message,
+            special=body.add_special_tokens,
         )
         schema = _schema(body.response_format)
         tool, named = self._tool(body, prompt)
@@ -109,16 +113,21 @@ class MockIntake(msgspec.Struct, eq=False):
         return msgspec.structs.replace(taken, logprobs=likely, named_tool=named, role=role)
 
     def conversation(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None, ask: bool, go_on: bool = False
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Any] | None,
+        ask: bool,
+        go_on: bool = False,
+        special: bool = False,
     ) -> list[int]:
-        """The ids of a conversation. Raises ``Refusal``."""
+        """The ids of a conversation; ``special``: with what the tokenizer adds by itself. Raises ``Refusal``."""
         for at, message in enumerate(messages):
             if message.content is None and message.role in ("user", "system"):
                 raise refuse("Input should be a valid string", f"messages[{at}].content", 422)
         if not messages:
             raise refuse("Cannot apply chat template to an empty conversation. Provide at least one message.")
         return self.tokenizer.encode(
-            render([msgspec.structs.asdict(one) for one in messages], tools, ask, go_on), special=False
+            render([msgspec.structs.asdict(one) for one in messages], tools, ask, go_on), special=special
         )
 
     def namespace(self, model: str | None, salt: str | None = None) -> tuple[str, Namespace]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from kvyard.server.http import JSON, Refusal, openai_error, send_response, while_connected
+from kvyard.server.http import JSON, Refusal, send_response, while_connected
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.faults import Fate
 from kvyard.server.mock.shapes import Shape
@@ -62,7 +62,7 @@ class MockReply(Response):
         refused = _refused(flow)
         value: Any
         if refused is not None:
-            status, value = openai_error(refused)
+            status, value = self._shape.error(refused)
         else:
             status, value = 200, self._shape.whole(flow.choices)
         await send_response(send, status, self._sent_headers, _encode(value))
@@ -70,17 +70,19 @@ class MockReply(Response):
     async def _write(self, scope: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self._sent_headers})
         flow, shape = self._flow, self._shape
+        if opening := b"".join(map(shape.frame, shape.opening())):
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
         while True:
             await flow.news()
             over = flow.done
             refused = _refused(flow)
-            parts = [b"data: %b\n\n" % _encode(value) for value in shape.more(flow.choices)]
+            parts = list(map(shape.frame, shape.more(flow.choices)))
             if over:
                 if refused is not None:
-                    parts.append(b"data: %b\n\n" % _encode(openai_error(refused)[1]))
+                    parts.append(b"data: %b\n\n" % _encode(shape.error(refused)[1]))
                 else:
-                    parts += [b"data: %b\n\n" % _encode(value) for value in shape.last(flow.choices)]
-                parts.append(b"data: [DONE]\n\n")
+                    parts += map(shape.frame, shape.last(flow.choices))
+                parts.append(shape.end)
             if parts:
                 await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
             if over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,23 @@ from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.events.transport.endpoint import reachable
 from kvyard.server.hinting import session_name
-from kvyard.server.http import GuardCheck, Operation, Raw, Refusal, application, get, post
+from kvyard.server.http import JSON, GuardCheck, Operation, Raw, Refusal, application, get, post
 from kvyard.server.mock import schemas
+from kvyard.server.mock.batches import BatchShape, EmbeddingShape, take_batch, take_texts
 from kvyard.server.mock.config import Lora
 from kvyard.server.mock.faults import Fate, MockFaults, changed, fate
 from kvyard.server.mock.intake import MockIntake, Taken, refuse, transfer_wish
+from kvyard.server.mock.messages import (
+    CountTokens,
+    MessagesRequest,
+    MessagesShape,
+    TokenCount,
+    as_anthropic,
+    conversation,
+)
+from kvyard.server.mock.messages import take as take_messages
+from kvyard.server.mock.responses import ResponseShape, ResponseStore
+from kvyard.server.mock.responses import take as take_response
 from kvyard.server.mock.shapes import ChatShape, Shape, TextShape
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.tokens import Tokenizer
@@ -42,6 +54,7 @@ class MockRoutes:
         self._intake = MockIntake(worker, tokenizer)
         self._created = WallClock.since_epoch().now() // SECOND
         self._loras = 1000
+        self._responses = ResponseStore()
 
     # -- completions ----------------------------------------------------------------------------------------------------
 
@@ -58,6 +71,65 @@ class MockRoutes:
         with self._lets_go(body):
             taken = self._intake.chat(body, headers)
         return await self._reply(taken, ChatShape, what, headers)
+
+    async def batch(self, body: openai.BatchChatRequest, headers: Headers) -> Any:
+        """Answer several conversations."""
+        what = await self._befall(headers)
+        return await self._reply(take_batch(self._intake, body, headers), BatchShape, what, headers)
+
+    async def embeddings(self, body: openai.EmbeddingRequest, headers: Headers) -> Any:
+        """Vectors of texts."""
+        what = await self._befall(headers)
+        taken = take_texts(self._intake, body, headers)
+        return await self._reply(taken, partial(EmbeddingShape, asked=body), what, headers)
+
+    async def responses(self, body: openai.ResponsesRequest, headers: Headers) -> Any:
+        """OpenAI's responses."""
+        what = await self._befall(headers)
+        before: list[openai.ChatMessage] = []
+        if body.previous_response_id is not None:
+            kept = self._responses.find(body.previous_response_id)
+            if kept is None:
+                return _no_response(body.previous_response_id)
+            before = kept.messages
+        found = take_response(self._intake, body, before, headers)
+
+        def shape(taken: Taken, name: str, tokenizer: Tokenizer) -> Shape:
+            return ResponseShape(found, name, tokenizer, self._responses)
+
+        return await self._reply(found.taken, shape, what, headers)
+
+    async def response(self, body: None, headers: Headers, path: str) -> Any:
+        """A response that was made here."""
+        id_ = path.rpartition("/")[2]
+        kept = self._responses.find(id_)
+        return _no_response(id_) if kept is None else kept.value
+
+    async def cancel_response(self, body: None, headers: Headers, path: str) -> Raw:
+        """Cancel a response: none is made in the background here."""
+        id_ = path.split("/")[-2]
+        if self._responses.find(id_) is None:
+            return _no_response(id_)
+        return _odd_response("Cannot cancel a synchronous response.", 400)
+
+    async def messages(self, body: MessagesRequest, headers: Headers) -> Any:
+        """Anthropic's messages."""
+        what = await self._befall(headers)
+
+        async def answered() -> Any:
+            return await self._reply(take_messages(self._intake, body, headers), MessagesShape, what, headers)
+
+        return await _as_anthropic(answered())
+
+    async def count_tokens(self, body: CountTokens, headers: Headers) -> Any:
+        """How many tokens Anthropic's messages have."""
+
+        async def counted() -> TokenCount:
+            self._intake.namespace(body.model)
+            count = len(self._intake.conversation(conversation(body), None, True))
+            return TokenCount(input_tokens=count, context_management={"original_input_tokens": count})
+
+        return await _as_anthropic(counted())
 
     @contextmanager
     def _lets_go(self, body: openai.GenerationRequest) -> Iterator[None]:
@@ -84,7 +156,9 @@ class MockRoutes:
             raise refuse("the server is shutting down", status=503)
         return what
 
-    async def _reply(self, taken: Taken, shape: type[Shape], what: Fate, headers: Headers) -> Any:
+    async def _reply(
+        self, taken: Taken, shape: Callable[[Taken, str, Tokenizer], Shape], what: Fate, headers: Headers
+    ) -> Any:
         from kvyard.server.mock.reply import MockReply
 
         worker, given = self._worker, headers.get("x-request-id", "")
@@ -128,7 +202,10 @@ class MockRoutes:
         if body.prompt is not None:
             ids = self._tokenizer.encode(body.prompt, body.add_special_tokens is not False)
         else:
-            ids = self._intake.conversation(body.messages or [], body.tools, body.add_generation_prompt)
+            special = bool(body.add_special_tokens)
+            ids = self._intake.conversation(
+                body.messages or [], body.tools, body.add_generation_prompt, special=special
+            )
         strings = [self._tokenizer.word(token) for token in ids] if body.return_token_strs else None
         return schemas.Tokenized(count=len(ids), max_model_len=self._worker.longest, tokens=ids, token_strs=strings)
 
@@ -281,6 +358,13 @@ class MockRoutes:
             as_vllm(
                 openai.COMPLETIONS, self.completions, openai.CompletionRequest, media_types=both, refusals=(404, 503)
             ),
+            as_vllm(f"{openai.CHAT}/batch", self.batch, openai.BatchChatRequest, refusals=(404, 503)),
+            as_vllm("/v1/embeddings", self.embeddings, openai.EmbeddingRequest, refusals=(404, 503)),
+            as_vllm("/v1/responses", self.responses, openai.ResponsesRequest, media_types=both, refusals=(404, 503)),
+            get("/v1/responses/{response_id}", self.response, by_path=True, refusals=(404,)),
+            post("/v1/responses/{response_id}/cancel", self.cancel_response, None, by_path=True, refusals=(404,)),
+            as_vllm("/v1/messages", self.messages, MessagesRequest, media_types=both, refusals=(404, 503)),
+            as_vllm("/v1/messages/count_tokens", self.count_tokens, CountTokens, TokenCount, refusals=(404,)),
             get("/v1/models", self.models, openai.ModelList),
             post("/v1/load_lora_adapter", self.load_lora, s.LoadLora, media_types=text),
             post("/v1/unload_lora_adapter", self.unload_lora, s.UnloadLora, media_types=text, refusals=(404,)),
@@ -319,6 +403,26 @@ def build(
         openai=True,
         vllm=True,
     )
+
+
+async def _as_anthropic(answer: Awaitable[Any]) -> Any:
+    """``answer``, or its refusal in Anthropic's words; those of bodies with wrong types are worded as everywhere."""
+    try:
+        return await answer
+    except Refusal as refusal:
+        if refusal.status == 422:
+            raise
+        status, problem = as_anthropic(refusal)
+        return Raw(msgspec.json.encode(problem), JSON, status)
+
+
+def _no_response(id_: str) -> Raw:
+    return _odd_response(f"Response with id '{id_[:200]}' not found.", 404)
+
+
+def _odd_response(message: str, status: int) -> Raw:
+    error = openai.ErrorInfo(message=message, type="invalid_request_error", param="response_id", code=status)
+    return Raw(msgspec.json.encode(openai.ErrorBody(error=error)), JSON, status)
 
 
 def _permission(created: int) -> dict[str, Any]:

@@ -6,14 +6,17 @@ A shape remembers of each choice how much of it was shown. It reads choices and 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import xxhash
 
 from kvyard import __version__
 from kvyard.clock import SECOND, WallClock
+from kvyard.server.http import Refusal, openai_error
 from kvyard.server.mock.choice import MockChoice
 from kvyard.server.mock.intake import Taken
 from kvyard.server.tokens import Tokenizer
 
+_encode = msgspec.json.Encoder().encode
 FINGERPRINT = f"kvyard-{__version__}"
 _UNUSED = dict.fromkeys(("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"))
 """Fields of vLLM's answers that say nothing here, nor there by default."""
@@ -25,6 +28,8 @@ class Shape:
     """Common ground of both kinds."""
 
     prefix = object = chunk_object = ""
+    end = b"data: [DONE]\n\n"
+    """What a stream ends with."""
 
     def __init__(self, taken: Taken, name: str, tokenizer: Tokenizer) -> None:
         """The reply to ``taken``, whose id ends in ``name``."""
@@ -38,6 +43,18 @@ class Shape:
         """Whether a choice's last chunk is out."""
         self._length = [0] * count
         """Characters shown."""
+
+    def frame(self, value: dict[str, Any]) -> bytes:
+        """A chunk as it is written."""
+        return b"data: %b\n\n" % _encode(value)
+
+    def error(self, refusal: Refusal) -> tuple[int, Any]:
+        """Status and body of a refusal by the engine."""
+        return openai_error(refusal)
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """Chunks before there is anything to say."""
+        return iter(())
 
     # -- whole ----------------------------------------------------------------------------------------------------------
 
