@@ -122,6 +122,8 @@ class Fleet:
         self._changes: list[tuple[int, int]] = []
         """When that is, and of which worker, as a heap; what isn't in ``_next_change`` is void."""
         self._next_change = [-1] * len(self.workers)
+        self._stirred: set[int] | None = set() if self._keeps_still() else None
+        """Workers that may look different in the next sample, where that is known."""
         self._shared.credit(self._by_holder)
         self._open = 0
         """Ranks that take requests as they come."""
@@ -160,6 +162,10 @@ class Fleet:
             and self.pulls is None
             and all(isinstance(worker.engine, EngineCore) for worker in self.workers)
         )
+
+    def _keeps_still(self) -> bool:
+        """Whether a worker that starts no pass, and has none under way, stays as it is."""
+        return not (self._life or self._shared.active or self.pulls is not None or self.config.autoscale is not None)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -256,6 +262,8 @@ class Fleet:
 
     def _start_passes(self, now: int) -> None:
         touched, self._touched = self._touched, set()
+        if self._stirred is not None:
+            self._stirred |= touched
         if self._shared.active:
             self._shared.begin(now, sorted(touched), self.workers)
             for worker in self.workers:
@@ -291,14 +299,17 @@ class Fleet:
         self._agenda.put(self.fabric.due(), HANDOVER, NETWORK)
 
     def _sample(self, now: int) -> None:
-        for worker in self.workers:
+        stirred = self._stirred
+        for worker in self.workers if stirred is None else [self.workers[number] for number in stirred]:
             if worker.alive:
                 worker.engine.advance(now)
                 for core in worker.cores:
                     core.occupy()
         if self._shared.active:
             self._shared.land(now)
-        self._agenda.put(self.timeline.sample(now, self.workers), SAMPLE)
+        self._agenda.put(self.timeline.sample(now, self.workers, stirred), SAMPLE)
+        if stirred is not None:
+            self._stirred = {number for number in stirred if self.workers[number].engine.next_decision() is not None}
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

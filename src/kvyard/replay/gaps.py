@@ -51,10 +51,12 @@ class Gaps:
         return self._durations * US, self._counts
 
     def _settle(self) -> None:
+        if not self._buffer and not self._singles:
+            return
         singles = np.array(self._singles, dtype=np.int64).reshape(-1, 2)
         fresh = np.concatenate((*self._buffer, singles[:, 0]))
         if not len(fresh):
-            return
+            return  # of passes that no request had
         lengths = np.array([len(part) for part in self._buffer], dtype=np.int64)
         weights = np.repeat(np.array(self._weights, dtype=np.int64), lengths)
         self._durations, self._counts = _merged(

@@ -203,6 +203,9 @@ class SplitFleet(Fleet):
         if self._computed and self._decoders:
             self._agenda.put(now, HANDOVER, COMPUTED)
 
+    def _keeps_still(self) -> bool:
+        return False
+
     def _can_follow(self) -> bool:
         return False  # what is handed over changes the caches of two workers, in between passes too
 

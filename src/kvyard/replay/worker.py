@@ -5,7 +5,7 @@ wanted every second one is dropped and the distance doubled.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvyard.blocks import NO_HINTS
@@ -106,13 +106,22 @@ class SampleSeries:
         self.times: list[int] = []
         self.points: list[list[Sample]] = []
         """Per instant, per worker."""
+        self._last: list[Sample] = []
 
-    def sample(self, now: int, workers: Sequence[Worker]) -> int:
-        """Take a point of every worker. Returns when to take the next."""
+    def sample(self, now: int, workers: Sequence[Worker], stirred: Iterable[int] | None = None) -> int:
+        """Take a point of every worker. Of those that aren't ``stirred``, where that is given by number, the point before holds
+        still. Returns when to take the next.
+        """
         row: list[Sample] = []
-        for worker in workers:
+        if stirred is None or len(self._last) != len(workers):
+            stirred = range(len(workers))
+            row = [_NOTHING] * len(workers)
+        else:
+            row = self._last.copy()
+        for number in stirred:
+            worker = workers[number]
             sample = Sample()
-            row.append(sample)
+            row[number] = sample
             if not worker.alive:
                 continue
             ranks = len(worker.cores)
@@ -134,6 +143,7 @@ class SampleSeries:
             for level, share in enumerate(sample.lower):
                 sample.lower[level] = share / ranks
         self.times.append(now)
+        self._last = row
         self.points.append(row)
         if len(self.times) >= 2 * self.wanted:
             self.times = self.times[::2]
@@ -141,10 +151,13 @@ class SampleSeries:
             self.distance *= 2
         return now - now % self.distance + self.distance
 
-    def as_dict(self, names: Sequence[str]) -> dict[str, object]:
-        """Columns: ``times_s``, and per quantity a list of values per worker."""
-        columns: dict[str, object] = {"times_s": [at / 1e9 for at in self.times], "workers": list(names)}
-        series = [[row[at] for row in self.points] for at in range(len(names))]
+    def as_dict(self, workers: Sequence[int], step: int = 1) -> dict[str, object]:
+        """Columns: ``times_s``, every ``step``th of them, and per quantity a list of values for each of ``workers``, which are
+        numbers.
+        """
+        columns: dict[str, object] = {"times_s": [at / 1e9 for at in self.times[::step]]}
+        rows = self.points[::step]
+        series = [[row[at] for row in rows] for at in workers]
         columns["running"] = [[sample.running for sample in worker] for worker in series]
         columns["waiting"] = [[sample.waiting for sample in worker] for worker in series]
         columns["loading"] = [[sample.loading for sample in worker] for worker in series]
@@ -158,6 +171,9 @@ class SampleSeries:
                 [shares[level] if level < len(shares) else 0.0 for shares in worker] for worker in lower
             ]
         return columns
+
+
+_NOTHING: Final = Sample()
 
 
 def _filled(pool: Pool) -> float:

@@ -108,18 +108,11 @@ def make_series(records: Sequence[Record], names: Sequence[str], start: int, end
 
 def make_samples(fleet: Fleet, start: int) -> Samples:
     """The fleet's samples, with times counted from ``start``; fewer of them where there are very many workers."""
-    used = [worker.began for worker in fleet.workers]
-    columns = fleet.timeline.as_dict([worker.name for worker in fleet.workers])
+    used = [worker.number for worker in fleet.workers if worker.began]
+    count = len(fleet.timeline.times)
+    columns = fleet.timeline.as_dict(used, -(-count // max(1, points(count, len(used)))) or 1)
     times: list[float] = columns.pop("times_s")  # type: ignore[assignment]
-    del columns["workers"]
-    step = -(-len(times) // max(1, points(len(times), sum(used))))
-    return Samples(
-        times_s=[round(time - start / SECOND, 9) for time in times[:: step or 1]],
-        values={
-            name: [row[:: step or 1] for row, shown in zip(rows, used, strict=True) if shown]  # type: ignore[call-overload]
-            for name, rows in columns.items()
-        },
-    )
+    return Samples(times_s=[round(time - start / SECOND, 9) for time in times], values=columns)  # type: ignore[arg-type]
 
 
 Counts = npt.NDArray[np.int64]
