@@ -38,6 +38,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
     from kvyard.replay.fleet import Fleet
+    from kvyard.replay.garbage import rarely_collected
     from kvyard.replay.report import make_report
     from kvyard.replay.run import as_config
     from kvyard.replay.traces import open_trace
@@ -58,7 +59,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         return {"idle_kb": idle / workers / 1024, "make": times[1] - times[0]}
     fleet.run(rows, _progress if point.get("progress") else None)
     times.append(clock())
-    report = make_report(fleet)
+    with rarely_collected():
+        report = make_report(fleet)
     times.append(clock())
     return {
         "make": times[1] - times[0],

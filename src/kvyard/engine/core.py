@@ -176,7 +176,10 @@ class EngineCore:
             return None
         if self.ahead or self.batcher is None or self.batcher.pending:
             return ends[0] if self.ahead else ends[self._done]
-        touch = self.scheduler.batch.next_touch()
+        scheduler = self.scheduler
+        if scheduler.blocks.together and scheduler.blocks.evict_none(len(ends)):
+            return ends[-1]
+        touch = scheduler.batch.next_touch()
         if touch is None:
             return ends[-1]
         at = touch - self._first

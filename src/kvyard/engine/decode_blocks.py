@@ -46,6 +46,10 @@ class DecodeBlocks:
         """Whether the passes of a plan get their blocks in one go now."""
         return self.ahead and not self._batch.exact
 
+    def evict_none(self, passes: int) -> bool:
+        """Whether so many passes can't need more blocks than there are without a name."""
+        return self._batch.count * (passes // self._size + 1) <= self._manager.pool.unnamed
+
     # -- jobs that come and go --------------------------------------------------------------------------------------
 
     def arrive(self, job: Job) -> None:

@@ -6,6 +6,7 @@ share count once. Tokens of a prefill count net of what the worker was credited 
 
 from typing import Final
 
+from kvyard.clock import MS
 from kvyard.router.ranking import Rank, Ranking
 from kvyard.router.request import Load, RouteRequest
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
@@ -19,7 +20,9 @@ REQUESTS: Final = 3
 WORK: Final = 4
 """by tokens to prefill, then requests,"""
 WEIGHT: Final = 5
-"""or by requests, then a figure of the policy's own."""
+"""or by requests, then a figure of the policy's own; those that compute prompts come last, by when these may be done."""
+COMPUTING: Final = 1 << 40
+"""What the ranks of those begin with."""
 
 
 class Active:
@@ -78,11 +81,15 @@ class ActiveLoads:
         """Requests under way everywhere."""
         self._ranked_by = 0
         self._weights: list[float] = []
+        self._per_token = 0.0
         self._high = 0
         """No worker has more blocks."""
 
-    def rank_by(self, kind: int) -> Ranking:
-        """Keep workers in the order of this kind of load from now on. Weights are 0 until the policy says otherwise."""
+    def rank_by(self, kind: int, per_token: float = 0.0) -> Ranking:
+        """Keep workers in the order of this kind of load from now on. Weights are 0 until the policy says otherwise; no
+        token of a prompt takes less than ``per_token`` milliseconds.
+        """
+        self._per_token = per_token
         if self.ranking is None or kind != self._ranked_by:
             self.ranking = Ranking()
             self._ranked_by = kind
@@ -114,6 +121,9 @@ class ActiveLoads:
             return self.requests[slot], 0.0
         if kind == WORK:
             return self.prefill[slot], float(self.requests[slot])
+        waiting = self.prefill[slot]
+        if waiting:
+            return COMPUTING, self.computing_since[slot] + (self._per_token * waiting + self.past[slot]) * MS
         return self.requests[slot], self._weights[slot] if slot < len(self._weights) else 0.0
 
     def _changed(self, slot: int) -> None:
@@ -163,6 +173,7 @@ class ActiveLoads:
         """Its tokens attend to others ``pairs`` times, so that its prefill takes ``ms`` longer."""
         self.past[entry.slot] += ms
         entry.pairs, entry.past = pairs, ms
+        self._changed(entry.slot)
 
     def prefill_done(self, entry: Active, now: int) -> None:
         """Its prompt is computed."""

@@ -65,6 +65,9 @@ class ModelPace:
         """Of one pass, by its tokens in steps. The line from no tokens to the first step begins at a pass's fixed cost."""
         self._fixed = max(0.0, 2 * self._times[1] - self._times[2]) if steps > 1 else 0.0
         self._full = self._times[-1]
+        slopes = [(after - before) / self._step for before, after in zip(self._times[1:], self._times[2:])]
+        self.least_per_token = max(0.0, min([(self._times[1] - self._fixed) / self._step, *slopes]))
+        """No token takes less, whatever it is computed with."""
         self._per_pass = tokens_per_pass
         far = timing.pass_ns([(tokens_per_pass, 8 * tokens_per_pass)], 0, 0, 0) / NS_PER_MS
         self._past: dict[tuple[int, int], float] | None = {} if far > self._full else None

@@ -24,7 +24,7 @@ from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, RoutingInput, least
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
-from kvyard.router.pace import Pace, PaceBook, pairs_of
+from kvyard.router.pace import ModelPace, Pace, PaceBook, pairs_of
 from kvyard.router.policies import Policy, load_of, make_policy
 from kvyard.router.ranking import lowest, most
 from kvyard.router.request import Candidate, Decision, Load, RouteRequest
@@ -423,7 +423,8 @@ class Router:
         if policy.ranked_by and len(self._open) >= self._large and not self.block_size & self.block_size - 1:
             # Of block sizes that are powers of two no cost is rounded.
             self._among = mask_of(self._open)
-            self.loads.rank_by(policy.ranked_by)
+            pace = self._paces.common
+            self.loads.rank_by(policy.ranked_by, pace.least_per_token if isinstance(pace, ModelPace) else 0.0)
             policy.rank(self.loads)
 
 

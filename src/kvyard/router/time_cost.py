@@ -5,12 +5,15 @@ from typing import Final
 
 from kvyard.clock import MS
 from kvyard.index.places import bits
+from kvyard.router.active import COMPUTING
 from kvyard.router.inputs import Choice, RoutingInput, least_of
 from kvyard.router.pace import Pace
 from kvyard.router.ranking import FEW, Levels, classes, lowest, most
 
 _ALMOST: Final = 1 - 1e-9
 """A bound is a sum in another order than the cost is: so much of it is certain."""
+_ROUNDED: Final = 1e-3
+"""Milliseconds by which a worker may be done before that was worked out, by rounding."""
 
 
 class TimeCost:
@@ -58,7 +61,8 @@ class TimeCost:
     def least(self, pace: Pace, why: str) -> Choice:
         """The least of all, each worker being equally fast and having room for the prompt: what ``all`` has least.
 
-        It takes workers by requests and by what was computed there, and goes on for as long as another could cost less.
+        It takes workers by requests and by what was computed there, those that still compute prompts by when these may be
+        done, and goes on for as long as another could cost less.
         """
         at, loads, ranking = self._at, self._loads, self._loads.ranking
         assert ranking is not None
@@ -68,6 +72,7 @@ class TimeCost:
         self._kept = at.tokens_of(most(levels, at.among)[0])
         self._used = min(self._kept, most(at.shared_levels, at.among)[0] * self._size)
         ranks, masks = ranking.ranks, ranking.masks
+        idle = bisect_left(ranks, (COMPUTING, -1.0))
         best, found = -1.0, 0
         for blocks, holders in classes(levels, at.among):
             has = at.tokens_of(blocks) if blocks else 0
@@ -81,7 +86,7 @@ class TimeCost:
                 continue
             own, more = self._own(pace, has)
             place = 0
-            while place < len(ranks):
+            while place < idle:
                 count, new = rank = ranks[place]
                 if found and self._at_least(own, more, count, 0.0) > best:
                     break
@@ -92,14 +97,32 @@ class TimeCost:
                 alike = masks[rank] & holders
                 if not alike:
                     continue
-                # Idle ones differ in nothing else.
-                for slot in bits(alike) if count else (lowest(alike),):
+                # Those without any request differ in nothing else.
+                for slot in bits(alike) if count and alike & alike - 1 else (lowest(alike),):
                     cost = self._one(pace, slot, has, 0.0, 0.0, 0)
                     mine = 1 << slot if count else alike
                     if not found or cost < best:
                         best, found = cost, mine
                     elif cost == best:
                         found |= mine
+            least = self._at_least(own, more, 1, 0.0)
+            for place in range(idle, len(ranks)):
+                rank = ranks[place]
+                ahead = max(0.0, (rank[1] - at.now) / MS - _ROUNDED)
+                if found and least + ahead > best:
+                    break
+                alike = masks[rank] & holders
+                if not alike:
+                    continue
+                for slot in bits(alike) if alike & alike - 1 else (lowest(alike),):
+                    bound = self._at_least(own, more, loads.requests[slot], self._computed[slot])
+                    if found and bound + ahead > best:
+                        continue
+                    cost = self._one(pace, slot, has, 0.0, 0.0, 0)
+                    if not found or cost < best:
+                        best, found = cost, 1 << slot
+                    elif cost == best:
+                        found |= 1 << slot
         return least_of(found, best, at.rng, why)
 
     def _one(self, pace: Pace, slot: int, has: int, load: float, room: float, beyond: int) -> float:
