@@ -130,7 +130,7 @@ def test_scan_is_candidates(config: dict[str, Any], seed: int, workers: int, kin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 30), workers=st.integers(3, 150), kinds=st.sampled_from((1, 1, 2, 0)))
 def test_scan_is_candidates_at_length(config: dict[str, Any], seed: int, workers: int, kinds: int) -> None:
     drive(Pair(workers, seed, kinds, config), random.Random(seed), 250)

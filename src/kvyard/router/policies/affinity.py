@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from kvyard.clock import from_seconds
+from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import POLICIES, Policy
@@ -51,6 +52,9 @@ class Affinity(Policy):
             if len(bound) <= self.config.sessions and bound[oldest][1] + self._ttl > at.now:
                 break
             del bound[oldest]
+
+    def rank(self, loads: ActiveLoads) -> None:
+        self.fallback.rank(loads)
 
     def gone(self, slot: int) -> None:
         self.fallback.gone(slot)
