@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from tests.replay.support import sessions
 
 from kvyard.errors import KvyardError
+from kvyard.replay.fleet import Fleet
 from kvyard.replay.report.page import page
 from kvyard.replay.report.table import print_report
 from kvyard.replay.run import SimulatedRun, replay
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import TraceRequest
+from kvyard.tiers.pulls import Pull
 
 MS = 1_000_000
 SMALL: dict[str, Any] = {
@@ -98,9 +100,8 @@ KINDS: dict[str, dict[str, Any]] = {
 QUICK = ("slow", "device, tight", "hybrid", "roles", "failing", "bus, on eviction", "bus, roles")
 
 
-def check_nothing_left(done: SimulatedRun) -> None:
+def check_nothing_left(fleet: Fleet) -> None:
     """Every request ended, every block and page is free again, and the network is empty."""
-    fleet = done.fleet
     assert fleet.pulls is not None and fleet.fabric is not None
     pulls = fleet.pulls.pulls
     pulls.check_integrity()
@@ -125,7 +126,7 @@ def test_plans_and_single_steps_give_the_same_and_nothing_is_left(kind):
     found = []
     for plans in (True, False):
         done = replay(trace, plans=plans, **{**SMALL, **KINDS[kind]})
-        check_nothing_left(done)
+        check_nothing_left(done.fleet)
         found.append((list(done.fleet.records.values()), done.report.pulls))
     assert found[0] == found[1]
     pulls = found[0][1]
@@ -152,13 +153,21 @@ def test_a_bus_that_is_wide_enough_changes_nothing(kind):
     st.lists(st.integers(1, 8000), min_size=1, max_size=3),
     st.integers(0, 5),
 )
-def test_whoever_fails_at_whatever_instant_nothing_is_lost(source, failures, seed):
+def test_workers_that_fail_at_any_instant_lose_nothing(source, failures, seed):
     """One worker lives on, so that all can be served."""
     kinds: list[dict[str, Any]] = [{"name": "a"}]
     kinds += [{"name": f"b{at}x", "fail": f"{ms}ms"} for at, ms in enumerate(failures)]
     trace = sessions(30, seed=seed, arrivals="poisson:rate=20")
     given = {**SMALL, "workers": kinds, "nic_bandwidth": 0.5, "peer_pull": f"{source}:min_lead=64"}
-    check_nothing_left(replay(trace, **given))
+    fleet = Fleet(make_config(given))
+    assert fleet.pulls is not None
+
+    def landed(pull: Pull) -> None:
+        assert fleet.workers[pull.source.worker].alive or not pull.copy.pieces, "the dead were read"
+
+    fleet.pulls.pulls.watch = landed
+    fleet.run(trace)
+    check_nothing_left(fleet)
 
 
 def prompts(*arrivals_ms: int, tokens: int = 8192, output: int = 2) -> list[TraceRequest]:
@@ -178,7 +187,7 @@ def test_the_second_worker_pulls_what_the_first_has_computed_and_the_third_may_c
     """By hand: 8,192 tokens of 128 KiB take 21,475 us at 50 GB/s and 33,554 us at 32 GB/s."""
     given = {"workers": 3, "router": "round-robin", "host_blocks": "4k", "peer_pull": "host"}
     done = replay(prompts(0, 2000, 4000), **given)
-    check_nothing_left(done)
+    check_nothing_left(done.fleet)
     first, second, third = done.fleet.records.values()
     assert fields(done) == [0, 8192, 8192] and first.ttft > second.ttft == third.ttft
     moved = 8192 * 131072

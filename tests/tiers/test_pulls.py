@@ -148,6 +148,29 @@ def test_a_source_that_fails_leaves_nothing_behind():
     assert not pair.pulls.fabric.network.under_way
 
 
+def test_a_source_that_has_failed_is_not_read_any_more():
+    """Its pages may be there still, as they are here, but it doesn't answer."""
+    pair = Pair(make_pulls(latency=700))
+    pair.pulls.fail(0, 15_000)
+    request, answer = pair.ask(20_000)
+    assert answer.step is LoadStep.WAITING and answer.deadline == 20_700
+    pair.land(20_700)
+    assert pair.again(request, 20_700).step is LoadStep.NOTHING
+    assert pair.target.offload.counters.pulls.gone == 1
+    pair.pulls.back("a")
+    _, answer = pair.ask(30_000, name="later")
+    assert answer.step is LoadStep.WAITING and pair.target.offload.counters.pulls.begun == 1
+
+
+def test_a_forecast_is_when_a_pull_lands_if_nothing_else_comes():
+    pair = Pair(make_pulls(latency=500))
+    pair.pulls.expect("r", Expectation("a", 40))
+    request = pair.target.make("r", range(44))
+    foreseen = pair.pulls.members["b"].foresee(request, 10 * BLOCK, 20_000)
+    _, answer = pair.ask(20_000)
+    assert foreseen == answer.deadline == 30_500
+
+
 def test_a_request_that_goes_leaves_its_copy_for_others():
     pair = Pair(make_pulls())
     request, _ = pair.ask(20_000)
@@ -236,7 +259,9 @@ class Fleet:
             self.traffic[at].act()
             engine.verify()
             if rng.random() < 0.01:
-                self.pulls.fail(rng.randrange(3), self.now)
+                failed = rng.randrange(3)
+                self.pulls.fail(failed, self.now)
+                self.pulls.back(str(failed))  # at once, with all that it had
 
     def has(self, at: int, job: Job) -> int:
         """Pages of the first group that a worker has of a prompt."""

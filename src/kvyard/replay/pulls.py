@@ -40,7 +40,7 @@ class FleetPulls:
         self._touch = touch
         self._device = device
         self._token_bytes = token_bytes
-        self._alive: dict[Holder, bool] = {}
+        self._alive: dict[Holder, None] = {}
         self._known = False
         """Whether ``sources`` knows of these."""
         self.sources = PeerSources(indexer, Tier.G1 if device else Tier.G2, config.min_lead, config.tolerance)
@@ -67,8 +67,9 @@ class FleetPulls:
         self.pulls.fail(worker.number, now)
 
     def back(self, holder: Holder) -> None:
-        """A rank is there again."""
-        self._alive[holder] = True
+        """A rank is there, for the first time or again."""
+        self._alive[holder] = None
+        self.pulls.back(str(holder))
         self._known = False
 
     def pull_ms(self, tokens: int) -> float | None:

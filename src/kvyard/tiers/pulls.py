@@ -35,14 +35,16 @@ class Expectation(NamedTuple):
 class PeerPages:
     """What another worker has, as one sees it that pulls from it: the pages of a pool."""
 
-    def __init__(self, pool: Pool, tokens: int) -> None:
+    def __init__(self, pool: Pool, tokens: int, gone: bool = False) -> None:
         self.pool = pool
         self.expected = tokens
         """Tokens of the prompt that it should have."""
+        self._gone = gone
+        """Whether the worker doesn't answer any more."""
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that it has."""
-        return self.pool.maps[group].spans(keys, min(limit, len(keys)))[0]
+        return () if self._gone else self.pool.maps[group].spans(keys, min(limit, len(keys)))[0]
 
     def hold(self, piece: PageRange) -> Table:
         """Keep ``piece``, all of it there, while it is read."""
@@ -62,7 +64,7 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of a fleet. Whoever drives it says by what each request's source is chosen, and lands what is due."""
+    """All pulls of a fleet. Its caller says from where each request may pull, and lands what is due."""
 
     def __init__(
         self,
@@ -144,7 +146,9 @@ class Pulls:
         self.changed(target.worker, now, -1)
 
     def fail(self, worker: int, now: int) -> None:
-        """``worker`` is gone: those that pull from it get nothing, and what it pulled is given up."""
+        """``worker`` is gone: those that pull from it get nothing, now and later, and what it pulled is given up."""
+        for member in self.members.values():
+            member.gone |= member.worker == worker
         for number, pull in list(self.under_way.items()):
             if worker in (pull.source.worker, pull.target.worker):
                 assert pull.flow is not None
@@ -152,6 +156,10 @@ class Pulls:
                 del self.under_way[number]
                 pull.copy.failed = True
                 self._end(pull, now)
+
+    def back(self, name: str) -> None:
+        """A worker that was gone is there again."""
+        self.members[name].gone = False
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless everything under way holds both its ends (I6) and shares are fair (I7)."""
@@ -173,6 +181,8 @@ class PeerTier:
         """Where pulls go."""
         self.pool = pool
         """Where others read."""
+        self.gone = False
+        """Whether the worker doesn't answer others."""
         self.incoming: list[Pull] = []
         self.outgoing: list[Pull] = []
 
@@ -187,7 +197,7 @@ class PeerTier:
         return len(self.incoming) >= self._pulls.in_flight
 
     def pages(self, request: Request, now: int) -> PeerPages | None:
-        """What the source of ``request`` has; ``None`` where it has none, or none that lives."""
+        """What the source of ``request`` has; ``None`` where there is none to pull from."""
         expected = self._pulls.expected.get(request.id)
         if expected is None:
             return None
@@ -195,7 +205,7 @@ class PeerTier:
         if source is None or source is self:
             return None
         self._pulls.settle(source.worker, now)
-        return PeerPages(source.pool, expected.tokens)
+        return PeerPages(source.pool, expected.tokens, source.gone)
 
     def forget(self, request: Request) -> None:
         """``request`` has had its pull, or needs none any more."""
