@@ -184,6 +184,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str | None,
         Setting("Write a line of JSON for each request, without text, to this file; - for stderr.", flag=True),
     ] = None
+    traces: Annotated[
+        str | None, Setting("Send OpenTelemetry traces to this collector, such as http://localhost:4318.", flag=True)
+    ] = None
+    """By OTLP over HTTP; needs kvyard[otel]."""
     admin_token_file: Annotated[
         str | None, Setting(f"A file with a token of its own for /admin; or set {ADMIN_VARIABLE}.", flag=True)
     ] = None
@@ -296,6 +300,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if engine.called in names:
                 raise KvyardError(f"two engines are called {engine.called}: give one of them a name")
             names.add(engine.called)
+        if self.traces is not None:
+            check_url(self.traces, "traces")
         for url in self.fleets:
             check_url(url, "a fleet's url")
         if self.index_url is not None:

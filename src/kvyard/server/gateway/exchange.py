@@ -21,6 +21,7 @@ from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.homes import ResponseHomes
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
+from kvyard.server.gateway.tracing import RequestTrace
 from kvyard.server.gateway.traffic import TAIL, AnswerTokens, ProxiedRequest, Traffic, answer_tokens
 from kvyard.server.http import JSON, LOST, Refusal, close_connection, openai_error, send_response, until_disconnect
 
@@ -80,6 +81,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     _began: bool = False
     """Whether anything went to the client."""
     _hung_up: bool = False
+    _sent: int = 0
+    """When the engine that answered had the request, where that is traced."""
     _task: asyncio.Task[Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -114,6 +117,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             proxied.status = self.status_code
             if self.ticket is not None:
                 self.ticket.settle(proxied.prompt + (proxied.output or proxied.events))
+            if self.place.trace is not None:
+                self._end_trace(self.place.trace, outcome)
             self.proxy.traffic.ended(proxied, outcome)
 
     def _watched(self, watching: asyncio.Task[None]) -> None:
@@ -126,6 +131,24 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             self._hung_up = True
             self._task.cancel()
 
+    def _end_trace(self, trace: RequestTrace, outcome: str) -> None:
+        proxied, now = self.proxied, self.proxy.clock.now()
+        if proxied.first:
+            trace.part("first byte", self._sent or proxied.placed, proxied.first)
+            trace.part("stream" if proxied.events else "answer", proxied.first, now)
+        attributes: dict[str, str | int | float | bool] = {
+            "gen_ai.request.model": proxied.model,
+            "gen_ai.usage.input_tokens": proxied.prompt,
+            "gen_ai.usage.output_tokens": proxied.output,
+            "kvyard.request_id": proxied.id,
+            "kvyard.tries": proxied.tries,
+        }
+        if proxied.cached is not None:
+            attributes["gen_ai.usage.cache_read.input_tokens"] = proxied.cached
+        if proxied.engine is not None:
+            attributes["kvyard.engine"] = proxied.engine.name
+        trace.end(now, self.status_code, outcome, attributes)
+
     async def _serve(self) -> str:
         """Try engines until one answers. Returns how it ended."""
         proxy, proxied, pool, place = self.proxy, self.proxied, self.pool, self.place
@@ -135,6 +158,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 if last is not None and (self._risked > proxy.retries or proxied.tries >= MOST_TRIES):
                     return await self._pass_on(last)
                 await self._before_placing(last)
+                if place.trace is not None:
+                    place.trace.queued(proxy.clock.now())
                 decision, engine = await pool.place(place)
             except Refusal as refusal:
                 await self._refuse(refusal)
@@ -160,6 +185,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 self._computed = False
                 self._risked += failed.reached
                 place.tried.add(engine.name)
+                if place.trace is not None:
+                    place.trace.part("failed", proxied.placed, proxy.clock.now(), failed.reason, engine=engine.name)
                 if not failed.busy:
                     self._failed_at.append(engine)
                     proxy.health.failed(engine, failed.reason, gone=failed.gone)
@@ -185,7 +212,12 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             target += b"?" + query
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, b"%d" % decision.worker.rank)]
+        trace, clock = self.place.trace, self.proxy.clock
+        asked = clock.now() if trace is not None else 0
         answer = await connections.take(engine.address)
+        if trace is not None:
+            self._sent = clock.now()
+            trace.part("connect", asked, self._sent, engine=engine.name)
         try:
             await answer.ask(
                 self.method, target, headers, None if self.method in BODILESS and not self.body else self.body

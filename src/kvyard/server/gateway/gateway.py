@@ -3,6 +3,7 @@
 ``members`` knows who is there, ``traffic`` what becomes of requests; both are told and asked on one event loop.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from kvyard.server.gateway.making import PoolMaker
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.reloading import Reloading
+from kvyard.server.gateway.tracing import Tracing
 from kvyard.server.gateway.traffic import GatewayMetrics, P, Traffic
 from kvyard.server.health import HealthReason, say_health
 from kvyard.server.http import Refusal
@@ -56,6 +58,7 @@ class Gateway(AsyncService):
         self.metrics = GatewayMetrics()
         self.traffic = Traffic(self.clock, self.metrics)
         self.keys = None if config.keys_file is None else KeyRing(read_keys(config.keys_file), self.clock.now)
+        self.tracing = None if config.traces is None else Tracing.to(config.traces)
         self.supervisor = Supervisor()
         self._maker = PoolMaker(config, self.client, self.clock, index_token, self.supervisor)
         self.index = self._maker.index
@@ -116,6 +119,8 @@ class Gateway(AsyncService):
             self.traffic.recorder.close()
         if self.traffic.access_log is not None:
             self.traffic.access_log.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def _configured(self, config: GatewayConfig) -> None:
         self.config = self.members.config = self.health.config = config

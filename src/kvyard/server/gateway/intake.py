@@ -19,6 +19,7 @@ from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
 from kvyard.server.gateway.prompting import PeekedContinuation, PeekedPrompt, PeekedResponses, not_json, read_body
 from kvyard.server.gateway.reading import NOTHING
+from kvyard.server.gateway.tracing import CONTEXT, Tracing
 from kvyard.server.gateway.traffic import ProxiedRequest
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal, openai_error
@@ -42,6 +43,7 @@ class RequestIntake(msgspec.Struct, eq=False):
     """Whether prompts matter to anything here."""
     keys: KeyRing | None = None
     """Who may ask; ``None``: all who come in."""
+    tracing: Tracing | None = None
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str]
@@ -110,6 +112,10 @@ class RequestIntake(msgspec.Struct, eq=False):
         traffic.began(proxied, place.request, place.tail, model, place.hints)
         authorization = self.proxy.client.authorization
         sent = upstream(headers.raw, id_, authorization, self.keeps_authorization)
+        if self.tracing is not None:
+            place.trace = trace = self.tracing.begin("POST", path, headers, received)
+            trace.part("read", received, self.proxy.clock.now())
+            sent = [*(pair for pair in sent if pair[0] not in CONTEXT), *trace.headers()]
         if pool.prefill is not None and divisible(path, body):
             return SplitExchange(
                 proxy=self.proxy,

@@ -29,6 +29,7 @@ from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
 from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing
+from kvyard.server.gateway.tracing import RequestTrace
 from kvyard.server.http import Refusal
 
 LONG = 8192
@@ -146,6 +147,7 @@ class Placement(msgspec.Struct, kw_only=True, gc=False):
     """What it says of its session, where it is recorded."""
     known: Known | None = None
     """What a remote index said."""
+    trace: RequestTrace | None = None
 
 
 Placed: TypeAlias = tuple[Decision, Engine]
@@ -451,7 +453,10 @@ class EnginePool(msgspec.Struct, eq=False):
             raise Exhausted
 
     def _book(self, place: Placement) -> Placed:
-        decision = self.router.route(place.request, self.clock.now(), exclude=self._excluded(place), known=place.known)
+        now = self.clock.now()
+        decision = self.router.route(place.request, now, exclude=self._excluded(place), known=place.known)
+        if place.trace is not None:
+            place.trace.decided(now, self.clock.now(), decision)
         engine = self.engines[decision.worker.name]
         engine.in_flight += 1
         if engine.in_flight >= self.config.engine_requests:

@@ -316,7 +316,7 @@ def assemble(
     closed = ADMIN_CLOSED if (token is not None or keys is not None) and admin_token is None else ""
     guard = Guard(config.host, tuple(config.hosts)).check
     reads = make_policy(config.router).needs_keys or bool(config.record or config.journal or config.share)
-    intake = RequestIntake(config, members, proxy, token is None and keys is None, reads, keys)
+    intake = RequestIntake(config, members, proxy, token is None and keys is None, reads, keys, gateway.tracing)
 
     def configured(changed: GatewayConfig) -> None:
         intake.config = changed
