@@ -197,7 +197,7 @@ def truncated(prompts: list[Sequence[int]], most: int, side: str | None) -> list
     return [prompt[:most] if side == "right" else prompt[max(0, len(prompt) - most) :] for prompt in prompts]
 
 
-class PromptSource(msgspec.Struct, frozen=True):
+class RawPrompt(msgspec.Struct, frozen=True):
     """A single prompt before it is made into tokens: a text, or ids as JSON."""
 
     text: str | None = None
@@ -218,7 +218,7 @@ class Prompting:
         self.local: Tokenizer | None = None if how == ENGINE else make_tokenizer(None if how == BYTES else how)
         """Where text is made into tokens here."""
 
-    def source(self, ask: PeekedBody) -> PromptSource | None:
+    def source(self, ask: PeekedBody) -> RawPrompt | None:
         """The one prompt of a request, where it can be read here; ``None`` where ``prompts`` has to be asked."""
         if isinstance(ask, PeekedResponses | PeekedMessages):
             chat = ask.as_chat()
@@ -229,14 +229,14 @@ class Prompting:
             return None
         if isinstance(ask, PeekedChat):
             text = self._rendered(ask) if self.how == BYTES else None
-            return None if text is None else PromptSource(text)
+            return None if text is None else RawPrompt(text)
         if not isinstance(ask, PeekedCompletion):
             return None
         raw = bytes(ask.prompt)
         if raw[:1] == b'"' and self.local is not None:
-            return PromptSource(msgspec.json.decode(raw, type=str), ask.add_special_tokens is not False)
+            return RawPrompt(msgspec.json.decode(raw, type=str), ask.add_special_tokens is not False)
         if raw[:1] == b"[" and raw[1:2].isdigit() and b"[" not in raw[1:]:
-            return PromptSource(ids=raw)
+            return RawPrompt(ids=raw)
         return None
 
     async def prompts(self, ask: PeekedBody) -> list[Sequence[int]]:

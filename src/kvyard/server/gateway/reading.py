@@ -22,7 +22,7 @@ from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.index import Identity
 from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of
-from kvyard.server.gateway.prompting import PeekedBody, PeekedPrompt, Prompting, PromptSource
+from kvyard.server.gateway.prompting import PeekedBody, PeekedPrompt, Prompting, RawPrompt
 from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class PromptReader:
             return unnamed
         return ReadPrompt(found.keys, tokens, found.tail, kept, single)
 
-    async def _read_source(self, source: PromptSource, namespace: Namespace, too_long: TooLong) -> ReadPrompt | None:
+    async def _read_source(self, source: RawPrompt, namespace: Namespace, too_long: TooLong) -> ReadPrompt | None:
         """``None`` where it has to be read in another way."""
         if source.ids is not None:
             count = source.ids.count(b",") + 1
@@ -269,7 +269,7 @@ class PromptReader:
 
     # -- looking again --------------------------------------------------------------------------------------------------
 
-    def _sample(self, local: Tokenizer, source: PromptSource, namespace: Namespace, found: ReadPrompt) -> None:
+    def _sample(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, found: ReadPrompt) -> None:
         """Now and then compare what was read in stretches with the whole, later and in a thread."""
         self._samples += 1
         if self._samples > FIRST and self._samples % SAMPLE:
@@ -278,7 +278,7 @@ class PromptReader:
         self._checking.add(task)
         task.add_done_callback(self._checking.discard)
 
-    async def _check(self, local: Tokenizer, source: PromptSource, namespace: Namespace, found: ReadPrompt) -> None:
+    async def _check(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, found: ReadPrompt) -> None:
         assert source.text is not None
         loop = asyncio.get_running_loop()
         try:
