@@ -15,6 +15,10 @@ from kvyard.settings import Setting, Settings, settings_of
 BodyMode = Literal["streamed", "buffered", "none"]
 
 NOT_OURS: Mapping[str, str] = {
+    "keys_file": "clients talk to the data plane: have that ask for their keys",
+    "access_log": "the data plane sees requests end: have that log them",
+    "cors_origins": "browsers talk to the data plane: set it there",
+    "pass_unknown": "all paths are placed here: leave it out",
     "token_file": "clients talk to the data plane: have that ask for their tokens",
     "retries": "the data plane tries again: let it have fallbacks",
     "silent_seconds": "the data plane waits for engines: set its time-outs",
@@ -50,10 +54,13 @@ class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        usual = {field.name: field.default for field in msgspec.structs.fields(GatewayConfig)}
+        usual = {field.name: field for field in msgspec.structs.fields(GatewayConfig)}
         for name, instead in NOT_OURS.items():
-            if getattr(self, name) != usual[name]:
+            default = usual[name].default
+            if getattr(self, name) != ([] if default is msgspec.NODEFAULT else default):
                 raise KvyardError(f"{name} is nothing for an endpoint picker: {instead}")
+        if self.has_roles:
+            raise KvyardError("engines with roles are for a gateway, which can ask two for one request: leave role out")
 
 
 OWN = "epp"

@@ -40,7 +40,7 @@ OPENED = {
 """Why a request went on without what should have decided it, in words."""
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class PickRequest(msgspec.Struct, kw_only=True):
     """What is known of a request when it is to be placed."""
 
     method: str
@@ -91,7 +91,7 @@ class EndpointPicker:
 
     # -- picking ----------------------------------------------------------------------------------------------------------
 
-    async def pick(self, asked: Asked) -> Picked:
+    async def pick(self, asked: PickRequest) -> Picked:
         """The engine for a request; ``end`` must be called for it. Raises ``Refusal`` where there is none."""
         traffic = self.gateway.traffic
         received = self.gateway.clock.now()
@@ -149,7 +149,7 @@ class EndpointPicker:
             self.gateway.traffic.placed(proxied, engine, decision)
         return picked
 
-    async def _place_of(self, asked: Asked) -> tuple[str, str, EnginePool, Placement]:
+    async def _place_of(self, asked: PickRequest) -> tuple[str, str, EnginePool, Placement]:
         """What is to be placed. Raises ``Refusal`` for models that aren't there."""
         if asked.unread:
             self._open(asked.unread)
@@ -167,7 +167,7 @@ class EndpointPicker:
                 self._open("read", error)
         return self._by_load(asked)
 
-    def _by_load(self, asked: Asked) -> tuple[str, str, EnginePool, Placement]:
+    def _by_load(self, asked: PickRequest) -> tuple[str, str, EnginePool, Placement]:
         """A request whose prompt isn't known, at any engine; a response that some engine keeps, there."""
         members, proxy = self.gateway.members, self.intake.proxy
         pools = [pool for pool in members.pools.values() if pool.engines]
@@ -184,7 +184,7 @@ class EndpointPicker:
         request = RouteRequest(id_, [], 0, asked.headers.get(self.config.session_header))
         return id_, pool.model, pool, Placement(request=request, shut=shut)
 
-    def _restrict(self, pool: EnginePool, name: str, place: Placement, asked: Asked) -> None:
+    def _restrict(self, pool: EnginePool, name: str, place: Placement, asked: PickRequest) -> None:
         """Shut what may not be named to the data plane. Raises ``Refusal`` with 503 where no engine is left that is up."""
         among = ""
         if asked.subset is not None:

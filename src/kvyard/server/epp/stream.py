@@ -11,7 +11,7 @@ import msgspec
 
 from kvyard.server.epp import messages
 from kvyard.server.epp.messages import BUFFERED, NONE, PARTIAL, PIECES, STREAMED
-from kvyard.server.epp.picker import RESPONSES, Asked, EndpointPicker, Picked
+from kvyard.server.epp.picker import RESPONSES, EndpointPicker, Picked, PickRequest
 from kvyard.server.gateway.headers import DECISION, decision_header
 from kvyard.server.gateway.traffic import TAIL, AnswerTokens, answer_tokens
 from kvyard.server.http import JSON, Refusal, openai_error
@@ -144,7 +144,7 @@ class RequestStream:
             elif headers.get("content-encoding", "identity") != "identity":
                 unread = "body"
         self._picked = await self._picker.pick(
-            Asked(
+            PickRequest(
                 method=headers.get(":method", "POST"),
                 path=path[max(0, path.rfind("/v1/")) :],
                 headers=headers,

@@ -15,6 +15,8 @@ from kvyard.server.http import JSON
 from kvyard.server.mock.schemas import WorkerState
 
 TOKENIZE_SECONDS = 5.0
+ADAPTER_SECONDS = 120.0
+"""For loading an adapter: its weights may have to be fetched."""
 ASK_SECONDS = 10.0
 """For a mock's list of its workers."""
 ELSEWHERE = frozenset({429, 500, 502, 503, 504})
@@ -100,6 +102,18 @@ class EngineClient:
             return msgspec.json.decode(content, type=TokenIds).tokens if reply.status == 200 else None
         except (*ERRORS, msgspec.MsgspecError):
             return None
+
+    async def post(self, url: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """The status and body of an engine's answer to JSON."""
+        with engine_errors():
+            async with self.session.post(
+                url + path,
+                data=body,
+                headers={"content-type": JSON, **self._headers},
+                timeout=aiohttp.ClientTimeout(total=ADAPTER_SECONDS),
+                allow_redirects=False,
+            ) as reply:
+                return reply.status, await reply.read()
 
     async def close_session(self, url: str, session: str) -> bool:
         """Tell an engine that a session is over; returns whether it took notice. Raises nothing."""

@@ -133,6 +133,10 @@ class Membership(msgspec.Struct, eq=False):
             raise Refusal(404, f"The model `{model[:200]}` does not exist.", field="model", fix="see /v1/models")
         return model, *found
 
+    async def look(self, engine: Engine) -> None:
+        """Ask an engine now which names it answers to. Raises ``EngineFailed``."""
+        await self._learn(engine, (await self.client.models(engine.url)).data)
+
     async def _learn(self, engine: Engine, listed: list[ListedModel]) -> None:
         """An engine says which names it answers to; with the first time, which pool it belongs to."""
         models = {one.id: one.parent for one in listed}

@@ -92,7 +92,10 @@ class PeekedResponses(PeekedPrompt, kw_only=True):
             return None
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        return _chat(self, first, items, {"input_text", "output_text", "text"})
+        found = _chat(self, first, items, {"input_text", "output_text", "text"})
+        if found is not None:
+            found.add_special_tokens = True  # vLLM adds them here, and in no other conversation
+        return found
 
 
 class PeekedContinuation(PeekedBody, kw_only=True):

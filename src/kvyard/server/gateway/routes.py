@@ -16,6 +16,7 @@ from kvyard.server.cors import Cors
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import schemas
+from kvyard.server.gateway.adapters import LOAD, UNLOAD, AdapterChange, AdapterRoutes, AdapterWish
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.disaggregation import divisible, would_split
 from kvyard.server.gateway.exchange import Proxy
@@ -245,6 +246,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         """Routes that show and change how it is."""
         admin: dict[str, Any] = {"token": self.admin_token, "guarded": True, "closed": self.admin_closed}
         s, info, text = schemas, schemas.EngineInfo, ("text/plain",)
+        adapters = AdapterRoutes(self.gateway.members, self.gateway.client)
         return [
             post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **admin),
             get("/health", self.health, s.GatewayHealth, open=True, refusals=(503,)),
@@ -256,6 +258,20 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             post("/admin/remove", self.remove, s.NamedEngine, info, refusals=(404,), **admin),
             post("/admin/drain", self.drain, s.NamedEngine, info, refusals=(404,), **admin),
             post("/admin/resume", self.resume, s.NamedEngine, info, refusals=(404,), **admin),
+            *(
+                Operation(
+                    method="POST",
+                    path=path,
+                    summary=f"{what} an adapter at all engines of a model.",
+                    handler=partial(adapters.change, path),
+                    body=AdapterWish,
+                    raw=True,
+                    reply=AdapterChange,
+                    refusals=(404, 502, 503),
+                    **admin,
+                )
+                for path, what in ((LOAD, "Load"), (UNLOAD, "Unload"))
+            ),
         ]
 
 

@@ -13,7 +13,7 @@ class ExplainRoute(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /explain``: a request as it would be sent, and where."""
 
     body: dict[str, Any]
-    path: Literal["/v1/completions", "/v1/chat/completions"] | None = None
+    path: Literal["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"] | None = None
     """Left out, what the body looks like."""
     session: str | None = None
 

@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 
 TAIL = 4096
 """Bytes at the end of an answer among which its usage is looked for."""
-_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d{1,12})')
+_FIELD = re.compile(
+    rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_(?:read|creation)_input_tokens)"'
+    rb"\s*:\s*(\d{1,12})"
+)
 UNMET = {"finished": "unreported", "refused": "failed", "failed": "failed", "broken": "cut", "cancelled": "cut"}
 """Why a promise was not kept, by how a request ended whose engine didn't say what it found."""
 P = "kvyard_gateway_"
@@ -94,7 +97,13 @@ def answer_tokens(tail: bytes) -> AnswerTokens:
     if at < 0:
         return AnswerTokens()
     found = {match[1]: int(match[2]) for match in _FIELD.finditer(tail, at)}
-    return AnswerTokens(found.get(b"prompt_tokens"), found.get(b"completion_tokens"), found.get(b"cached_tokens"))
+    if b"input_tokens" not in found:
+        return AnswerTokens(found.get(b"prompt_tokens"), found.get(b"completion_tokens"), found.get(b"cached_tokens"))
+    output, read = found.get(b"output_tokens"), found.get(b"cache_read_input_tokens")
+    if read is None:  # OpenAI's responses
+        return AnswerTokens(found[b"input_tokens"], output, found.get(b"cached_tokens"))
+    # Anthropic's: what is cached, before or by this request, isn't among the input.
+    return AnswerTokens(found[b"input_tokens"] + read + found.get(b"cache_creation_input_tokens", 0), output, read)
 
 
 class GatewayMetrics(Metrics):

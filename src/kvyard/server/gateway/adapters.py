@@ -1,0 +1,73 @@
+"""Adapters: loaded into all engines of a model, and unloaded again, by vLLM's own routes.
+
+Engines that come later don't have them: they say what they serve, and get requests for that alone.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvyard.server.gateway.client import EngineClient
+from kvyard.server.gateway.failures import EngineFailed
+from kvyard.server.gateway.members import Membership
+from kvyard.server.gateway.pool import Engine
+from kvyard.server.http import JSON, Raw, Refusal
+
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+
+
+class AdapterWish(msgspec.Struct, kw_only=True):
+    """``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``; further fields go to engines as they are."""
+
+    lora_name: str
+    model: str | None = None
+    """The base model whose engines are meant; may be left out where there is one."""
+
+
+class AdapterChange(msgspec.Struct, kw_only=True):
+    """What became of an adapter at each engine."""
+
+    lora_name: str
+    engines: dict[str, str]
+    """By engine: ``done``, or why not."""
+
+
+class AdapterRoutes(msgspec.Struct, eq=False):
+    """What is done for each request."""
+
+    members: Membership
+    client: EngineClient
+
+    async def change(self, path: str, body: bytes, headers: Mapping[str, str]) -> Raw:
+        """Pass a wish on to all engines of a model that are up; the worst of their answers is ours. Raises ``Refusal``."""
+        try:
+            wish = msgspec.json.decode(body, type=AdapterWish)
+            sent = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise Refusal(
+                400, f"the body can't be read: {str(error)[:200]}", fix="send lora_name and lora_path"
+            ) from None
+        sent.pop("model", None)
+        _, pool, _ = self.members.find(wish.model)
+        engines = [engine for engine in pool.engines.values() if engine.up]
+        if not engines:
+            raise Refusal(503, f"no engine of model {pool.model} is up", fix="try again later", Retry_After="1")
+        content = msgspec.json.encode(sent)
+        answers = await asyncio.gather(*(self._tell(engine, path, content) for engine in engines))
+        found = AdapterChange(
+            lora_name=wish.lora_name, engines={engine.name: why for engine, (_, why) in zip(engines, answers)}
+        )
+        return Raw(msgspec.json.encode(found), JSON, max(status for status, _ in answers))
+
+    async def _tell(self, engine: Engine, path: str, body: bytes) -> tuple[int, str]:
+        try:
+            status, said = await self.client.post(engine.url, path, body)
+            if status != 200:
+                return status, said.decode("utf-8", "replace")[:300]
+            await self.members.look(engine)
+        except EngineFailed as failed:
+            return 502, failed.reason
+        return 200, "done"
