@@ -15,7 +15,7 @@ USAGE = (
     '"usage":{"prompt_tokens":10,"total_tokens":11,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}'
 )
 LENGTH = re.compile(rb"(?i)content-length:\s*(\d+)")
-TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
+TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')
 STREAMED = re.compile(rb'"stream"\s*:\s*true')
 EDGE = 300
 """Bytes at either end of a body among which its settings are looked for."""

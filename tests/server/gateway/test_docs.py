@@ -86,7 +86,7 @@ def test_settings_and_flags_are_there() -> None:
     assert keys.keys[0].digest and keys.models
     tables = [convert(one, "the page") for one in files if "keys" not in one]
     assert [one.names[0].host for one in tables if one.names] == ["vllm"]
-    assert [one.disaggregation.decider for one in tables if not one.names] == ["uncached"]
+    assert [one.disaggregation.decider for one in tables if not one.names and not one.services] == ["uncached"]
     options = {flag for one in build().commands["gateway"].load().params for flag in one.opts}  # type: ignore[attr-defined]
     said = set(re.findall(r"(--[a-z][a-z-]+)", re.sub(r"```sh\nvllm.*?```", "", PAGE, flags=re.DOTALL)))
     theirs = {"--enable-prompt-tokens-details", "--kv-events-config", "--workers", "--kv-events", "--speed"}

@@ -112,15 +112,12 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
         return [stream(endpoint=one, replay_endpoint=replays[rank], dp_rank=rank) for rank, one in enumerate(listed)]
 
 
-class NameConfig(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Engines behind one name: every address that it resolves to is one."""
+class _FoundEngines(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be said of engines that are found by themselves."""
 
-    host: Name
-    port: Port
     events_port: Port | None = None
     """Where each of them publishes KV events."""
     replay_port: Port | None = None
-    interval_s: Seconds = 5.0
 
     def engine(self, netloc: str) -> GatewayEngine:
         """The engine at one of its addresses."""
@@ -135,6 +132,30 @@ class NameConfig(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fiel
             replay=at(self.replay_port),
             **{name: getattr(self, name) for name in _EngineSettings.__struct_fields__},
         )
+
+
+class NameConfig(_FoundEngines, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines behind one name: every address that it resolves to is one."""
+
+    host: Name
+    port: Port
+    interval_s: Seconds = 5.0
+
+
+class ServiceConfig(_FoundEngines, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines behind a service of Kubernetes: every endpoint of its EndpointSlices that is ready is one."""
+
+    service: Name
+    namespace: Name | None = None
+    """Left out, that of the gateway's own pod."""
+    port: Port | Name
+    """Its number, or its name in the service."""
+    api_url: Name | None = None
+    """The API server; left out, that of the cluster in which the gateway runs."""
+    api_token_file: str | None = None
+    """Left out, the pod's own."""
+    ca_file: str | None = None
+    """Left out, the pod's own."""
 
 
 class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -214,6 +235,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engines: list[GatewayEngine] = []
     fleets: list[str] = []
     """Addresses of mocks, whose whole fleets are taken in by /admin/workers."""
+    services: list[ServiceConfig] = []
+    """Services of Kubernetes whose endpoints are engines, watched by its API."""
     names: list[NameConfig] = []
     """Names whose addresses are engines, looked up again and again."""
 
@@ -302,6 +325,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             names.add(engine.called)
         if self.traces is not None:
             check_url(self.traces, "traces")
+        for service in self.services:
+            if service.api_url is not None:
+                check_url(service.api_url, "a service's api_url")
         for url in self.fleets:
             check_url(url, "a fleet's url")
         if self.index_url is not None:
@@ -312,7 +338,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def has_roles(self) -> bool:
         """Whether some engine that it names has a role."""
-        return any(one.role != "both" for one in (*self.engines, *self.names))
+        return any(one.role != "both" for one in (*self.engines, *self.names, *self.services))
 
     def index(self) -> IndexConfig:
         """The configuration of the index in this process."""

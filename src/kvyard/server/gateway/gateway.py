@@ -16,13 +16,14 @@ from kvyard.server.gateway.access import KeyRing, read_keys
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.conditions import SAID_AT_ONCE, conditions
-from kvyard.server.gateway.config import GatewayConfig, NameConfig
+from kvyard.server.gateway.config import GatewayConfig, NameConfig, ServiceConfig
 from kvyard.server.gateway.discovery import Address, DnsWatch
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import PoolMaker
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.reloading import Reloading
+from kvyard.server.gateway.slices import SliceWatch
 from kvyard.server.gateway.tracing import Tracing
 from kvyard.server.gateway.traffic import GatewayMetrics, P, Traffic
 from kvyard.server.health import HealthReason, say_health
@@ -83,6 +84,7 @@ class Gateway(AsyncService):
         self.client.open()
         await self._maker.check()
         watches = [(name, DnsWatch(name.host, name.port, interval_s=name.interval_s)) for name in config.names]
+        services = [(one, SliceWatch(self.client.session, one)) for one in config.services]
         await self.index.start()
         for engine in config.engines:
             await self.members.add(engine)
@@ -95,6 +97,8 @@ class Gateway(AsyncService):
             await self.index.register(told)
         for name, watch in watches:
             self.supervisor.keep(f"lookups of {name.host}", partial(self._follow, name, watch))
+        for service, slices in services:
+            self.supervisor.keep(f"endpoints of {service.service}", partial(self._follow, service, slices))
         self.supervisor.keep("files", self._flush)
         if self.reloading.files:
             self.supervisor.keep("configuration", self.reloading.watch)
@@ -175,8 +179,8 @@ class Gateway(AsyncService):
         while not await self._take_fleet(url):
             await pause(FLEET_SECONDS)
 
-    async def _follow(self, name: NameConfig, watch: DnsWatch) -> None:
-        """Take in and let go engines as a name's addresses come and go."""
+    async def _follow(self, name: NameConfig | ServiceConfig, watch: DnsWatch | SliceWatch) -> None:
+        """Take in and let go engines as the addresses of a name or a service come and go."""
         # Where it failed half-way before, those that it had not taken in yet.
         for address in watch.addresses:
             if address.netloc not in self.members.engines:
@@ -188,8 +192,9 @@ class Gateway(AsyncService):
             for address in change.added:
                 await self._take_in(name, address)
 
-    async def _take_in(self, name: NameConfig, address: Address) -> None:
+    async def _take_in(self, name: NameConfig | ServiceConfig, address: Address) -> None:
         try:
             await self.members.add(name.engine(address.netloc))
         except (KvyardError, Refusal) as error:
-            log.warning("%s of %s can't be taken in: %s", address.netloc, name.host, error)
+            called = name.host if isinstance(name, NameConfig) else name.service
+            log.warning("%s of %s can't be taken in: %s", address.netloc, called, error)

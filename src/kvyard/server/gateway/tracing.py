@@ -20,7 +20,7 @@ SEND_SECONDS = 2.0
 Attributes = Mapping[str, str | int | float | bool]
 
 
-class TracePart(msgspec.Struct, frozen=True):
+class RequestPart(msgspec.Struct, frozen=True):
     """What happened to a request between two times, in nanoseconds since 1970."""
 
     name: str
@@ -36,7 +36,7 @@ class RequestTrace:
     def __init__(self, tracer: Any, span: Any) -> None:
         self._tracer = tracer
         self._span = span
-        self._parts: list[TracePart] = []
+        self._parts: list[RequestPart] = []
         self._queued = 0
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -50,7 +50,7 @@ class RequestTrace:
 
     def part(self, name: str, start: int, end: int, error: str = "", engine: str = "") -> None:
         """Something is over; ``engine`` is who did it."""
-        self._parts.append(TracePart(name, start, end, error, {"kvyard.engine": engine} if engine else {}))
+        self._parts.append(RequestPart(name, start, end, error, {"kvyard.engine": engine} if engine else {}))
 
     def queued(self, now: int) -> None:
         """From now on it waits for an engine."""
@@ -66,7 +66,7 @@ class RequestTrace:
             "kvyard.hit_blocks": decision.overlap,
             "kvyard.prompt_blocks": decision.blocks,
         }
-        self._parts.append(TracePart("decide", start, end, attributes=said))
+        self._parts.append(RequestPart("decide", start, end, attributes=said))
 
     def end(self, now: int, status: int, outcome: str, attributes: Attributes) -> None:
         """The request is over."""
