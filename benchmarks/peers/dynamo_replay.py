@@ -82,8 +82,12 @@ def point(
     backend="vllm",
     tag=None,
     repeat=1,
+    split=None,
 ):
-    """One benchmark configuration, described in engine-neutral terms."""
+    """One benchmark configuration, described in engine-neutral terms. ``split``, if any, is {"prefill": workers, "decode":
+    workers, "sends": options of the hand-over, "prefill_engine": options of the prefill workers' engine}; ``workers`` is
+    without meaning then.
+    """
     return dict(
         trace=trace,
         workers=workers,
@@ -97,6 +101,7 @@ def point(
         backend=backend,
         tag=tag,
         repeat=repeat,
+        split=split,
     )
 
 
@@ -150,6 +155,21 @@ def engine_args(cfg):
     return {"engine": engine}
 
 
+def fleet_args(cfg):
+    """The workers, with or without roles, as ``run_trace_replay`` wants them."""
+    split = cfg["split"]
+    if not split:
+        return {"extra_engine_args": engine_args(cfg), "num_workers": cfg["workers"]}
+    plain = engine_args(cfg)["engine"]
+    extra = {**split.get("sends", {}), **split.get("prefill_engine", {})}
+    return {
+        "prefill_engine_args": {"engine": {"worker_type": "prefill", **plain, **extra}},
+        "decode_engine_args": {"engine": {"worker_type": "decode", **plain}},
+        "num_prefill_workers": split["prefill"],
+        "num_decode_workers": split["decode"],
+    }
+
+
 def child(cfg, trace_path):
     os.environ.setdefault("DYN_LOG", "error")
     from importlib.metadata import version
@@ -162,8 +182,7 @@ def child(cfg, trace_path):
         start, cpu0 = time.perf_counter(), time.process_time()
         rep = run_trace_replay(
             trace_path,
-            extra_engine_args=engine_args(cfg),
-            num_workers=cfg["workers"],
+            **fleet_args(cfg),
             router_mode=cfg["router"],
             trace_block_size=512,
             replay_mode="offline",

@@ -447,6 +447,18 @@ class EngineCore:
         else:
             del self._ends[keep:]
 
+    def freed(self, now: int) -> bool:
+        """Blocks that were computed here for another worker aren't needed any more. Returns whether that is seen to: they are
+        free, or will be when the pass under way ends. Otherwise call ``cut`` and ``begin``.
+        """
+        if self._ends:
+            return len(self._ends) == 1 and self._ends[0] > now and not self.ahead
+        if self._loads is None or self.offload is not None or not self.scheduler.jobs.idle:
+            return False
+        self._tell_time(now)
+        self._loads.free_ended(now)
+        return True
+
     def next_landing(self) -> int | None:
         """When a transfer next lands here, if nothing else uses its link."""
         return self._loads.earliest_deadline() if self._loads is not None else None
@@ -491,7 +503,16 @@ class EngineCore:
         if batch.decoding:
             lockstep = self.scheduler.batch
             lockstep.advance(self._first + count - lockstep.tick)
-        self._tell(done, count)
+        if batch.entering and len(ends) > 1:
+            # Those that enter have their first token of the plan's first pass, and are like the others from then on.
+            self._tell(0, 1)
+            for job in batch.entering:
+                self.watcher.produced(job, 1, ends[0])
+            batch.entering = ()
+            if count > 1:
+                self._tell(1, count)
+        else:
+            self._tell(done, count)
         self.passes += count - done
         self._done = count
         if count == len(ends):

@@ -35,8 +35,7 @@ class Pass:
         self.drafted = drafted
         """Those of them that verify drafts, and how many tokens each computes."""
         self.stable_for = stable_for
-        """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks, drafts or
-        jobs that enter."""
+        """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""
         self.left_out = left_out
         """How many jobs that decode have no token in it."""
         self.entering = entering

@@ -17,6 +17,10 @@ class Watcher:
 
     wants_tokens = False
     """Whether ``decoded`` should name the jobs of each stretch. That costs, so it must be asked for."""
+    waits_for_first_tokens = True
+    """Whether something is done with a first token at the instant at which it comes. Otherwise, where another worker computed
+    the prompt, it may be told later, with its time, which makes for fewer and longer plans.
+    """
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
         """``job`` begins to run in the pass that starts at ``now``, with ``cached`` tokens found on the device and

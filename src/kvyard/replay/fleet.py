@@ -148,9 +148,11 @@ class Fleet:
     def _make_fabric(self) -> Fabric | None:
         return make_fabric(self.config.handover) if self.config.peer_pull is not None else None
 
-    def _make_router(self, config: RouterConfig, number: int) -> Router:
+    def _make_router(self, config: RouterConfig, number: int, reads: bool = True) -> Router:
+        """Unless it ``reads`` the index, it is told of no overlap."""
         routing = replace(config, block_size=config.block_size or self._block_size)
-        made = Router(routing, (), self.indexer, seed=self.config.seed + number)
+        index = self.indexer if reads or self.indexer is None else self.indexer.identity
+        made = Router(routing, (), index, seed=self.config.seed + number)
         if self.pulls is not None:
             made.policy.pull_ms = self.pulls.pull_ms
         return made
@@ -566,7 +568,7 @@ class Fleet:
         worker.engine.advance(now)
         for holder in holders:
             self._remove(holder, worker)
-            if self.indexer is not None:
+            if self.indexer is not None and worker.cores[0].batcher is not None:
                 self.indexer.detach(holder)
         for core in worker.cores:
             if core.offload is not None:

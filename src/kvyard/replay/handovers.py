@@ -178,11 +178,12 @@ class Handovers:
         if hand.source is None or hand.prefill is None or hand.stages.held < 0 or hand.stages.released >= 0:
             return
         hand.stages.released = now
-        worker = hand.source[0]
+        worker, rank = hand.source
         if worker.alive:
             _loads(hand.source).release(hand.prefill.id)
-            worker.engine.cut(now)
-            self._touch(worker)
+            if len(worker.cores) > 1 or not worker.cores[rank].freed(now):
+                worker.engine.cut(now)
+                self._touch(worker)
 
     # -- failures -----------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,14 @@ ways. The others are computed whole by a decode worker. What lies between the tw
 
 from functools import partial
 
+from msgspec.structs import replace
+
+from kvyard.blocks.use import NO_FACTS
 from kvyard.clock import MS
 from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.index import Holder
+from kvyard.index.runs import RunFeed
 from kvyard.replay.agenda import COMPUTED, HANDOVER, NETWORK
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet
@@ -23,6 +27,7 @@ from kvyard.replay.worker import Worker
 from kvyard.router import Router
 from kvyard.router.deciders import Decider, Prospect, SplitInput, make_decider
 from kvyard.router.pace import Pace
+from kvyard.router.policies import make_policy
 from kvyard.router.request import Decision, Load
 from kvyard.tiers.fabric import Fabric
 
@@ -47,6 +52,12 @@ class SplitFleet(Fleet):
         self._per_pass: list[int] = []
         """Prompt tokens per pass, by worker."""
         self._asks_pace = self._decider.looks
+        second = make_policy(config.routers[1])
+        weighs = second.needs_index and (config.routers[1].policy != "kv" or config.routers[1].prefill_scale > 0)
+        self._reads_decoders = weighs or self._splits_all is not True or config.peer_pull is not None
+        """Whether anything depends on what decode workers have cached."""
+        self._at_once = self._decider.looks or second.needs_pace or config.autoscale is not None
+        """Whether anything depends on first tokens when they come."""
         self._decoders = 0
         """Ranks that take requests to decode."""
         self.handovers = Handovers(
@@ -64,20 +75,29 @@ class SplitFleet(Fleet):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
+    def _look(self, now: int) -> None:
+        if self.indexer is None:
+            return
+        for worker in self.workers:
+            if worker.alive and (self._reads_decoders or worker.role != "decode"):
+                worker.engine.advance(now)
+        self.indexer.flush(now)
+
     def _dispatch(self, row: TraceRequest, record: Record, now: int) -> None:
         record.stages = None
         if not self._open or not self._decoders:
             self._homeless.append(row)
             return
-        job = self._job(row, record, self._block_size)
-        if self._facts is not None:
-            job.facts = self._facts.of(row)
-        if not self._splits(row, job, now):
-            self.kept += 1
-            self._keep(row, record, job, now)
-            return
+        facts = NO_FACTS if self._facts is None else self._facts.of(row)
+        if not self._splits_all:
+            job = self._job(row, record, self._block_size)
+            job.facts = facts
+            if not self._splits(row, job, now):
+                self.kept += 1
+                self._keep(row, record, job, now)
+                return
         self.handed_over += 1
-        hand = Handover(row, record, job.facts)
+        hand = Handover(row, record, facts)
         self.handovers.under_way[row.id] = hand
         if self._early:
             self._reserve(hand, now)
@@ -159,7 +179,7 @@ class SplitFleet(Fleet):
     def _hand_over(self, now: int) -> None:
         self.handovers.land(now)
         computed, self._computed = self._computed, []
-        if computed and not self._early:
+        if computed and not self._early and self._reads_decoders:
             self._look(now)
         for hand in computed:
             if hand.stages.held < 0:
@@ -180,6 +200,8 @@ class SplitFleet(Fleet):
         self._agenda.put(self.handovers.due(), HANDOVER, NETWORK)
 
     def _first_token(self, job: Job, now: int) -> None:
+        if not self._at_once and self._splits_all:
+            return  # its prompt was computed elsewhere, and that has been told
         assert self.decode_router is not None
         self.decode_router.prefill_done(job.id, now)
         if self.scaling is not None:
@@ -227,7 +249,13 @@ class SplitFleet(Fleet):
             first_token=self._first_token,
             ended=partial(self._done, worker),
             computed=partial(self._prompt_done, worker),
+            at_once=self._at_once,
         )
+
+    def _feed(self, kind: WorkerConfig, holder: Holder) -> RunFeed | None:
+        if kind.engine.role == "decode" and not self._reads_decoders:
+            return None
+        return super()._feed(kind, holder)
 
     def _peer(self, worker: Worker) -> HandoverPeer | None:
         return self.handovers.join(worker)
@@ -235,7 +263,10 @@ class SplitFleet(Fleet):
     def _enlist(self, holder: Holder, worker: Worker) -> None:
         router = self.decode_router
         if router is None:
-            router = self.decode_router = self._make_router(self.config.routers[1], 1)
+            config = self.config.routers[1]
+            if not self._reads_decoders:
+                config = replace(config, predicted_ttl_s=0)
+            router = self.decode_router = self._make_router(config, 1, self._reads_decoders)
         if worker.role != "decode":
             super()._enlist(holder, worker)
         if worker.role != "prefill":

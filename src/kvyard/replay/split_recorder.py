@@ -23,10 +23,14 @@ class SplitRecorder(Recorder):
         first_token: Callable[[Job, int], object],
         ended: Callable[[Job, int], object],
         computed: Callable[[Job, int], object],
+        at_once: bool,
     ) -> None:
-        """``computed`` is called with a job that has computed its prompt for another worker."""
+        """``computed`` is called with a job that has computed its prompt for another worker. ``at_once``: ``first_token`` is
+        called when one comes, and not just at some time after it.
+        """
         super().__init__(number, records, seen, block_size, first_token=first_token, ended=ended)
         self._handed = computed
+        self.waits_for_first_tokens = at_once
 
     def record(self, job: Job) -> Record:
         name = job.id

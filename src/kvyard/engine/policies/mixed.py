@@ -181,6 +181,8 @@ class MixedPasses(PassMaker):
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
         batch, prefilling, speculative, running = jobs.batch, jobs.prefilling, jobs.speculative, jobs.running
+        if not running and not jobs.waiting and not self._has_states:
+            return None
         if self._has_states:
             jobs.manager.begin_step()
         if self._blocked is not None:
@@ -224,8 +226,12 @@ class MixedPasses(PassMaker):
             length = max(length, job.num_computed_tokens + tokens)
         stable_for = 1
         entering = self._entering
-        if not (chunks or drafted or preempted or prefilling or self._without or entering or speculative is not None):
-            stable_for = self.horizon.passes(longest, took_blocks)
+        if (
+            not (chunks or drafted or preempted or prefilling or self._without or speculative is not None)
+            and longest > 1
+            and not (entering and jobs.watcher.waits_for_first_tokens)
+        ):
+            stable_for = self.horizon.passes(longest, took_blocks or bool(entering))
         return Pass(
             chunks, batch.count + len(drafted), context, length, drafted, stable_for, len(self._without), entering
         )
