@@ -59,9 +59,6 @@ def make_core(
         )
     specs = config.specs
     ahead = config.decides_ahead
-    if peer is not None:
-        config.check_hands_over()
-        ahead = False
     if ahead and ranks > 1:
         plans = False  # what ranks in step have decided on differs by a pass: they are driven one by one
     if events:
@@ -95,7 +92,9 @@ def make_core(
         loads = Loads(offload, batch, whole=config.scheduler_reserve_full_isl)
     handovers: HandoverLoads | None = None
     if peer is not None:
-        loads = handovers = HandoverLoads(manager, peer, loads, whole=config.scheduler_reserve_full_isl)
+        loads = handovers = HandoverLoads(
+            manager, peer, loads, whole=config.scheduler_reserve_full_isl, in_order=config.backend != "sglang"
+        )
     scheduler = _scheduler(config, manager, batch, loads, watcher, bulk=bulk and plans and not ahead)
     return EngineCore(
         scheduler,

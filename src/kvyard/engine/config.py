@@ -212,15 +212,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"({self.max_num_seqs}): every running request needs a token per pass"
             )
 
-    def check_hands_over(self) -> None:
-        """Raise ``ConfigError`` for what isn't modelled where prompts are handed over from one engine to another."""
-        if self.backend == "sglang":
-            raise ConfigError("hand-overs between prefill and decode workers are modelled for backends vllm and trtllm")
-        if self.speculative is not None:
-            raise ConfigError("draft tokens are not modelled with hand-overs: leave one of the two out")
-        if self.async_scheduling:
-            raise ConfigError("async_scheduling is not modelled with hand-overs: turn it off")
-
     def check_plain_model(self) -> None:
         """Raise ``ConfigError`` for what is modelled with vLLM's way of scheduling only."""
         if self.speculative is not None:

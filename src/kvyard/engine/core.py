@@ -296,6 +296,8 @@ class EngineCore:
         batch, flight = self.scheduler.batch, self.scheduler.jobs.flights[0]
         if made.stable_for < 2 or running.decoding != made.decoding or running.chunks or running.left_out:
             return
+        if running.entering or made.entering:
+            return
         last = batch.next_end()
         if last is None or flight.ending or flight.owed or self._cancelled:
             return
@@ -569,11 +571,7 @@ class EngineCore:
             if batch.left_out:
                 self.watcher.paused(start, self._ends[0], batch.left_out)
         else:
-            jobs: Sequence[Job] = ()
-            if self.watcher.wants_tokens:
-                jobs = self.decoders()
-                if batch.entering:
-                    jobs = [job for job in jobs if job not in batch.entering]
+            jobs: Sequence[Job] = self.decoders() if self.watcher.wants_tokens else ()
             durations = self._durations[done:count]
             if self.ahead:
                 durations = np.array([self._ends[0] - start], dtype=np.int64)
@@ -581,10 +579,15 @@ class EngineCore:
                 self.watcher.decoded(start, durations, decoding, jobs)
 
     def decoders(self) -> list[Job]:
-        """The jobs that have a token of a decode pass, while a watcher is told of it. It must want tokens."""
-        if not self.ahead:
-            return self.scheduler.lockstep()
-        return [job for job in self.scheduler.jobs.flights[0].decoding if not job.state.ended]
+        """The jobs that have a token of a decode pass, while a watcher is told of it, but for those that enter with it: of them
+        ``produced`` tells. It must want tokens.
+        """
+        entering = self._batch.entering if self._batch is not None else ()
+        if self.ahead:
+            flight = self.scheduler.jobs.flights[0]
+            return [job for job in flight.decoding if not job.state.ended and job not in entering]
+        jobs = self.scheduler.lockstep()
+        return [job for job in jobs if job not in entering] if entering else jobs
 
     def _tell_time(self, now: int) -> None:
         if self._clock is not None:

@@ -15,7 +15,7 @@ from mypy_extensions import mypyc_attr
 from kvyard.blocks import BlockManager, Hit
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.load_source import AT_ONCE, NO_HELP, NO_ROOM, LoadSource
-from kvyard.engine.queue import Queue
+from kvyard.engine.queue import ArrivalQueue, Queue
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # callers aren't compiled
@@ -40,13 +40,18 @@ class HandoverPeer:
 class HandoverLoads(LoadSource):
     """Both ends of hand-overs at one engine, on top of where other jobs load from."""
 
-    def __init__(self, manager: BlockManager, peer: HandoverPeer, inner: LoadSource | None, *, whole: bool) -> None:
-        """``whole``: a job gets in only if all its known tokens fit."""
+    def __init__(
+        self, manager: BlockManager, peer: HandoverPeer, inner: LoadSource | None, *, whole: bool, in_order: bool
+    ) -> None:
+        """``whole``: a job gets in only if all its known tokens fit. ``in_order``: jobs that compute their prompts and jobs that
+        don't wait in one line.
+        """
         super().__init__()
         self._manager = manager
         self._peer = peer
         self._inner = inner
         self._whole = whole
+        self._in_order = in_order
         self._landed: list[Job] = []
         """Jobs whose blocks have come since the last pass was formed."""
         self._released: list[str] = []
@@ -73,6 +78,8 @@ class HandoverLoads(LoadSource):
     # -- prompts ------------------------------------------------------------------------------------------------------
 
     def queue(self, waiting: Queue) -> Queue:
+        if not self._in_order and isinstance(waiting, ArrivalQueue):
+            waiting.strict = False
         return waiting if self._inner is None else self._inner.queue(waiting)
 
     def ask(self, job: Job, hit: Hit, now: int, others_run: bool) -> int:

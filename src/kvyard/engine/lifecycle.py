@@ -76,8 +76,8 @@ class Lifecycle:
                 self.waiting.push_front(job)
 
     def load(self, job: Job, hit: Hit, now: int) -> int:
-        """Have the head of the queue wait for what lower tiers have of its prompt. The answer is that of ``LoadSource.ask``:
-        from 0 on, it has left the queue.
+        """Have a waiting ``job`` wait for what lower tiers, or another worker, have of its prompt. The answer is that of
+        ``LoadSource.ask``: from 0 on, it has left the queue.
         """
         if self.loads is None:
             return NO_HELP
@@ -85,7 +85,7 @@ class Lifecycle:
             self.loads.backlog = sum([one.num_tokens - one.num_computed_tokens for one in self.prefilling.values()])
         tokens = self.loads.ask(job, hit, now, bool(self.running))
         if tokens > NO_HELP:
-            self.waiting.pop()
+            self.waiting.remove(job)
             self.watcher.loading(job, now, tokens)
         return tokens
 
@@ -112,7 +112,10 @@ class Lifecycle:
         """``job``, which was just started and whose prompt another worker computed, decodes in the pass being formed."""
         del self.prefilling[job.serial]
         job.received = False
-        self.blocks.join(job)
+        if self.speculative is not None:
+            self.speculative.join(job)
+        else:
+            self.blocks.join(job)
         if self.loads is not None:
             self.loads.entered(job, now)
 
@@ -193,7 +196,7 @@ class Lifecycle:
                 job.emit(1)
                 watcher.produced(job, 1, end)
                 joining.append(job)
-        for job in done.entering:
+        for job in done.entering if speculative is None else ():
             if not job.state.ended:
                 watcher.produced(job, 1, end)
         if speculative is not None:
@@ -233,7 +236,7 @@ class Lifecycle:
         if made.decoding:
             batch.advance(1)
         ending = batch.finished()
-        first: list[Job] = []
+        first = list(made.entering)
         for job, new, past in made.chunks:
             job.num_computed_tokens = past + new
             job.num_in_flight_tokens += new

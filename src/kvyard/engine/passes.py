@@ -50,7 +50,7 @@ class Flight:
     def __init__(self, made: Pass, first: list[Job], ending: list[Job], decoding: Sequence[Job]) -> None:
         self.made = made
         self.first = first
-        """Jobs whose known tokens end with it: they have a token of it."""
+        """Jobs whose known tokens end with it, or that enter with it: they have a token of it."""
         self.ending = ending
         """Jobs that have their last token of it, in order of admission."""
         self.decoding = decoding

@@ -381,11 +381,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise KvyardError(f"no worker is there at the start to {does}: add one of role {role}, or both")
         first = self.workers[0].engine
         for kind in self.workers:
-            kind.engine.check_hands_over()
             if kind.engine.specs != first.specs:
                 raise KvyardError("workers that hand prompts over must have the same attention groups and block sizes")
-            if kind.engine.tiers is not None and kind.engine.tiers.shared:
-                raise KvyardError("shared tiers are not modelled with hand-overs: make them private")
             if kind.engine.bytes_per_block is None:
                 raise KvyardError(
                     "hand-overs need to know what a block takes: say model, or bytes_per_block beside groups"

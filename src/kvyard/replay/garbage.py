@@ -7,7 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OBJECTS = 20_000
+OBJECTS = 200_000
 """So many more objects than before make Python look among the young ones, instead of 700."""
 
 

@@ -426,6 +426,8 @@ class MixedPasses(PassMaker):
             if job.received:
                 jobs.enter(job, now)
                 self._entering.append(job)
+                if speculative is not None:
+                    self._drafted.append((job, 1))  # it has no drafts yet
             else:
                 chunks.append((job, new, past))
             if adapters is not None:

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from kvyard.blocks import Hit
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.load_source import AT_ONCE, NO_ROOM
 from kvyard.engine.passes import Chunk, Pass
 from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.maker import PassMaker
@@ -104,6 +106,10 @@ class ApartPasses(PassMaker):
         """Jobs that may produce more tokens than count."""
         self._head: tuple[Job, int] | None = None
         """Who was first in line in the last pass, and how much of it was there already."""
+        self._at_once: set[Job] = set()
+        """Those of these jobs for which nothing has to be waited for."""
+        self._blocked = 0
+        """Tokens that the next job lacks whose prompt another worker computes, where there is no room for it; 0 for none."""
         self._seen = 0
         """The pool's version when the order of waiting jobs was last worked out."""
 
@@ -112,26 +118,31 @@ class ApartPasses(PassMaker):
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
         jobs.manager.begin_step()
+        receives = jobs.loads is not None
+        if receives:
+            self._reserve(now)
         if jobs.waiting or jobs.prefilling:
             chunks = self._extend(now)
             if chunks:
                 return Pass(chunks, 0, 0)
         batch = jobs.batch
+        entering = self._enter(now) if receives and jobs.waiting else []
         if not batch.count:
             return None
         before = jobs.preemptions
         took_blocks = self._decode(now)
         stable_for = 1
-        if jobs.preemptions == before:
-            stable_for = self._shut_passes(self.horizon.passes(longest, took_blocks))
-        return Pass((), batch.count, batch.context, batch.longest(), stable_for=stable_for)
+        if jobs.preemptions != before:
+            entering = [job for job in entering if job.state is JobState.DECODE]
+        elif not (entering and jobs.watcher.waits_for_first_tokens):
+            stable_for = self._shut_passes(self.horizon.passes(longest, took_blocks or bool(entering)))
+        return Pass((), batch.count, batch.context, batch.longest(), stable_for=stable_for, entering=entering)
 
     def _extend(self, now: int) -> list[Chunk]:
         """Let prompts in, in order, until one has to wait."""
-        jobs, page = self.jobs, self._page
+        jobs = self.jobs
         manager = jobs.manager
-        free = manager.pool.free - (self._wanted(jobs.lockstep(), 0) if self._books_sampled else 0)
-        budget = free * page - self._ratio.at(jobs.batch.tick) * self._outstanding()
+        budget = self._budget()
         prompt_budget, chunk_budget = self._max_prefill, self._chunk_size
         chunks: list[Chunk] = []
         self._head = None
@@ -163,6 +174,12 @@ class ApartPasses(PassMaker):
                 break
         return chunks
 
+    def _budget(self) -> float:
+        """How many tokens fit, besides what running jobs have set aside."""
+        jobs = self.jobs
+        free = jobs.manager.pool.free - (self._wanted(jobs.lockstep(), 0) if self._books_sampled else 0)
+        return free * self._page - self._ratio.at(jobs.batch.tick) * self._outstanding()
+
     def _price(self, job: Job, past: int, chunk_budget: int) -> tuple[int, int, int]:
         """How many tokens ``job`` computes next, how many those cost in whole pages, and what its output needs aside."""
         page = self._page
@@ -174,9 +191,14 @@ class ApartPasses(PassMaker):
         return whole, whole, 0
 
     def _outstanding(self) -> int:
-        """How many tokens the decoding jobs may still produce, each no more than counts."""
+        """How many tokens the decoding jobs, and those whose blocks are on the way, may still produce, each no more than
+        counts.
+        """
         batch, clip = self.jobs.batch, self._clip
         tokens = batch.ends - batch.count * batch.tick
+        if self.jobs.loads is not None:
+            coming = [*self.jobs.loads.parked.values(), *(job for job in self.jobs.waiting if job.num_computed_tokens)]
+            tokens += sum([min(job.remaining, clip) for job in coming])
         for job in list(self._verbose):
             if job.state is JobState.DECODE:
                 tokens -= max(0, job.end - batch.tick - clip)
@@ -190,6 +212,9 @@ class ApartPasses(PassMaker):
         """
         yield from list(self.jobs.prefilling.values())
         waiting = self.jobs.waiting
+        if self.jobs.loads is not None:
+            yield from [job for job in waiting if not job.received]
+            return
         if self._sorts:
             self._seen = self.jobs.manager.pool.version
             if len(waiting) <= LONGEST_SORTED:
@@ -215,6 +240,66 @@ class ApartPasses(PassMaker):
             ranked.append((twin, -cached, at, job))
         ranked.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in ranked]
+
+    # -- prompts that other workers compute -----------------------------------------------------------------------
+
+    def _reserve(self, now: int) -> None:
+        """Give room to jobs whose prompts come from other workers, in order, until there is none: all of the prompt at once, by
+        the budget that prompts get in by.
+        """
+        jobs = self.jobs
+        loads, page = jobs.loads, self._page
+        assert loads is not None
+        self._blocked = 0
+        self._at_once.clear()
+        arriving = [job for job in jobs.waiting if job.received]
+        if not arriving:
+            return
+        budget = self._budget()
+        there = len(jobs.running) + len(loads.parked) + sum([job.num_computed_tokens > 0 for job in arriving])
+        for job in arriving:
+            if job.num_computed_tokens:
+                continue
+            hit = jobs.manager.lookup(job)
+            charged = -(-(job.num_tokens - hit.tokens) // page) * page
+            need = charged + min(job.remaining, self._clip)
+            if there >= self._max_seqs or need >= budget:
+                self._blocked = need
+                break
+            answer = jobs.load(job, hit, now)
+            if answer == NO_ROOM:
+                self._blocked = need
+                break
+            if answer == AT_ONCE:
+                self._at_once.add(job)
+            there += 1
+            budget -= need
+
+    def _enter(self, now: int) -> list[Job]:
+        """Let those decode whose blocks have come, or take no time to come."""
+        jobs = self.jobs
+        entering: list[Job] = []
+        for job in [one for one in jobs.waiting if one.received]:
+            past = job.num_computed_tokens
+            hit: Hit | None = None
+            external = 0
+            if not past:
+                if job not in self._at_once:
+                    break
+                hit = jobs.manager.lookup(job)
+                jobs.load(job, hit, now)  # others may have taken some of it since
+                past, external = job.num_tokens - 1, job.loaded
+            if jobs.manager.allocate(job, 1, hit, external=external) is None:
+                break
+            jobs.waiting.remove(job)
+            jobs.start(job, past, now)
+            if job.remaining > self._clip:
+                self._verbose.add(job)
+            jobs.enter(job, now)
+            entering.append(job)
+        return entering
+
+    # -- decode passes ----------------------------------------------------------------------------------------------
 
     def _decode(self, now: int) -> bool:
         """Provide for a decode pass, retracting until what is left of the batch fits; returns whether a job needed a page."""
@@ -272,7 +357,7 @@ class ApartPasses(PassMaker):
         """
         jobs, page = self.jobs, self._page
         batch, pool = jobs.batch, jobs.manager.pool
-        if passes == 1 or self._head is None or not (jobs.waiting or jobs.prefilling):
+        if passes == 1 or not (self._blocked or self._head is not None) or not (jobs.waiting or jobs.prefilling):
             return passes
         if self._sorts and not jobs.prefilling:
             # Another may be next as soon as something is evicted.
@@ -281,12 +366,14 @@ class ApartPasses(PassMaker):
             touch = batch.next_touch()
             if touch is not None:
                 passes = min(passes, max(1, touch - batch.tick))
-        candidate, past = self._head
-        chunk = self._chunk_size
-        _, charged, reserve = self._price(candidate, past, chunk)
-        need = charged + reserve
-        if candidate.state is JobState.WAITING and candidate.num_tokens > chunk:
-            need = min(need, chunk)  # having lost what is cached of it, it would come in chunks and need less at once
+        need = self._blocked
+        if self._head is not None:
+            candidate, past = self._head
+            chunk = self._chunk_size
+            _, charged, reserve = self._price(candidate, past, chunk)
+            need = min(need, charged + reserve) if need else charged + reserve
+            if candidate.state is JobState.WAITING and candidate.num_tokens > chunk:
+                need = min(need, chunk)  # having lost what is cached of it, it would come in chunks and need less at once
         held = sum([job.tables[0].length + len(job.ahead) for job in jobs.lockstep()])
         after = np.arange(1, passes)
         taken = np.maximum(0, batch.context + (after - 1) * batch.count - held * page)

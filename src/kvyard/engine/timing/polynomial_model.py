@@ -20,18 +20,22 @@ DECODE = (-25.74, 54.01, 5.74)
 _LONGEST: Final = 1024
 """Passes whose numbers are kept, for plans up to that length."""
 _NUMBERS = np.arange(_LONGEST, dtype=np.float64)
+_A, _B, _C = (np.array(figure) for figure in DECODE)
+_NS = np.array(NS_PER_MS)
 
 
 class PolynomialModel:
     """Needs the capacity of the engine's cache in tokens: decoding slows down as it fills."""
 
     needs_longest: ClassVar[bool] = False
-    __slots__ = ("_capacity", "_decode_ratio", "_prefill_ratio")
+    __slots__ = ("_batch", "_capacity", "_context", "_decode_ratio", "_prefill_ratio", "_whole")
 
     def __init__(self, capacity_tokens: int, prefill_ratio: float, decode_ratio: float) -> None:
         if capacity_tokens < 1:
             raise KvyardError(f"timing: polynomial needs the cache's capacity in tokens, got {capacity_tokens}")
         self._capacity = float(capacity_tokens)
+        self._whole = np.array(self._capacity)
+        self._batch, self._context = np.zeros(()), np.zeros(())
         self._prefill_ratio = prefill_ratio
         self._decode_ratio = decode_ratio
 
@@ -51,27 +55,32 @@ class PolynomialModel:
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
-        a, b, c = DECODE
         capacity, ratio = self._capacity, self._decode_ratio
         if passes <= SHORT:
+            a, b, c = DECODE
             shares = [at / capacity for at in range(context, context + batch * passes, batch)]
             if shares and shares[-1] > 1.0:
                 shares = [min(used, 1.0) for used in shares]
             steps = [round((a * used * used + b * used + c) * NS_PER_MS) for used in shares]
             return np.array(steps if ratio == 1.0 else [scaled(ns, ratio) for ns in steps], dtype=np.int64)
-        # In place, since most of what such short vectors cost is making them. Token counts are exact in floats.
-        used = (_NUMBERS[:passes] if passes <= _LONGEST else np.arange(passes, dtype=np.float64)) * batch
-        used += context
-        used /= capacity
+        # Most of what such short vectors cost is making them, and turning plain numbers into arrays: so that is done as seldom as
+        # can be. Token counts are exact in floats.
+        numbers = _NUMBERS[:passes] if passes <= _LONGEST else np.arange(passes, dtype=np.float64)
+        used, spent = np.empty(passes), np.empty(passes)
+        self._batch[()] = batch
+        self._context[()] = context
+        np.multiply(numbers, self._batch, used)
+        np.add(used, self._context, used)
+        np.divide(used, self._whole, used)
         if context + batch * (passes - 1) > capacity:
             np.minimum(used, 1.0, out=used)
-        spent = used * a
-        spent *= used
-        used *= b
-        spent += used
-        spent += c
-        spent *= NS_PER_MS
-        return scaled_many(np.rint(spent, out=spent), ratio)
+        np.multiply(used, _A, spent)
+        np.multiply(spent, used, spent)
+        np.multiply(used, _B, used)
+        np.add(spent, used, spent)
+        np.add(spent, _C, spent)
+        np.multiply(spent, _NS, spent)
+        return scaled_many(np.rint(spent, spent), ratio)
 
     def _step(self, context: int) -> int:
         # The mocker's floor of 1 ms is left out: the parabola never gets there for shares from 0 to 1.

@@ -170,7 +170,6 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise KvyardError(f"kv_lease_duration must be from above 0 to 86400 seconds, got {self.kv_lease_duration}")
         self.handover.check()
         if self.hands_over:
-            self.engine.check_hands_over()
             if self.engine.bytes_per_block is None:
                 raise KvyardError(
                     "hand-overs need to know what a block takes: say model, or bytes_per_block beside groups"
