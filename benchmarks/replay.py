@@ -32,7 +32,10 @@ SPEED: dict[str, dict[str, Any]] = {
     "8 kv, block 16": {"workers": 8, "router": "kv", "block_size": 16},
     "4 kv, host 4 x G1": {"workers": 4, "router": "kv", "host_ratio": 4.0},
     "1 round-robin": {"workers": 1, "router": "round-robin"},
+    "4 + 4 round-robin": {"prefill": 4, "decode": 4, "router": "round-robin"},
+    "4 + 4 kv": {"prefill": 4, "decode": 4, "router": "kv"},
 }
+"""``prefill`` and ``decode``: workers with roles, whose hand-overs take no time; what both find there is in ``handovers.py``."""
 AGREE: dict[str, dict[str, Any]] = {
     "1 round-robin, block 64": {"workers": 1, "router": "round-robin"},
     "4 round-robin, block 64": {"workers": 4, "router": "round-robin"},
@@ -52,13 +55,16 @@ def ours(point: dict[str, Any]) -> dict[str, Any]:
     size = point.get("block_size", 64)
     blocks = GPU_TOKENS // size
     settings: dict[str, Any] = {
-        "workers": point["workers"],
         "router": point["router"],
         "block_size": size,
         "num_gpu_blocks": blocks,
         "seed": point.get("seed", 0),
         "predicted_ttl_s": 0,  # the peer's replay doesn't predict
     }
+    if "prefill" in point:
+        settings |= {"prefill": point["prefill"], "decode": point["decode"], "nic": "none"}
+    else:
+        settings["workers"] = point["workers"]
     if point.get("requests"):
         settings["limit"] = point["requests"]
     if point.get("host_ratio"):
@@ -94,7 +100,8 @@ def run_ours(point: dict[str, Any]) -> dict[str, Any]:
 def run_peer(python: str, point: dict[str, Any]) -> dict[str, Any]:
     asked = {
         "trace": "conversation",
-        "workers": point["workers"],
+        "workers": point.get("workers", 0),
+        "split": {"prefill": point["prefill"], "decode": point["decode"]} if "prefill" in point else None,
         "router": "kv_router" if point["router"] == "kv" else "round_robin",
         "block_size": point.get("block_size", 64),
         "host_ratio": point.get("host_ratio", 0.0),

@@ -43,8 +43,8 @@ class HandoverLoads(LoadSource):
     def __init__(
         self, manager: BlockManager, peer: HandoverPeer, inner: LoadSource | None, *, whole: bool, in_order: bool
     ) -> None:
-        """``whole``: a job gets in only if all its known tokens fit. ``in_order``: jobs that compute their prompts and jobs that
-        don't wait in one line.
+        """``whole``: a job gets in only if all its known tokens fit. ``in_order``: jobs that compute their prompts wait in one
+        line with those that don't.
         """
         super().__init__()
         self._manager = manager

@@ -373,7 +373,9 @@ class ApartPasses(PassMaker):
             _, charged, reserve = self._price(candidate, past, chunk)
             need = min(need, charged + reserve) if need else charged + reserve
             if candidate.state is JobState.WAITING and candidate.num_tokens > chunk:
-                need = min(need, chunk)  # having lost what is cached of it, it would come in chunks and need less at once
+                need = min(
+                    need, chunk
+                )  # having lost what is cached of it, it would come in chunks and need less at once
         held = sum([job.tables[0].length + len(job.ahead) for job in jobs.lockstep()])
         after = np.arange(1, passes)
         taken = np.maximum(0, batch.context + (after - 1) * batch.count - held * page)

@@ -63,8 +63,8 @@ class PolynomialModel:
                 shares = [min(used, 1.0) for used in shares]
             steps = [round((a * used * used + b * used + c) * NS_PER_MS) for used in shares]
             return np.array(steps if ratio == 1.0 else [scaled(ns, ratio) for ns in steps], dtype=np.int64)
-        # Most of what such short vectors cost is making them, and turning plain numbers into arrays: so that is done as seldom as
-        # can be. Token counts are exact in floats.
+        # Most of what such short vectors cost is making them, and turning plain numbers into arrays: so that is done as seldom
+        # as can be. Token counts are exact in floats.
         numbers = _NUMBERS[:passes] if passes <= _LONGEST else np.arange(passes, dtype=np.float64)
         used, spent = np.empty(passes), np.empty(passes)
         self._batch[()] = batch

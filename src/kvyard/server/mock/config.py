@@ -170,6 +170,11 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise KvyardError(f"kv_lease_duration must be from above 0 to 86400 seconds, got {self.kv_lease_duration}")
         self.handover.check()
         if self.hands_over:
+            if self.engine.backend == "sglang" or self.engine.speculative is not None or self.engine.async_scheduling:
+                raise KvyardError(
+                    "a mock hands prompts over without drafts, async_scheduling and SGLang's scheduler: leave that out, or "
+                    "replay it without --live"
+                )
             if self.engine.bytes_per_block is None:
                 raise KvyardError(
                     "hand-overs need to know what a block takes: say model, or bytes_per_block beside groups"
