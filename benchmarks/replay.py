@@ -35,7 +35,7 @@ SPEED: dict[str, dict[str, Any]] = {
     "4 + 4 round-robin": {"prefill": 4, "decode": 4, "router": "round-robin"},
     "4 + 4 kv": {"prefill": 4, "decode": 4, "router": "kv"},
 }
-"""``prefill`` and ``decode``: workers with roles, whose hand-overs take no time; what both find there is in ``handovers.py``."""
+"""``prefill`` and ``decode``: workers with roles, whose hand-overs take no time. What both find there: ``handovers.py``."""
 AGREE: dict[str, dict[str, Any]] = {
     "1 round-robin, block 64": {"workers": 1, "router": "round-robin"},
     "4 round-robin, block 64": {"workers": 4, "router": "round-robin"},
