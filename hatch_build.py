@@ -25,7 +25,7 @@ MODULES = {
     "timing/polynomial_model",
     "hashing": "chain stretches",
     "index": "chains dedup roster rows runs",
-    "replay": "agenda arrivals fleet gaps handovers recorder shared split_fleet split_recorder worker",
+    "replay": "agenda arrivals fleet gaps handovers recorder seen shared split_fleet split_recorder worker",
     "router": "active cost inputs memory overlaps pace ranking router time_cost tree",
     "tiers": "cleaner copies loader network offload prefix_lookup state store storer",
 }

@@ -9,7 +9,8 @@ from tests.engine.driving import Row, drive
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.replay.record import Record
-from kvyard.replay.recorder import Recorder, Seen
+from kvyard.replay.recorder import Recorder
+from kvyard.replay.seen import Seen
 
 
 @pytest.mark.parametrize("backend", ["vllm", "trtllm", "sglang"])

@@ -42,8 +42,9 @@ from kvyard.replay.heeding import hints_of
 from kvyard.replay.network import make_fabric
 from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
-from kvyard.replay.recorder import Recorder, Seen
+from kvyard.replay.recorder import Recorder
 from kvyard.replay.scaling.autoscaler import Autoscaler, make_autoscaler
+from kvyard.replay.seen import Seen
 from kvyard.replay.shared import SharedTiers
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import SampleSeries, Worker

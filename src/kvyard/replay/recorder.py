@@ -11,90 +11,12 @@ import numpy as np
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.timing import Durations
 from kvyard.engine.watcher import Watcher
-from kvyard.hashing import TraceChain
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.record import Record
+from kvyard.replay.seen import Seen
 
 _NOTHING = np.zeros(1, dtype=np.int64)
 _STATUS: Final = {state: state.name.lower() for state in JobState}
-
-
-class Seen:
-    """Which workers have ever computed which part of which text: what tells a lost prefix from one that none had."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, int] = {}
-        self._off: dict[int, int] = {}
-        """Of those, the ones that were switched off since."""
-
-    def switched_off(self, worker: int) -> None:
-        """``worker`` is gone, and all that it had."""
-        bit = 1 << worker
-        for name, bits in self._by_id.items():
-            if bits & bit:
-                self._off[name] = self._off.get(name, 0) | bit
-
-    def gone(self, job: Job, found: int, worker: int) -> int:
-        """How many tokens of ``job`` behind the ``found`` ones only workers had computed that were switched off since. Then
-        notes that ``worker`` has them.
-        """
-        chain, known, off = job.chain, self._by_id, self._off
-        if not off or not isinstance(chain, TraceChain):
-            return 0
-        keys = chain.trace
-        ids, size, tokens = keys.ids, keys.id_block_size, 0
-        for at in range(found // size, len(ids)):
-            bits, left = known.get(ids[at], 0), off.get(ids[at], 0)
-            if bits and not bits & ~left:
-                tokens += min((at + 1) * size, keys.num_prompt_tokens) - max(found, at * size)
-        bit = 1 << worker
-        for name in ids:
-            if off.get(name, 0) & bit:
-                off[name] &= ~bit
-        return max(0, tokens)
-
-    def reason(self, job: Job, found: int, worker: int, block_size: int) -> tuple[str, int, int]:
-        """Why ``worker`` found only ``found`` tokens of ``job``; how many behind them it had computed before, and how many
-        behind those another had. Then notes that it has computed all of it.
-        """
-        chain = job.chain
-        if not isinstance(chain, TraceChain) or not chain.trace.ids:
-            return "unknown", 0, 0
-        keys = chain.trace
-        ids, size, known = keys.ids, keys.id_block_size, self._by_id
-        bit = 1 << worker
-        length = keys.num_prompt_tokens
-        lost = elsewhere = 0
-        mine = self._upto(ids, 0, bit)
-        anyone = self._upto(ids, mine, -1)
-        if found + block_size >= length:
-            why = "none" if found + block_size == length else "partial_block"
-        else:
-            # A block belongs to the id of its last token.
-            had = known.get(ids[(found + block_size - 1) // size], 0)
-            why = "evicted" if had & bit else "other_worker" if had else "never_seen"
-            if had:
-                start = found // size
-                stop = max(start, mine) if had & bit else start
-                lost = max(0, min(stop * size, length) - found)
-                elsewhere = max(0, min(max(stop, anyone) * size, length) - found - lost)
-        for at in range(mine, anyone):
-            known[ids[at]] |= bit
-        if anyone < len(ids):
-            known.update(dict.fromkeys(ids[anyone:], bit))  # most of them: not one by one
-        return why, lost, elsewhere
-
-    def _upto(self, ids: Sequence[int], start: int, bits: int) -> int:
-        """Where the part of ``ids`` ends that any of these workers has computed. Who has computed one has all before it."""
-        known = self._by_id
-        low, high = start, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if known.get(ids[middle], 0) & bits:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
 
 class Recorder(Watcher):

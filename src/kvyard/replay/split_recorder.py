@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from kvyard.engine.job import Job, JobState
 from kvyard.replay.record import Record
-from kvyard.replay.recorder import Recorder, Seen
+from kvyard.replay.recorder import Recorder
+from kvyard.replay.seen import Seen
 
 PREFILL = ":prefill"
 """What the name of a job that computes a prompt for another worker ends with, so that one worker may have both parts."""
