@@ -32,6 +32,9 @@ def test_defaults_are_those_of_the_field() -> None:
     [
         ({"retries": 1}, "retries is nothing for an endpoint picker: the data plane tries again"),
         ({"token_file": "x"}, "token_file is nothing for an endpoint picker: clients talk to the data plane"),
+        ({"keys_file": "x"}, "keys_file is nothing for an endpoint picker"),
+        ({"cors_origins": ["*"]}, "cors_origins is nothing for an endpoint picker"),
+        ({"engines": [{"url": "http://a:1", "role": "prefill"}]}, "engines with roles are for a gateway"),
         ({"body_mode": "half"}, "body_mode"),
         ({"fallbacks": 99}, "fallbacks"),
         ({"no_such": 1}, "no_such"),

@@ -64,6 +64,25 @@ def test_responses_go_where_their_prompt_is_and_promises_hold(gated: Gated, clie
     assert given == kept == 2 * made.usage.input_tokens_details.cached_tokens
 
 
+def test_a_response_that_begins_is_no_first_token(gated: Gated, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so before its prompt is computed: how fast engines are is learned from tokens."""
+    said: list[bool] = []
+    (pool,) = gated.gateway.members.pools.values()
+    real = type(pool).first_token
+
+    def first_token(self: Any, id_: object, seen: bool = True) -> None:
+        said.append(seen)
+        real(self, id_, seen)
+
+    monkeypatch.setattr(type(pool), "first_token", first_token)
+    with client.responses.stream(model="mock", input="first", max_output_tokens=2) as stream:
+        stream.get_final_response()
+    with gated.stream("first") as reply:
+        reply.read()
+    gated.idle()
+    assert said == [False, True]
+
+
 def test_what_goes_on_from_a_response_finds_it(client: Any) -> None:
     for number in range(6):
         first = client.responses.create(model="mock", input=f"chain {number}", max_output_tokens=2)

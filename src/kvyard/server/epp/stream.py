@@ -207,7 +207,7 @@ class RequestStream:
                 proxied = picked.proxied
                 if not proxied.first:
                     self._began(picked)
-                    if self._headers.get(":path", "").partition("?")[0].endswith(RESPONSES) and self._status < 400:
+                    if self._makes_response and self._status < 400:
                         self._picker.intake.proxy.homes.saw(body, picked.pool.model, picked.engine.name)
                 if self._streamed:
                     proxied.events += body.count(b"\n\n")
@@ -221,8 +221,13 @@ class RequestStream:
         else:
             await self._write(messages.body_pass(request=False))
 
+    @property
+    def _makes_response(self) -> bool:
+        return self._headers.get(":path", "").partition("?")[0].endswith(RESPONSES)
+
     def _began(self, picked: Picked) -> None:
         """The first of an answer is here."""
         if self._status < 400 and picked.booked:
-            picked.pool.first_token(picked.proxied.id, seen=self._streamed)
+            # A response says that it begins before its prompt is computed.
+            picked.pool.first_token(picked.proxied.id, seen=self._streamed and not self._makes_response)
         self._picker.gateway.traffic.began_answer(picked.proxied)

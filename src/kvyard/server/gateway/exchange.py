@@ -290,7 +290,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     async def _start(self, answer: EngineConnection, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
         """The engine answers: from now on there is no other."""
         if self._computed:
-            self.pool.first_token(self.proxied.id, seen=streamed and not self.handed_over)
+            # A response says that it begins before its prompt is computed.
+            seen = streamed and not self.handed_over and self.path != RESPONSES
+            self.pool.first_token(self.proxied.id, seen=seen)
         self.proxy.traffic.began_answer(self.proxied)
         self.status_code = answer.status
         if self.ticket is not None:
