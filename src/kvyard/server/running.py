@@ -204,6 +204,8 @@ class HttpServer:
         """``end`` and ``wait``."""
         self.end()
         await self.wait()
+        if self._server.force_exit:
+            self._reset()  # what was accepted in the moment of ``die`` was not known then
 
     def hurry(self) -> None:
         """Don't wait for what is under way."""
@@ -214,9 +216,12 @@ class HttpServer:
         for server in self._server.servers:
             server.close()
         self._bound.close()
+        self._reset()
+        self._server.should_exit = self._server.force_exit = True
+
+    def _reset(self) -> None:
         for connection in list(self._server.server_state.connections):
             _abort(connection)
-        self._server.should_exit = self._server.force_exit = True
 
     def cut(self, scope: Any) -> None:
         """Reset the connection that ``scope`` came over."""

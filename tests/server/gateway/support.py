@@ -123,15 +123,19 @@ class Gated:
     def idle(self) -> None:
         """Wait until nothing is under way, and see that nothing is held."""
 
+        def pools() -> list[Any]:
+            found = self.gateway.members.pools.values()
+            return [*found, *(pool.prefill for pool in found if pool.prefill is not None)]
+
         def quiet() -> bool:
-            for pool in self.gateway.members.pools.values():
+            for pool in pools():
                 pool.router.check_integrity()
             return self.gateway.traffic.counters.under_way == 0 and all(
                 engine.in_flight == 0 for engine in self.gateway.members.engines.values()
             )
 
         eventually(quiet, lambda: self.gateway.traffic.counters)
-        assert all(not pool.router.loads.active and not pool.waiting for pool in self.gateway.members.pools.values())
+        assert all(not pool.router.loads.active and not pool.waiting for pool in pools())
 
 
 def fleet(**settings: Any) -> Served:

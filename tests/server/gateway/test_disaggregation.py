@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,10 +19,11 @@ pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked
-from tests.server.gateway.support import Gated, Served, cached, eventually, fleet
+from tests.server.gateway.support import PATIENCE, Gated, Served, cached, eventually, fleet
 
 from kvyard.errors import KvyardError
 from kvyard.openai import CHAT, COMPLETIONS
+from kvyard.replay.config import HandoverConfig
 from kvyard.server.gateway.config import convert
 from kvyard.server.gateway.disaggregation import decode_body, divisible, prefill_body, room_bodies
 
@@ -143,6 +146,76 @@ def test_deciders_and_prefill_workers_that_are_gone() -> None:
         }
         assert outcomes["handed-over"] == 1 and outcomes["kept"] + outcomes["fell-back"] == 2
         gated.idle()
+
+
+def test_rooms_between_mock_workers() -> None:
+    """SGLang's way, with workers that wait for each other."""
+    with split(1, 1, disaggregation={"transfer": "sglang"}) as (gated, served):
+        found = gated.complete(PROMPT, max_tokens=6, return_token_ids=True)
+        assert cached(found) == 299 and "worker=p0" in found.headers["x-kvyard-prefill"]
+        assert ids(found) == served.complete(PROMPT, max_tokens=6, return_token_ids=True)["choices"][0]["token_ids"]
+        gated.idle()
+        handovers = served.fleet.handovers
+        assert handovers is not None
+        eventually(lambda: served.inside(lambda: handovers.idle))
+        served.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transfer", ["vllm", "sglang"])
+def test_nothing_is_left_after_a_bad_time(transfer: str) -> None:
+    """Workers of both roles die and come back at random, clients hang up at random, the network is slow: requests that hadn't
+    begun are answered, and when all is over no worker holds a block and no book has an entry.
+    """
+    network = HandoverConfig(nic_bandwidth=(2 * 10**9, 2 * 10**9))
+    mock = {"handover": network, "kv_lease_duration": 5.0}
+    with split(2, 2, mock, disaggregation={"transfer": transfer}, retries=20) as (gated, served):
+        over, lost, outcomes = threading.Event(), [], Counter[str]()
+
+        def client(number: int) -> None:
+            chance = random.Random(number)
+            with httpx.Client(base_url=gated.url, timeout=PATIENCE, trust_env=False) as own:
+                while not over.is_set():
+                    prompt = [chance.randrange(1000) for _ in range(chance.randrange(20, 400))]
+                    body = {"prompt": prompt, "max_tokens": 20, "ignore_eos": True, "stream": True}
+                    patience = chance.choice([0.05, 0.2, PATIENCE, PATIENCE])
+                    begun, outcome = False, "finished"
+                    try:
+                        with own.stream("POST", COMPLETIONS, json=body, timeout=patience) as reply:
+                            if reply.status_code != 200:
+                                lost.append(reply.read())
+                            for _ in reply.iter_raw():
+                                begun = True
+                    except httpx.TimeoutException:
+                        outcome = "hung up"
+                    except httpx.TransportError as error:
+                        outcome = "broken"
+                        if not begun:
+                            lost.append(error)
+                    outcomes[outcome] += 1
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+        for one in clients:
+            one.start()
+        chance = random.Random(7)
+        for turn in range(12):
+            victims = [chance.choice((0, 1)), chance.choice((2, 3))]
+            for victim in victims[: 1 + turn % 2]:
+                served.inside(lambda victim=victim: served.fleet.do_later(0, served.fleet.kill, victim, 0.3))  # type: ignore[misc]
+            wanted = outcomes["finished"] + 15
+            eventually(lambda wanted=wanted: outcomes["finished"] >= wanted, lambda: outcomes)  # type: ignore[misc]
+        over.set()
+        for one in clients:
+            one.join(PATIENCE)
+        print(f"\n{transfer}: {dict(outcomes)}, deaths {[worker.deaths for worker in served.fleet.workers]}")
+        assert not lost, lost[:5]
+        assert outcomes["finished"] >= 180 and outcomes["hung up"]
+        gated.idle()
+        handovers = served.fleet.handovers
+        assert handovers is not None
+        eventually(lambda: served.inside(lambda: handovers.idle))
+        eventually(lambda: all(worker.alive for worker in served.fleet.workers))
+        served.check()
 
 
 # -- to the byte ----------------------------------------------------------------------------------------------------------
@@ -295,7 +368,7 @@ def test_sglangs_prefill_engine_fails() -> None:
         assert len(engines[0].requests) >= 1 and len(engines[1].requests) == 2
         assert len(set(rooms)) == len(rooms) == len(engines[0].requests) + 2
         engines[1].script = fails
-        assert "no prefill engine could compute the prompt" in ask(gated, 503).text
+        ask(gated, 500)  # its own answer, after all that it may try
         over.set()
 
 

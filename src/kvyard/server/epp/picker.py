@@ -201,7 +201,8 @@ class EndpointPicker:
 
     def _eligible(self, pool: EnginePool, place: Placement) -> Iterator[Engine]:
         shut = place.shut
-        return (one for one in pool.engines.values() if _may_get(one) and not (shut and one.holders[0] in shut))
+        there = (one for one in pool.engines.values() if pool.takes(one) and _may_get(one))
+        return (one for one in there if not (shut and one.holders[0] in shut))
 
     def _would_wait(self, pool: EnginePool, place: Placement) -> bool:
         most = self.config.engine_requests

@@ -20,14 +20,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kvyard.clock import MS
+from kvyard.clock import MS, pause
 from kvyard.errors import KvyardError
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.router import Decision
 from kvyard.router.deciders import Prospect, SplitInput
 from kvyard.server.gateway.client import ELSEWHERE
 from kvyard.server.gateway.connections import EngineConnection
-from kvyard.server.gateway.exchange import WHOLE, Exchange, read_up_to
+from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange, read_up_to
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.headers import RANK
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
@@ -149,6 +149,8 @@ def splits(pool: EnginePool, place: Placement, prefill: Placement) -> tuple[bool
     side, config = pool.prefill, pool.config.disaggregation
     if side is None or pool.decider is None or not side.may_take(prefill):
         return False, None
+    if config.transfer == "sglang":
+        return True, None  # those engines have no way to keep one
     if not pool.decider.looks:
         return pool.decider.splits(None), None
     try:
@@ -201,10 +203,15 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             if self.handed_over and self.proxied.first:
                 self.proxy.traffic.staged(self.proxied, "decode", self.proxy.clock.now() - self.proxied.first)
 
+    @property
+    def _must(self) -> bool:
+        """Whether the decode engine can't compute a prompt: SGLang's have no way to."""
+        return self.pool.config.disaggregation.transfer == "sglang"
+
     async def _before_placing(self, last: EngineFailed | None) -> None:
         if last is None:
             self._prefill_place = self._placement()
-            self._decided, _ = splits(self.pool, self.place, self._prefill_place)
+            self._decided = self._must or splits(self.pool, self.place, self._prefill_place)[0]
             if not self._decided:
                 self.proxy.traffic.split(self.proxied, "kept")
         elif isinstance(last, PrefillFailed):
@@ -215,7 +222,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self._let_go(computed=False)
             if not await self._hand_over():
                 self.body, self.handed_over, self._by, self._room = self._whole_body, False, "", b""
-                if self.pool.config.disaggregation.transfer == "sglang":
+                if self._must:
                     raise Refusal(
                         503, "no prefill engine could compute the prompt", fix="try again later", Retry_After="1"
                     )
@@ -234,12 +241,20 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         side, place, proxy = self.pool.prefill, self._prefill_place, self.proxy
         assert side is not None and place is not None
         for _ in range(proxy.retries + 1):
-            if not side.may_take(place):
-                return False
             try:
+                if not self._must and not side.may_take(place):
+                    return False
                 decision, engine = await side.place(place)
-            except (Refusal, Exhausted):
+            except Refusal:
+                if self._must:
+                    raise
                 return False
+            except Exhausted:
+                if not self._must:
+                    return False
+                place.tried.clear()
+                await pause(BREATH)
+                continue
             transfer = self.pool.config.disaggregation.transfer
             if transfer == "vllm":
                 if await self._compute(engine, decision):
