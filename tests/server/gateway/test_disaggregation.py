@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
 import threading
@@ -162,6 +163,9 @@ def test_rooms_between_mock_workers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # asyncio forgets what it accepts while it closes
 @pytest.mark.parametrize("transfer", ["vllm", "sglang"])
 def test_nothing_is_left_after_a_bad_time(transfer: str) -> None:
     """Workers of both roles die and come back at random, clients hang up at random, the network is slow: requests that hadn't
@@ -216,6 +220,7 @@ def test_nothing_is_left_after_a_bad_time(transfer: str) -> None:
         eventually(lambda: served.inside(lambda: handovers.idle))
         eventually(lambda: all(worker.alive for worker in served.fleet.workers))
         served.check()
+    gc.collect()
 
 
 # -- to the byte ----------------------------------------------------------------------------------------------------------

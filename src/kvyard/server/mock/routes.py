@@ -169,6 +169,8 @@ class MockRoutes:
             if incoming is None and worker.config.kv_load_failure_policy == "fail":
                 raise refuse("the prompt is not where kv_transfer_params say", "kv_transfer_params", 500)
         try:
+            if not worker.alive:  # it died while its source was asked
+                raise refuse("the server is shutting down", status=503)
             flow = self._intake.submit(taken, name, incoming)
         except Refusal:
             if self._fleet.handovers is not None:

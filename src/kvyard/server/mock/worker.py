@@ -306,7 +306,7 @@ class MockWorker:
         assert job is not None
         choice = self.watchers[rank].choices.pop(job.id, None)
         self._act("withdraw", job, rank, None)
-        if choice is None:
+        if choice is None or not self.alive:
             return
         if self.config.kv_load_failure_policy == "fail":
             self.tally.failed += 1
