@@ -37,7 +37,7 @@ def gate(engines: list[RealEngine], **settings: Any) -> Iterator[tuple[Gated, As
     ]
     with contextlib.ExitStack() as stack:
         watches = {f"e{number}": stack.enter_context(EventWatch(one.endpoint)) for number, one in enumerate(engines)}
-        gated = stack.enter_context(Gated(engines=listed, tokenizer="engine", **settings))
+        gated = stack.enter_context(Gated(engines=listed, **{"tokenizer": "engine", **settings}))
         # A stream that nothing came from yet is as good as known: the engine has nothing cached, or says so when asked.
         for engine in engines:
             engine.complete([1] * (size + 1), max_tokens=1)
@@ -156,6 +156,17 @@ def test_what_is_promised_is_delivered(
         gated.idle()
         judge(asker, figures, f"gateway, {settings['model']}")
         assert all(watch.removed for watch in asker.watches.values()), "they had room for everything"
+
+
+def test_conversations_that_are_written_here(engines: Engines, figures: Callable[[str, Any], None]) -> None:
+    """By the template and the tokenizer of the model's folder, of which engines are asked now and then."""
+    pair = [engines.get(**DENSE), engines.get(hash_algorithm="sha256", **DENSE)]
+    with gate(pair, tokenizer=str(pair[0].tokenizer.parent)) as (gated, asker):
+        Load(asker, DENSE.get("lora", ())).run(8)
+        gated.idle()
+        judge(asker, figures, "gateway, by the model's folder")
+        reader = next(iter(gated.gateway.members.pools.values())).reader
+        assert reader.differed == 0 and reader.prompting.template is not None and reader.known.found > 0
 
 
 def test_an_engine_that_is_killed_and_comes_back_empty(engines: Engines, figures: Callable[[str, Any], None]) -> None:

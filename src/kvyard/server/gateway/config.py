@@ -262,9 +262,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether engines that no event endpoint is given for are asked where they publish."""
 
     tokenizer: Annotated[
-        str, Setting("engine (engines are asked), bytes (for mocks), or a tokenizer.json for text.", flag=True)
+        str,
+        Setting("engine (engines are asked), bytes (mocks), a tokenizer.json (text), or a model's folder.", flag=True),
     ] = ENGINE
-    """Conversations need the engine's template."""
+    """Conversations need a template: that of a model's folder, or the engine's."""
     tokenizers: dict[str, str] = {}
     """The same for single models."""
     prefix_bytes: Annotated[int, Meta(ge=0)] = 64 << 20

@@ -18,7 +18,6 @@ from kvyard.server.gateway.remote import RemoteIndex
 from kvyard.server.gateway.sharing import LoadSharing, probe
 from kvyard.server.indexer.service import DEFAULT_BLOCK_SIZE, Service
 from kvyard.server.supervisor import Supervisor
-from kvyard.server.tokens import make_tokenizer
 
 PREFILL_ROUTER = "prefill"
 """What a journal calls the router among those that compute prompts for others."""
@@ -56,7 +55,7 @@ class PoolMaker:
         """
         config = self._config
         for how in {config.tokenizer, *config.tokenizers.values()} - {ENGINE, BYTES}:
-            make_tokenizer(how)
+            Prompting(how, _nobody)
         if config.share is not None:
             await probe(config.share)
         if config.journal is not None:
@@ -150,3 +149,7 @@ class PoolMaker:
         if self._journal is None:
             return Indexer(*given, **named)
         return JournaledIndexer(*given, journal=self._journal, **named)
+
+
+async def _nobody(body: dict[str, Any]) -> list[int] | None:
+    return None

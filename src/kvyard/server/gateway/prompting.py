@@ -8,12 +8,14 @@ prompt can't be read is routed by load, and the engine gets it all the same.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.server.gateway.config import BYTES, ENGINE
+from kvyard.server.gateway.templates import ChatTemplate, TemplateFailed
 from kvyard.server.http import Refusal
 from kvyard.server.tokens import Tokenizer, make_tokenizer, render
 
@@ -218,8 +220,12 @@ class Prompting:
         self.unread = 0
         """Prompts that couldn't be read."""
         self._ask = ask_engine
-        self.local: Tokenizer | None = None if how == ENGINE else make_tokenizer(None if how == BYTES else how)
+        folder = Path(how) if how not in (ENGINE, BYTES) and Path(how).is_dir() else None
+        file = None if how == BYTES else how if folder is None else str(folder / "tokenizer.json")
+        self.local: Tokenizer | None = None if how == ENGINE else make_tokenizer(file)
         """Where text is made into tokens here."""
+        self.template = None if folder is None else ChatTemplate.of(folder)
+        """Where conversations are written here; ``None``: engines are asked."""
 
     def source(self, ask: PeekedBody) -> RawPrompt | None:
         """The one prompt of a request, where it can be read here; ``None`` where ``prompts`` has to be asked."""
@@ -231,8 +237,8 @@ class Prompting:
         if not isinstance(ask, PeekedPrompt) or ask.truncate_prompt_tokens is not None:
             return None
         if isinstance(ask, PeekedChat):
-            text = self._rendered(ask) if self.how == BYTES else None
-            return None if text is None else RawPrompt(text)
+            text = self._rendered(ask) if self.how == BYTES else self._by_template(ask)
+            return None if text is None else RawPrompt(text, self.how != BYTES and bool(ask.add_special_tokens))
         if not isinstance(ask, PeekedCompletion):
             return None
         raw = bytes(ask.prompt)
@@ -307,6 +313,24 @@ class Prompting:
             return await self._ask(body)
         text = self._rendered(ask)
         return None if text is None else await self._encode(text, False)
+
+    def _by_template(self, ask: PeekedChat) -> str | None:
+        """A conversation by the model's own template; ``None`` where an engine has to be asked."""
+        if self.template is None or ask.chat_template != _NULL or ask.continue_final_message:
+            return None
+        try:
+            messages = msgspec.json.decode(ask.messages, type=list[dict[str, Any]])
+            tools = msgspec.json.decode(ask.tools, type=list[Any] | None)
+            more = template_variables(ask)
+            if ask.documents != _NULL:
+                more["documents"] = msgspec.json.decode(ask.documents)
+            return self.template.render(messages, tools, ask.add_generation_prompt is not False, more)
+        except (TemplateFailed, msgspec.MsgspecError):
+            return None
+
+    async def by_engine(self, ask: PeekedBody) -> list[int] | None:
+        """The ids of a conversation as an engine makes them; ``None`` for what is none, or where no engine answered."""
+        return await self._of_chat(ask) if isinstance(ask, PeekedChat) else None
 
     def _rendered(self, ask: PeekedChat) -> str | None:
         """A conversation as the mock writes it; ``None`` where that can't be done."""

@@ -22,7 +22,7 @@ from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.index import Identity
 from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of
-from kvyard.server.gateway.prompting import PeekedBody, PeekedPrompt, Prompting, RawPrompt
+from kvyard.server.gateway.prompting import PeekedBody, PeekedChat, PeekedPrompt, Prompting, RawPrompt
 from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class PromptReader:
         """Prompts that read differently in stretches and whole."""
         self._identity = identity
         self._cutter = None if prompting.local is None else TextCutter(prompting.local)
-        self._samples = 0
+        self._samples = self._chats = 0
         self._checking: set[asyncio.Task[None]] = set()
 
     async def read(self, ask: PeekedBody, namespace: Namespace, too_long: TooLong, whole: bool = False) -> ReadPrompt:
@@ -160,6 +160,8 @@ class PromptReader:
             if source is not None:
                 found = await self._read_source(source, namespace, too_long)
                 if found is not None:
+                    if source.ids is None and isinstance(ask, PeekedChat):
+                        self._sample_template(ask, namespace, found)
                     return found
         prompts = await self.prompting.prompts(ask)
         if not prompts:
@@ -277,6 +279,30 @@ class PromptReader:
         task = asyncio.get_running_loop().create_task(self._check(local, source, namespace, found))
         self._checking.add(task)
         task.add_done_callback(self._checking.discard)
+
+    def _sample_template(self, ask: PeekedChat, namespace: Namespace, found: ReadPrompt) -> None:
+        """Now and then compare a conversation that was written here with what an engine makes of it."""
+        if self.prompting.template is None:
+            return
+        self._chats += 1
+        if self._chats <= FIRST or not self._chats % SAMPLE:
+            task = asyncio.get_running_loop().create_task(self._check_template(ask, namespace, found))
+            self._checking.add(task)
+            task.add_done_callback(self._checking.discard)
+
+    async def _check_template(self, ask: PeekedChat, namespace: Namespace, found: ReadPrompt) -> None:
+        ids = await self.prompting.by_engine(ask)
+        if ids is None or self.prompting.template is None:
+            return  # no engine says
+        keys = self._identity.keys(ids, namespace)
+        if found.tokens == len(ids) and list(found.keys) == keys:
+            return
+        self.differed += 1
+        log.warning(
+            "the chat template of %s gives other tokens than the engine's (%d and %d): engines are asked from now on",
+            *(self.prompting.how, found.tokens, len(ids)),
+        )
+        self.prompting.template = None
 
     async def _check(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, found: ReadPrompt) -> None:
         assert source.text is not None
