@@ -137,7 +137,8 @@ def test_other_routes_go_through(both: tuple[Gated, Served]) -> None:
     ids = gated.post("/tokenize", prompt="abc").json()["tokens"]
     assert ids == [97, 98, 99]
     assert gated.post("/detokenize", tokens=ids).json()["prompt"] == "abc"
-    assert gated.client.post("/v1/embeddings", json={"input": "x"}).status_code == 404  # the mock has none
+    assert gated.post("/v1/embeddings", input="x").json()["data"]
+    assert gated.client.post("/v1/rerank", json={"query": "x"}).status_code == 404  # the mock has none
     assert gated.client.get("/v1/completions").status_code == 405
     assert gated.client.get("/nothing").status_code == 404
 
