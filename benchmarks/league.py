@@ -30,6 +30,7 @@ from _peers import conversation_trace
 from _plain import plain_environment
 
 from kvyard.files import write_whole
+from kvyard.replay.league.league import OVERLOADED
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "league"
@@ -141,7 +142,7 @@ def play(setting: Setting, policies: list[str] | None) -> Iterator[dict[str, Any
             yield {
                 **setting._asdict(),
                 "cell": cell,
-                "overloaded": int(cell in done.overloaded),
+                "overloaded": "0",
                 "policy": place.policy,
                 **{name: "" if value is None else f"{value:.5g}" for name, value in figures.items()},
             }
@@ -193,6 +194,15 @@ def best_rivals(rows: list[dict[str, Any]]) -> list[str]:
     return [policy for policy in ranked if policy not in ALWAYS][:BEST]
 
 
+def mark_overloaded(rows: list[dict[str, Any]]) -> None:
+    """Say of each row whether queues decide in its cell: by all policies that played there, whenever they did."""
+    for by_policy in cells(rows).values():
+        first = min(by_policy.values(), key=lambda row: float(row["ttft_mean_ms"]))
+        over = float(first["queue_mean_ms"]) > OVERLOADED * float(first["ttft_mean_ms"])
+        for row in by_policy.values():
+            row["overloaded"] = str(int(over))
+
+
 def judge(rows: list[dict[str, Any]]) -> None:
     """Say for each cell whether ours is where it should be."""
     passed, lost, apart = 0, 0, 0
@@ -231,6 +241,7 @@ def main() -> None:
     parser.add_argument(
         "--table", type=Path, default=KEPT / "league.csv", help="where rows go, besides those that are there"
     )
+    parser.add_argument("--policies", default="", help="play these alone; rows of the others stay as they are")
     parser.add_argument("--again", default="", help="a policy whose runs are made again")
     parser.add_argument("--judge", action="store_true", help="say what the rows of an earlier run say")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
@@ -250,9 +261,10 @@ def main() -> None:
         if not any(one in setting.name for one in args.only.split(",")):
             continue
         few = None if setting.for_all and not args.few else [*ALWAYS, *best_rivals(rows)]
-        made = list(play(setting, few))
+        made = list(play(setting, args.policies.split(",") if args.policies else few))
         again = {(*setting, row["cell"], row["policy"]) for row in made}
         rows = [row for row in rows if row_key(row) not in again] + made
+        mark_overloaded(rows)
         rows.sort(key=row_key)
         print(f"{setting.name}: {len(made)} rows", flush=True)
         text = io.StringIO()

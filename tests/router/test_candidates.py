@@ -30,6 +30,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"policy": "least-time"},
     {"policy": "least-time", "options": {"stickiness": 0.0, "renewal": 3.0}},
     {"policy": "least-time", "options": {"interference": 5.0, "renewal_s": 0.001}},
+    {"policy": "least-time", "options": {"blocking": 50.0}},
     {"policy": "least-loaded", "load": "requests"},
     {"policy": "least-loaded", "load": "tokens"},
     {"policy": "least-loaded", "load": "blocks"},

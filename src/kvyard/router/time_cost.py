@@ -10,6 +10,7 @@ from kvyard.router.inputs import Choice, RoutingInput, least_of
 from kvyard.router.pace import Pace
 from kvyard.router.ranking import FEW, Levels, classes, lowest, most
 
+MS_PER_S: Final = 1000
 _ALMOST: Final = 1 - 1e-9
 """A bound is a sum in another order than the cost is: so much of it is certain."""
 _ROUNDED: Final = 1e-3
@@ -25,6 +26,7 @@ class TimeCost:
         computed: list[float],
         total: float,
         interference: float,
+        blocking: float,
         renewal: float,
         stickiness: float,
     ) -> None:
@@ -35,6 +37,7 @@ class TimeCost:
         self._size = at.loads.block_size
         self._computed = computed
         self._interference = interference
+        self._blocking = blocking / MS_PER_S
         self._renewal = renewal * len(at.slots) / total if total else 0.0
         self._stickiness = stickiness
         self._kept = 0
@@ -142,7 +145,7 @@ class TimeCost:
             wait += pace.passes(waiting + new) * pace.step(requests, loads.blocks[slot] * self._size)
         if load > wait:
             wait = load
-        weight = 1.0 + self._interference * requests + self._renewal * self._computed[slot]
+        weight = 1.0 + (self._interference + self._blocking * own) * requests + self._renewal * self._computed[slot]
         cost = wait + room + weight * own
         if has < kept:
             lacks = tokens - max(has, self._used)
@@ -168,7 +171,8 @@ class TimeCost:
         """No worker with at least so many requests, and at least so much computed lately, costs less: all other terms of
         ``_one`` are times, and so 0 or more.
         """
-        bound = (1.0 + self._interference * requests + self._renewal * computed) * own + more
+        weight = 1.0 + (self._interference + self._blocking * own) * requests + self._renewal * computed
+        bound = weight * own + more
         return bound * _ALMOST if bound > 0 else bound / _ALMOST
 
 

@@ -15,7 +15,7 @@ from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig
 
 
-def slow(scene: Scene, interference: float = 0.2, stickiness: float = 1.0) -> set[int]:
+def slow(scene: Scene, interference: float = 0.2, stickiness: float = 1.0, blocking: float = 0.02) -> set[int]:
     """The rule of the module's first lines, written out for a router that has routed nothing yet; all workers it allows."""
     at, tokens = scene.at, scene.at.request.num_tokens
     usual = max(1.0, sum(at.loads.requests) / len(at.slots))
@@ -49,6 +49,7 @@ def slow(scene: Scene, interference: float = 0.2, stickiness: float = 1.0) -> se
         lost = max(0.0, alone(max(cached[slot], used)) - alone(kept)) if cached[slot] < kept else 0.0
         lost += alone(tokens - beyond[slot])
         costs[slot] = wait + room[slot] + own + interference * own * requests / usual + stickiness * lost
+        costs[slot] += blocking * own * (own / 1000) * requests
     return {slot for slot in at.slots if costs[slot] == pytest.approx(min(costs.values()), abs=1e-6)}
 
 
@@ -71,6 +72,14 @@ def test_it_is_the_rule_over_random_scenes() -> None:
             seed=rng.randrange(99),
         )
         assert scene.choice(policy("least-time")).slot in slow(scene)
+
+
+def test_a_second_long_prompt_goes_behind_the_first_and_leaves_the_rest_of_the_fleet_to_others() -> None:
+    """Worker 0 computes a prompt that takes 40 s and has no other request; 10 decode on each of the others."""
+    burst = {"prefill": (40_000, 0, 0), "requests": (1, 10, 10), "tokens": 40_000}
+    assert pick("least-time", **burst) == 0
+    assert pick("least-time", options={"blocking": 0.0}, **burst) != 0
+    assert pick("least-time", **{**burst, "tokens": 400}) != 0
 
 
 def test_what_was_computed_meanwhile_counts() -> None:

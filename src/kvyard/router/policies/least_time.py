@@ -3,6 +3,7 @@
     time = max(what waits there, load) + prefill(this prompt) + passes that both take * what those add who decode there + room
     cost = time
            + prefill(this prompt) * (interference * requests there / usual + renewal * new content there / usual)
+           + prefill(this prompt) * blocking * seconds of it * requests there
            + stickiness * prefill(what it lacks and another keeps)
 
 ``prefill``, ``load`` and a pass that decodes take what the worker itself takes (``kvyard.router.pace``), for what it has to
@@ -12,6 +13,8 @@ compute and to load.
   on average, how long they still take. What is cached of the prompt gives way to them meanwhile.
 - ``interference`` is what a prompt costs those who decode there, ``renewal`` what it costs the cache: where much that is new
   was computed lately, less is kept. Both compare a worker with the mean of all, so they weigh the same at any load.
+- ``blocking``: who comes there while a prompt is computed waits for it, so a prompt costs by the square of its time. Where
+  many are under way, many come; where none are, since a long prompt is computed there already, a second one harms few.
 - ``stickiness``: a second copy takes the time of computing it and the room of something else. It doesn't count for the part
   of the prompt that other requests use right now, since copies of that one are used, nor for a copy that hasn't room to stay;
   what hasn't room here will be computed again and counts against this worker.
@@ -37,6 +40,7 @@ class LeastTime(Policy):
     guarded = True
     OPTIONS: ClassVar[Mapping[str, float]] = {
         "interference": 0.2,
+        "blocking": 0.02,
         "stickiness": 1.0,
         "renewal": 0.1,
         "renewal_s": 300.0,
@@ -71,7 +75,7 @@ class LeastTime(Policy):
         of = self.options
         computed = self._computed(len(at.loads.prefill))
         total = self._all - sum([computed[slot] for slot in at.closed()])
-        return TimeCost(at, computed, total, of["interference"], of["renewal"], of["stickiness"])
+        return TimeCost(at, computed, total, of["interference"], of["blocking"], of["renewal"], of["stickiness"])
 
     def rank(self, loads: ActiveLoads) -> None:
         self._loads = loads
