@@ -52,6 +52,8 @@ class CacheControl(msgspec.Struct, kw_only=True):
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: str | float | None = None
+    then: Literal["ordinary", "first"] = "ordinary"
+    """What it is afterwards, a field of our own: like all others, or the first to be evicted."""
 
 
 class AgentPriority(msgspec.Struct, kw_only=True):

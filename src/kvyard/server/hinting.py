@@ -7,6 +7,7 @@
 | vLLM, issue 52113 | ``agent_hint.cache_control.ttl``, ``agent_hint.session_id`` | time to live; whose session |
 | SGLang | ``session_id``, ``POST /close_session`` | whose session; its end |
 | Dynamo | ``nvext.cache_control.ttl``, header ``X-Dynamo-Session-ID`` | time to live; whose session |
+| kvyard | ``cache_control.then`` | ``first``: evicted before all others once its time to live is over |
 | Dynamo | ``nvext.session_control`` with ``session_id`` and ``action`` | whose session; ``close``: its end |
 | Dynamo | ``nvext.agent_hints.priority`` | a priority for all tokens, counted from the usual one |
 | TensorRT-LLM | ``kv_cache_retention_config`` | ranges of tokens, and the answer |
@@ -70,7 +71,8 @@ def read_hints(body: HintFields, headers: Mapping[str, str]) -> AskedHints:
         ends = nvext.session_control is not None and nvext.session_control.action == "close"
     answer = None
     try:
-        hints = Hints(session, ends, None if control is None else _ttl(control), retention=_ranges(body))
+        ttl, then = (None, "ordinary") if control is None else (_ttl(control), control.then)
+        hints = Hints(session, ends, ttl, then, _ranges(body))
         if config is not None and config.decode_retention_priority is not None:
             answer = Retention(0, None, config.decode_retention_priority, _duration(config.decode_duration_ms, MS))
     except ConfigError as wrong:

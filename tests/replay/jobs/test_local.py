@@ -71,6 +71,16 @@ def test_one_that_is_lost_each_time_is_given_up(trace: Path, tmp_path: Path, mon
     assert not Path(tmp_path / "a.json").exists()
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_defect_is_named_and_ends_one_replay_alone(trace: Path, tmp_path: Path, jobs: int) -> None:
+    ends: dict[str, str | None] = {}
+    broken = task(trace, tmp_path, "broken")._replace(reading={"block_size": 16, "no_such_argument": 1})
+    LocalExecutor(jobs).run([broken, task(trace, tmp_path)], ends.__setitem__)
+    assert ends["a"] is None and Path(tmp_path / "a.json").exists()
+    why = ends["broken"] or ""
+    assert why.startswith("TypeError in ") and "no_such_argument" in why and "memory" not in why
+
+
 def test_the_parts_of_a_trace_are_all_of_it() -> None:
     whole = open_trace(CONVERSATION, limit=60)
     cut = [one.arrival for one in whole][40]

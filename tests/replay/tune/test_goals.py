@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION
 
 from kvyard.errors import KvyardError
+from kvyard.replay import replay
 from kvyard.replay.jobs import TracePart
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import Trace, open_trace
 from kvyard.replay.tune.cost import TUNE_SETTINGS, Prices, cost, parted
-from kvyard.replay.tune.goals import Goal, Limit, parse_goals, parse_limits
+from kvyard.replay.tune.goals import Goal, Limit, parse_goals, parse_limits, shown_figure
+from kvyard.replay.tune.look import judged
 from kvyard.replay.tune.parts import cut
 
 
@@ -41,6 +44,17 @@ def test_goals_that_are_none(text: str, words: str) -> None:
     with pytest.raises(KvyardError) as error:
         parse_goals(text)
     assert words in str(error.value)
+
+
+def test_a_latency_that_no_request_had_is_no_zero() -> None:
+    """Answers of one token have no gap between tokens."""
+    rows = [msgspec.structs.replace(one, output_length=1) for one in open_trace(CONVERSATION, limit=20)]
+    short = Trace("short", "made", lambda tally: iter(rows))
+    report = replay(short, workers=2, block_size=512, num_gpu_blocks=512).report
+    assert report.latency["itl"].count == 0 and report.latency["ttft"].count == 20
+    found, missed = judged(report, 3.0, parse_limits("itl_p99=1,ttft_p99=1e9"))
+    assert "itl_p99" not in found and found["ttft_p99"] > 0 and found["cost"] == 3.0 and missed == 0
+    assert shown_figure(found, "itl_p99") == "–" and shown_figure(found, "cost") != "–"
 
 
 def test_limits_with_and_without_units() -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import tomllib
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,45 @@ def test_what_is_hopeless_on_a_prefix_is_given_up(tmp_path: Path) -> None:
     reports = len(list((tmp_path / "points").iterdir()))
     whole = sum(one.state == "done" for one in made.looks)
     assert reports <= 2 * whole + len(pruned) + 1
+
+
+class Pairs(LocalExecutor):
+    """As with two processes, without the processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs = 2
+
+    def run(self, tasks: Sequence[Task], ended: Callable[[str, str | None], None], told: Any = None) -> None:
+        LocalExecutor().run(tasks, ended, told)
+
+
+def test_points_asked_for_twice_count_once_also_when_a_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of prefixes decides who is given up: it is the same for a search that goes on."""
+    known: list[list[float]] = []
+    searches = import_module("kvyard.replay.tune.tune")._Search
+    run = searches.run
+
+    def noted(self: Any) -> None:
+        run(self)
+        known.append(sorted(self._prefixes))
+
+    monkeypatch.setattr(searches, "run", noted)
+    same: dict[str, Any] = {
+        "goal": "min ttft_mean",
+        "slo": None,
+        "search": "workers=2|3",
+        "executor": Pairs(),
+        "trials": 8,
+        "limit": 620,
+    }
+    first = searched(tmp_path, **same)
+    names = [one.name for one in first.looks]
+    assert any(one == other for one, other in zip(names[::2], names[1::2])), "two of a round are the same"
+    searched(tmp_path, **same)
+    assert known[0] and known[1] == known[0]
 
 
 def test_the_edge_of_a_range_is_named(tmp_path: Path) -> None:

@@ -185,6 +185,7 @@ def test_what_a_live_replay_sends_is_what_the_trace_said() -> None:
     said = [
         Hints("a", session_end=True),
         Hints("b", ttl=90 * SECOND),
+        Hints("b", ttl=90 * SECOND, ttl_then="first"),
         Hints("c", retention=(Retention(0, 64, 80, 30 * SECOND), Retention(64, None, 10))),
         Hints("", session_end=True),
     ]

@@ -18,7 +18,7 @@ from kvyard import __version__
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
 from kvyard.replay.jobs.executor import ATTEMPTS, Ended, Told
-from kvyard.replay.jobs.task import Task, perform
+from kvyard.replay.jobs.task import Task, outcome
 
 AUTO = "auto"
 SECONDS = 5
@@ -136,10 +136,7 @@ def _work(task: Task, digest: str, packed: Packed, version: str) -> tuple[bytes,
     """What a node does: a report, or why there is none. Raises for what no other replay on this node could do either."""
     if version != __version__:
         raise RuntimeError(f"it has kvyard {__version__}")
-    try:
-        return perform(task._replace(trace=unpack(digest, packed))), None
-    except KvyardError as error:
-        return b"", str(error)
+    return outcome(task._replace(trace=unpack(digest, packed)))
 
 
 def _digest(packed: Packed) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
 from kvyard.replay.jobs.executor import ATTEMPTS, Ended, Told
-from kvyard.replay.jobs.task import Task, perform
+from kvyard.replay.jobs.task import Task, outcome
 
 
 class LocalExecutor:
@@ -33,12 +33,13 @@ class LocalExecutor:
             _Crew(self.jobs, ended, told).run(tasks)
             return
         for task in tasks:
+            report, why = outcome(task, _teller(task, told))
             try:
-                write_whole(task.path, perform(task, _teller(task, told)))
+                if why is None:
+                    write_whole(task.path, report)
             except KvyardError as error:
-                ended(task.key, str(error))
-            else:
-                ended(task.key, None)
+                why = str(error)
+            ended(task.key, why)
 
     def __enter__(self) -> Self:
         return self
@@ -133,9 +134,5 @@ def _uninterrupted() -> Iterator[None]:
 def _work(task: Task, pipe: Connection) -> None:
     """What a process does. Ctrl-C is the business of the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        report = perform(task, lambda through, now: pipe.send(("told", through, now)))
-    except KvyardError as error:
-        pipe.send(("failed", str(error)))
-    else:
-        pipe.send(("done", report))
+    report, why = outcome(task, lambda through, now: pipe.send(("told", through, now)))
+    pipe.send(("done", report) if why is None else ("failed", why))

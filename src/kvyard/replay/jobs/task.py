@@ -1,10 +1,13 @@
 """One replay as a value that can be sent to another process or machine, and what running it gives: the bytes of a report."""
 
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.report import Slo
 from kvyard.replay.traces import Trace, open_trace
@@ -61,3 +64,17 @@ def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes
     if not done.complete:
         raise KeyboardInterrupt
     return to_json(done.report)
+
+
+def outcome(task: Task, told: Callable[[int, int], None] | None = None) -> tuple[bytes, str | None]:
+    """As ``perform``: a report, or why there is none. Whatever is wrong with one replay, others go on."""
+    try:
+        return perform(task, told), None
+    except KvyardError as error:
+        return b"", str(error)
+    except MemoryError:
+        return b"", "there isn't enough memory for it: run fewer at a time"
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        return b"", f"{type(error).__name__} in {where}: {error}; that is a defect of kvyard, please report it"

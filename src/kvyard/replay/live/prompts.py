@@ -88,7 +88,10 @@ def _hint_fields(hints: Hints) -> dict[str, object]:
             "session_control": {"action": "close"} | ({"session_id": hints.session} if hints.session else {})
         }
     elif hints.ttl is not None:
-        found["nvext"] = {"cache_control": {"type": "ephemeral", "ttl": f"{max(1, round(hints.ttl / SECOND))}s"}}
+        control = {"type": "ephemeral", "ttl": f"{max(1, round(hints.ttl / SECOND))}s"}
+        if hints.ttl_then != "ordinary":
+            control["then"] = hints.ttl_then  # a name of our own, which other engines pass over
+        found["nvext"] = {"cache_control": control}
     if hints.retention:
         found["retention_directives"] = [
             {

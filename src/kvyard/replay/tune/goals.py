@@ -93,8 +93,20 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 def figures(report: Report, cost: float) -> dict[str, float]:
-    """All that can be wanted, of a fleet that costs so much."""
-    return {name: cost if name == COST else float(one.of(report)) for name, one in FIGURES.items()}
+    """All that can be wanted, of a fleet that costs so much. A latency that no request had, as ITL where answers are of one
+    token, isn't there: 0 would be the best of all.
+    """
+    absent = {name for name in LATENCIES if not report.latency[name].count}
+    return {
+        name: cost if name == COST else float(one.of(report))
+        for name, one in FIGURES.items()
+        if name.rpartition("_")[0] not in absent
+    }
+
+
+def shown_figure(figures: Mapping[str, float], name: str) -> str:
+    """One of ``figures`` for people; a dash where it isn't there."""
+    return FIGURES[name].shown(figures[name]) if name in figures else "–"
 
 
 def parse_goals(text: str) -> list[Goal]:

@@ -64,8 +64,8 @@ def look_at(
 
 
 def judged(report: Report, price: float, limits: Sequence[Limit]) -> tuple[dict[str, float], float]:
-    """The figures of a replay, and by how much they miss the limits."""
+    """The figures of a replay, and by how much they miss the limits. What no request had can't be missed."""
     found = figures(report, price)
     rejected = report.requests.get("rejected", 0) / max(1, report.requests["all"])
-    missed = sum(max(0.0, one.violation(found[one.name])) for one in limits)
+    missed = sum(max(0.0, one.violation(found[one.name])) for one in limits if one.name in found)
     return found, missed + (rejected / REJECTED if rejected > REJECTED else 0.0)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvyard import __version__
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.html import Page, esc, head, listing, row, table, tile
-from kvyard.replay.tune.goals import COST, FIGURES
+from kvyard.replay.tune.goals import COST, FIGURES, shown_figure
 from kvyard.replay.tune.look import Look
 from kvyard.replay.tune.space import Choices
 from kvyard.replay.tune.table import columns
@@ -56,10 +56,10 @@ def _tiles(tuned: Tuned, answer: Look) -> list[str]:
     limits = {one.name: str(one) for one in tuned.limits}
     made = []
     for name in wanted(tuned)[:MOST_TILES]:
-        shown = FIGURES[name].shown(answer.figures[name])
-        on_test = f"test: {FIGURES[name].shown(answer.test[name])}" if answer.test and name != COST else ""
+        value = shown_figure(answer.figures, name)
+        on_test = f"test: {shown_figure(answer.test, name)}" if answer.test and name != COST else ""
         more = " · ".join(one for one in (limits.get(name, ""), on_test) if one)
-        made.append(tile(name, shown, "per hour" if name == COST else "", more))
+        made.append(tile(name, value, "per hour" if name == COST else "", more))
     return made
 
 
@@ -97,7 +97,8 @@ def _legend(tuned: Tuned) -> str:
 
 def _scatter(tuned: Tuned, across: str, up: str) -> draw.Figure:
     series = []
-    for name, looks in _groups(tuned).items():
+    for name, grouped in _groups(tuned).items():
+        looks = [one for one in grouped if across in one.figures and up in one.figures]
         looks.sort(key=lambda one: one.figures[across])
         x = [draw.digits(one.figures[across]) for one in looks]
         y = [draw.digits(one.figures[up]) for one in looks]
@@ -142,7 +143,8 @@ def _slice(made: Page, tuned: Tuned, name: str) -> str:
         return made.figure(name, "The best with each, by the goal.", _bars(tuned, name, dimension))
     scale = BYTES if name.endswith("bytes") or name == "gpu_memory" else 1
     series = []
-    for kind, looks in _groups(tuned).items():
+    for kind, grouped in _groups(tuned).items():
+        looks = [one for one in grouped if up in one.figures]
         looks.sort(key=lambda one: dimension.place(one.point[name]))
         x = [draw.digits(dimension.place(one.point[name]) / scale) for one in looks]
         y = [draw.digits(one.figures[up]) for one in looks]
@@ -160,13 +162,13 @@ def _bars(tuned: Tuned, name: str, dimension: Choices) -> draw.Figure:
         if not looks:
             continue
         best = min(kept or looks, key=lambda one: (max(0.0, one.violation), one.losses(tuned.goals)))
-        shown = best.figures[goal.name]
-        text = FIGURES[goal.name].shown(shown) + ("" if kept else ", SLO missed" if tuned.limits else "")
+        least = best.figures[goal.name]
+        text = FIGURES[goal.name].shown(least) + ("" if kept else ", SLO missed" if tuned.limits else "")
         color = STATES["met" if kept else "missed"]
         bars.append(
             {
                 "name": value,
-                "parts": [{"name": str(goal), "color": color, "value": draw.digits(shown), "text": text}],
+                "parts": [{"name": str(goal), "color": color, "value": draw.digits(least), "text": text}],
                 "text": text,
             }
         )
@@ -180,10 +182,7 @@ def _table(tuned: Tuned) -> str:
     made = []
     best = {one.number for one in tuned.best}
     for one in tuned.looks:
-        figures = [
-            FIGURES[name].shown(one.cost if name == COST else one.figures[name]) if one.figures or name == COST else "–"
-            for name in names
-        ]
+        figures = [FIGURES[COST].shown(one.cost) if name == COST else shown_figure(one.figures, name) for name in names]
         state = (
             "best"
             if one.number in best

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from kvyard.replay.tune.goals import COST, FIGURES
+from kvyard.replay.tune.goals import COST, FIGURES, shown_figure
 from kvyard.replay.tune.look import Look
 from kvyard.replay.tune.tuned import Tuned
 from kvyard.replay.tune.words import asked, doubts, tested, verdict, wanted
@@ -59,7 +59,7 @@ def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
             cells.append(
                 " ".join(f"{key}={value}" for key, value in options.items()) if isinstance(options, dict) else ""
             )
-        cells += [FIGURES[name].shown(one.figures[name]).removesuffix(" ms") for name in names]
+        cells += [shown_figure(one.figures, name).removesuffix(" ms") for name in names]
         if tuned.limits:
             cells.append("met" if one.met else "missed")
         table.add_row(*cells, style="bold" if one is answer or (answer and one.point == answer.point) else "")

@@ -133,9 +133,11 @@ class _Search:
 
     def run(self) -> None:
         made = self._made
+        seen: set[str] = set()
         for trial in self._study.told():
             look = self._look(trial)
-            self._recall(look, trial.note)
+            self._recall(look, trial.note, look.name not in seen)
+            seen.add(look.name)
             made.looks.append(look)
         made.found = made.replayed
         self._count()
@@ -211,15 +213,18 @@ class _Search:
         else:
             self._study.tell(trial, "pruned", [] if prefix is None else [prefix], look.violation, note)
 
-    def _recall(self, look: Look, note: Mapping[str, Any]) -> None:
-        """What was told of a point in an earlier run; its figures are in its report, which is made again if it is gone."""
+    def _recall(self, look: Look, note: Mapping[str, Any], first: bool) -> None:
+        """What was told of a point in an earlier run; its figures are in its report, which is made again if it is gone.
+
+        Points that were asked for twice in one round have the same note: their prefix counts for the ``first``.
+        """
         look.state, look.why, look.violation = note["state"], note["why"], note["violation"]
         if look.state == "done" and look.config is not None:
             found = self._replay([look], self._made.parts.train)
             if not found:
                 raise KvyardError(f"point {look.number} can't be replayed any more: {look.why}")
             ((look.figures, look.violation),) = found.values()
-            if note["prefix"] is not None:
+            if note["prefix"] is not None and first:
                 self._prefixes.append(note["prefix"])
 
     def _replay(self, looks: Any, part: TracePart | None) -> dict[str, tuple[dict[str, float], float]]:
@@ -251,7 +256,13 @@ class _Search:
                 price = self._price(look, report)
                 if part == self._made.parts.train:
                     look.cost = price
-                found[look.name] = judged(report, price, self._made.limits)
+                figures, violation = judged(report, price, self._made.limits)
+                absent = [goal.name for goal in self._made.goals if goal.name not in figures]
+                if absent and part != self._made.parts.test:
+                    why = f"no request has a figure {absent[0]}: that can't be a goal here"
+                    look.state, look.why, look.violation = "failed", why, LOST
+                    continue
+                found[look.name] = figures, violation
         return found
 
     def _price(self, look: Look, report: Report) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from kvyard.replay.tune.goals import COST, FIGURES, Limit
+from kvyard.replay.tune.goals import COST, Limit, shown_figure
 from kvyard.replay.tune.look import Look
 from kvyard.replay.tune.space import ROUTER
 from kvyard.replay.tune.tuned import Tuned
@@ -31,13 +31,13 @@ def wanted(tuned: Tuned) -> list[str]:
 
 def results(figures: Mapping[str, float], names: Sequence[str]) -> str:
     """Some figures in one line."""
-    return ", ".join(f"{name} {FIGURES[name].shown(figures[name])}" for name in names)
+    return ", ".join(f"{name} {shown_figure(figures, name)}" for name in names)
 
 
 def missed(figures: Mapping[str, float], limits: Sequence[Limit]) -> str:
     """The limits that are not kept, with what is there instead; empty where all are."""
-    over = [one for one in limits if one.violation(figures[one.name]) > 0]
-    return ", ".join(f"{one.name} is {FIGURES[one.name].shown(figures[one.name])} ({one})" for one in over)
+    over = [one for one in limits if one.name in figures and one.violation(figures[one.name]) > 0]
+    return ", ".join(f"{one.name} is {shown_figure(figures, one.name)} ({one})" for one in over)
 
 
 def verdict(tuned: Tuned) -> str:
