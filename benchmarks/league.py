@@ -6,8 +6,8 @@ Traces are Mooncake's conversation and synthetic ones, a tenth of the Weka sessi
 4, 8 and 32; once and twice the load; arrivals as recorded and spread within their ticks (where a trace has ticks); with and
 without a host tier; the polynomial timing and one measured on an H200. With 8 workers all policies play; then ``kv``,
 ``round-robin``, ``least-time`` and the ``BEST`` three of the rest everywhere. All that is done is kept in ``build/league``:
-the same command goes on where it was interrupted. ``--again`` plays a policy once more, after a change; ``--judge`` plays
-nothing.
+the same command goes on where it was interrupted. ``--again`` plays a policy once more, after a change, and ``--policies``
+that one alone; ``--judge`` and ``--markdown``, which prints the tables of docs/league.md, play nothing.
 """
 
 from __future__ import annotations
@@ -203,33 +203,114 @@ def mark_overloaded(rows: list[dict[str, Any]]) -> None:
             row["overloaded"] = str(int(over))
 
 
+class Verdict(NamedTuple):
+    """Where ours is in a cell."""
+
+    overloaded: bool
+    missed: dict[str, str]
+    """By what was to be kept, by how much it wasn't."""
+
+
+def verdict(by_policy: dict[str, dict[str, Any]]) -> Verdict:
+    """Whether ours is where it should be in a cell."""
+    ours, kv = by_policy["least-time"], by_policy["kv"]
+    first = min(by_policy.values(), key=lambda row: float(row["ttft_mean_ms"]))
+    soonest = min(by_policy.values(), key=lambda row: float(row["ttft_p99_ms"]))
+    ratios = (
+        ("TTFT", "ttft_mean_ms", first, 1.02, f"TTFT of the first ({first['policy']})"),
+        ("p99", "ttft_p99_ms", soonest, 1.05, f"p99 of the least ({soonest['policy']})"),
+        ("TTFT", "ttft_mean_ms", kv, 1.0, "TTFT of kv"),
+        ("ITL", "itl_p99_ms", kv, 1.1, "ITL p99 of kv"),
+    )
+    missed: dict[str, list[str]] = {}
+    for short, figure, other, limit, words in ratios:
+        ratio = float(ours[figure]) / float(other[figure])
+        if ratio > limit:
+            missed.setdefault(short, []).append(f"{ratio:.3f} x {words}")
+    return Verdict(bool(int(ours["overloaded"])), {short: "; ".join(found) for short, found in missed.items()})
+
+
+def played(
+    rows: list[dict[str, Any]],
+) -> Iterator[tuple[tuple[str, int, str, int, str, str], dict[str, dict[str, Any]]]]:
+    """Cells in which both ours and ``kv`` are."""
+    for key, by_policy in sorted(cells(rows).items()):
+        if "least-time" in by_policy and "kv" in by_policy:
+            yield key, by_policy
+
+
 def judge(rows: list[dict[str, Any]]) -> None:
     """Say for each cell whether ours is where it should be."""
     passed, lost, apart = 0, 0, 0
-    for key, by_policy in sorted(cells(rows).items()):
-        ours, kv = by_policy.get("least-time"), by_policy.get("kv")
-        if ours is None or kv is None:
-            continue
-        if int(ours["overloaded"]):
-            apart += 1
-        mean, p99 = float(ours["ttft_mean_ms"]), float(ours["ttft_p99_ms"])
-        first = min(by_policy.values(), key=lambda row: float(row["ttft_mean_ms"]))
-        soonest = min(by_policy.values(), key=lambda row: float(row["ttft_p99_ms"]))
-        ratios = {
-            f"TTFT of the first ({first['policy']})": (mean / float(first["ttft_mean_ms"]), 1.02),
-            f"p99 of the least ({soonest['policy']})": (p99 / float(soonest["ttft_p99_ms"]), 1.05),
-            "TTFT of kv": (mean / float(kv["ttft_mean_ms"]), 1.0),
-            "ITL p99 of kv": (float(ours["itl_p99_ms"]) / float(kv["itl_p99_ms"]), 1.1),
-        }
-        missed = [f"{ratio:.3f} x {what}" for what, (ratio, limit) in ratios.items() if ratio > limit]
-        if not int(ours["overloaded"]):
-            passed, lost = passed + (not missed), lost + bool(missed)
-        name = "overloaded" if int(ours["overloaded"]) else "LOST" if missed else "ok"
+    for key, by_policy in played(rows):
+        found = verdict(by_policy)
+        apart += found.overloaded
+        passed += not found.overloaded and not found.missed
+        lost += not found.overloaded and bool(found.missed)
+        name = "overloaded" if found.overloaded else "LOST" if found.missed else "ok"
+        mean, kv = (float(by_policy[policy]["ttft_mean_ms"]) for policy in ("least-time", "kv"))
         print(
             f"{name:<11}{key[0]:<13}{key[1]:>3} {key[2].partition(':')[0]:<11}{'host' if key[3] else 'device':<7}{key[5]:<33}"
-            f"{mean:>8.1f} ms, kv {float(kv['ttft_mean_ms']):>8.1f}  {'; '.join(missed)}"
+            f"{mean:>8.1f} ms, kv {kv:>8.1f}  {'; '.join(found.missed.values())}"
         )
     print(f"{passed} cells as they should be, {lost} lost; {apart} overloaded apart")
+
+
+def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The two tables of docs/league.md, line by line: all policies with 8 workers, and every cell."""
+    yield from _policies(rows)
+    yield ""
+    yield (
+        "| trace | workers | timing | tier | load | `least-time` | first of the others | `kv` | p99 / least of the others' "
+        "| ITL p99, `kv`'s | |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for (trace, workers, timing, host, _, cell), by_policy in played(rows):
+        ours, kv = by_policy["least-time"], by_policy["kv"]
+        others = [row for policy, row in by_policy.items() if policy != "least-time"]
+        first = min(others, key=lambda row: float(row["ttft_mean_ms"]))
+        p99 = float(ours["ttft_p99_ms"]) / min(float(row["ttft_p99_ms"]) for row in others)
+        found = verdict(by_policy)
+        note = "overloaded" if found.overloaded else f"**{', '.join(found.missed)}**" if found.missed else ""
+        load = cell.replace(" load", "").replace(", as recorded", "").replace("ticks spread over 3s", "spread")
+        yield (
+            f"| {trace} | {workers} | {_timing(timing)} | {'host' if host else '–'} | {load} | {_ms(ours)} | {first['policy']} "
+            f"{_ms(first)} | {_ms(kv)} | {p99:.2f} | {float(ours['itl_p99_ms']):.1f}, {float(kv['itl_p99_ms']):.1f} | {note} |"
+        )
+
+
+def _policies(rows: list[dict[str, Any]]) -> Iterator[str]:
+    whole = {key: found for key, found in cells(rows).items() if key[1] == 8 and not key[3] and len(found) >= 12}
+    behind: dict[str, list[float]] = {}
+    for by_policy in whole.values():
+        if any(int(row["overloaded"]) for row in by_policy.values()):
+            continue
+        first = min(float(row["ttft_mean_ms"]) for row in by_policy.values())
+        for policy, row in by_policy.items():
+            behind.setdefault(policy, []).append(float(row["ttft_mean_ms"]) / first)
+    shown = [(trace, "polynomial") for trace in ("conversation", "synthetic", "tenants", "weka")]
+    shown.append(("conversation", "profile:h200-llama3-8b"))
+    yield (
+        f"| policy | behind the first, {max(map(len, behind.values()), default=0)} cells | "
+        + " | ".join(trace if timing == "polynomial" else f"measured timing: {trace}" for trace, timing in shown)
+        + " |"
+    )
+    yield "|---" * (2 + len(shown)) + "|"
+    for name in sorted(behind, key=lambda one: geometric_mean(behind[one])):
+        line = [f"`{name}`", f"+{geometric_mean(behind[name]) - 1:.1%}".replace("%", " %")]
+        for trace, timing in shown:
+            of = whole.get((trace, 8, timing, 0, "0", "1x load, as recorded"), {}).get(name)
+            reuse = "" if of is None else f"{float(of['reuse']):.1%}".replace("%", " %")
+            line.append("–" if of is None else f"{_ms(of)} / {reuse} / {float(of['itl_p99_ms']):.1f}")
+        yield f"| {' | '.join(line)} |"
+
+
+def _timing(name: str) -> str:
+    return "polynomial" if name == "polynomial" else "measured"
+
+
+def _ms(row: dict[str, Any]) -> str:
+    return f"{float(row['ttft_mean_ms']):,.0f}"
 
 
 def main() -> None:
@@ -244,10 +325,14 @@ def main() -> None:
     parser.add_argument("--policies", default="", help="play these alone; rows of the others stay as they are")
     parser.add_argument("--again", default="", help="a policy whose runs are made again")
     parser.add_argument("--judge", action="store_true", help="say what the rows of an earlier run say")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of docs/league.md from such rows")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.judge:
         judge(read_rows(args.table))
+        return
+    if args.markdown:
+        print("\n".join(markdown(read_rows(args.table))))
         return
     if not args.plain:
         environment = plain_environment()

@@ -71,8 +71,9 @@ def read_hints(body: HintFields, headers: Mapping[str, str]) -> AskedHints:
         ends = nvext.session_control is not None and nvext.session_control.action == "close"
     answer = None
     try:
-        ttl, then = (None, "ordinary") if control is None else (_ttl(control), control.then)
-        hints = Hints(session, ends, ttl, then, _ranges(body))
+        hints = Hints(session, ends, None if control is None else _ttl(control), retention=_ranges(body))
+        if control is not None:
+            hints = msgspec.structs.replace(hints, ttl_then=control.then)
         if config is not None and config.decode_retention_priority is not None:
             answer = Retention(0, None, config.decode_retention_priority, _duration(config.decode_duration_ms, MS))
     except ConfigError as wrong:

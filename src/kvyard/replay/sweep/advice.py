@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.config import ReplayConfig
+from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.words import limits, measured
 from kvyard.replay.sweep.axes import number_of
@@ -35,21 +36,9 @@ class FleetCost(NamedTuple):
 
 def fleet_cost(config: ReplayConfig) -> FleetCost:
     """What the fleet of a replay is made of; a tier that workers share counts once."""
-    lower = [0] * len(LOWER_TIERS)
-    shared = [0] * len(LOWER_TIERS)
-    workers = device = 0
-    for kind in config.workers:
-        ranks = kind.count * kind.dp_size
-        workers += kind.count
-        device += ranks * kind.engine.num_gpu_blocks
-        below, size = kind.engine.tiers, kind.engine.bytes_per_block or 0
-        for at, tier in enumerate(below.tiers if below is not None else ()):
-            held = tier.bytes if tier.bytes is not None else (tier.num_blocks or 0) * size
-            if tier.scope == "shared":
-                shared[at] = max(shared[at], held)
-            else:
-                lower[at] += ranks * held
-    return FleetCost(workers, device, tuple(map(sum, zip(lower, shared))))
+    counts = [kind.count for kind in config.workers]
+    device = sum(kind.count * kind.dp_size * kind.engine.num_gpu_blocks for kind in config.workers)
+    return FleetCost(sum(counts), device, tuple(map(int, lower_bytes(config, counts))))
 
 
 def advice(sweep: Sweep) -> list[str]:

@@ -6,7 +6,9 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.config import ReplayConfig
+from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.settings import OF_A_WORKER, SETTINGS
 from kvyard.settings import Setting, settings_of
 
@@ -57,22 +59,15 @@ def cost(
     ``mean`` has workers by role that there were on average, of a fleet that an autoscaler changes. Without it such a fleet
     counts as small as it may become: it costs that much at least.
     """
-    total = 0.0
-    shared: dict[str, float] = {}
-    for kind, cards in zip(config.workers, _cards(settings, len(config.workers)), strict=True):
-        count = float(kind.count)
-        if config.autoscale is not None:
-            count = mean[kind.engine.role] if mean is not None else float(config.autoscale.least)
-        total += count * cards * prices.card
-        below = kind.engine.tiers
-        for tier, room in below.levels if below is not None else ():
-            held = room.bytes if room.bytes is not None else (room.num_blocks or 0) * (kind.engine.bytes_per_block or 0)
-            price = held / GIB * getattr(prices, tier.label)
-            if room.scope == "shared":
-                shared[tier.label] = max(shared.get(tier.label, 0.0), price)
-            else:
-                total += count * kind.dp_size * price
-    return total + sum(shared.values())
+    counts = [float(kind.count) for kind in config.workers]
+    if config.autoscale is not None:
+        least = float(config.autoscale.least)
+        counts = [least if mean is None else mean[kind.engine.role] for kind in config.workers]
+    cards = _cards(settings, len(config.workers))
+    total = sum(count * each * prices.card for count, each in zip(counts, cards, strict=True))
+    for tier, held in zip(LOWER_TIERS, lower_bytes(config, counts), strict=True):
+        total += held / GIB * getattr(prices, tier.label)
+    return total
 
 
 def _cards(settings: Mapping[str, object], count: int) -> list[int]:
