@@ -15,7 +15,7 @@ VLLM=0.32.0
 SMG=1.13.0
 SGLANG_ROUTER=0.3.2
 VLLM_ROUTER=0.1.16
-LITELLM=1.106.7
+LITELLM=1.98.1
 
 make_venv() { # name
     local place="build/peers/$1"
