@@ -113,3 +113,22 @@ def test_sessions_without_end_are_kept_short() -> None:
         bound = gate.gateway.members.pools["mock"].router.policy._bound  # type: ignore[attr-defined]
         assert len(bound) == 2 and "short" in bound and max(map(len, bound)) < LONG_SESSION
         assert "why=session" in gate.complete("x", headers={"x-session-id": long}).headers["x-kvyard-decision"]
+
+
+def test_a_policy_that_looks_at_no_prompts_reads_none() -> None:
+    """It asks no engine for tokens, and the engine's own count of them is what is counted."""
+    said = (
+        b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}'
+    )
+    for policy, asked in (("round-robin", False), ("kv", True)):
+        with (
+            ScriptedEngine(lambda head, body: [answer("200 OK", said)]) as engine,
+            gated(engine, tokenizer="engine", router={"policy": policy}) as gate,
+        ):
+            gate.ready(1)
+            gate.post("/v1/chat/completions", model="odd", messages=[{"role": "user", "content": "x"}])
+            gate.complete("some text")
+            gate.idle()
+            assert any("/tokenize" in head for head, _ in engine.requests) is asked
+            if not asked:
+                assert gate.gateway.traffic.counters.prompt_tokens == 14

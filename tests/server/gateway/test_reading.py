@@ -240,26 +240,3 @@ def test_later_stretches_are_forgotten_first() -> None:
     assert len(known.path(digests)) == 2 and len(known.path(other)) == 1
     known.clear()
     assert known.held == 0 and not known.path(digests)
-
-
-@pytest.mark.zmq
-def test_a_policy_that_looks_at_no_prompts_reads_none() -> None:
-    """It asks no engine for tokens, and the engine's own count of them is what is counted."""
-    pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-    from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated
-
-    said = (
-        b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}'
-    )
-    for policy, asked in (("round-robin", False), ("kv", True)):
-        with (
-            ScriptedEngine(lambda head, body: [answer("200 OK", said)]) as engine,
-            gated(engine, tokenizer="engine", router={"policy": policy}) as gate,
-        ):
-            gate.ready(1)
-            gate.post("/v1/chat/completions", model="odd", messages=[{"role": "user", "content": "x"}])
-            gate.complete("some text")
-            gate.idle()
-            assert any("/tokenize" in head for head, _ in engine.requests) is asked
-            if not asked:
-                assert gate.gateway.traffic.counters.prompt_tokens == 14
