@@ -158,10 +158,10 @@ def read_rows() -> tuple[list[Row], Counter[str]]:
                     isl=int(line["isl"]),
                     osl=int(line["osl"]),
                     concurrency=int(said[1]),
-                    tensor=_size(line["tp_size"]),
-                    pipeline=_size(line["pp_size"]),
-                    data=_size(line["attention_dp_size"]),
-                    experts=_size(line["moe_ep_size"]),
+                    tensor=split_size(line["tp_size"]),
+                    pipeline=split_size(line["pp_size"]),
+                    data=split_size(line["attention_dp_size"]),
+                    experts=split_size(line["moe_ep_size"]),
                     ttft_ms=float(line["silicon_ttft_ms"]),
                     tpot_ms=float(line["silicon_tpot_ms"]),
                 )
@@ -169,7 +169,7 @@ def read_rows() -> tuple[list[Row], Counter[str]]:
     return found, others
 
 
-def _size(text: str) -> int:
+def split_size(text: str) -> int:
     return max(1, int(float(text or 1)))
 
 
@@ -269,10 +269,10 @@ def closed_loop(row: Row, kind: str) -> Result:
     first, rest = records[: row.concurrency], records[row.concurrency : (ROUNDS - 1) * row.concurrency]
     if not rest:
         raise KvyardError("no request fits")
-    return Result(row.id, *_means(first), *_means(rest))
+    return Result(row.id, *loop_means(first), *loop_means(rest))
 
 
-def _means(of: Sequence[Record]) -> tuple[float, float]:
+def loop_means(of: Sequence[Record]) -> tuple[float, float]:
     """TTFT and TPOT in milliseconds."""
     gaps = ((one.ended - one.first_token) / (one.output - 1) for one in of)
     return fmean(one.ttft for one in of) / 1e6, fmean(gaps) / 1e6
@@ -323,15 +323,15 @@ def work(row: Row, kind: str = "tables") -> Result:
     try:
         found = closed_loop(row, kind)
     except KvyardError as problem:
-        found = Result(row.id, why=_reason(str(problem)))
+        found = Result(row.id, why=short_reason(str(problem)))
     try:
         ttft, tpot = own_estimate(row)
         return found._replace(own_ttft=ttft, own_tpot=tpot)
     except Exception as problem:  # it raises what it likes
-        return found._replace(own_why=_reason(str(problem)))
+        return found._replace(own_why=short_reason(str(problem)))
 
 
-def _reason(text: str) -> str:
+def short_reason(text: str) -> str:
     """Reasons without what is special about one row."""
     for says, reason in (
         ("has no tables", "no tables"),

@@ -140,6 +140,9 @@ KINDS = {
         "protocol": "destination-first",
         "nic_bandwidth": 2,
     },
+    "trtllm, tight": {"backend": "trtllm", "num_gpu_blocks": 180},
+    "trtllm, tight, slow network": {"backend": "trtllm", "num_gpu_blocks": 180, "nic_bandwidth": 2},
+    "trtllm, tight, no network": {"backend": "trtllm", "num_gpu_blocks": 180, "nic": "none"},
     "sglang": {"backend": "sglang", "protocol": "destination-first"},
     "sglang, tight": {"backend": "sglang", "protocol": "destination-first", "num_gpu_blocks": 180},
     "sglang, tight, slow network": {
@@ -181,7 +184,7 @@ KINDS = {
 
 SELDOM = (
     *("drafts", "decided ahead", "decided ahead, slow network, room first", "with a shared host tier"),
-    *("with shared storage, room first", "sglang", "sglang, tight", "sglang, some kept"),
+    *("with shared storage, room first", "trtllm, tight, slow network", "sglang", "sglang, tight", "sglang, some kept"),
 )
 """Left to the slow suite: each has a sister here that is harder."""
 

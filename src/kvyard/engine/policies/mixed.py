@@ -54,6 +54,10 @@ class AdmissionRule:
         """Take blocks for the first ``new`` tokens after ``hit``; false if ``job`` has to wait."""
         raise NotImplementedError
 
+    def can_reserve(self, job: Job, hit: Hit) -> bool:
+        """Whether ``job`` may get blocks for all of its prompt but ``hit`` now, since another worker computes it."""
+        return True
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if what this keeps contradicts the jobs."""
 
@@ -378,6 +382,8 @@ class MixedPasses(PassMaker):
                 hit = manager.lookup(job)
                 past = hit.tokens
                 if loads is not None:
+                    if job.received and not self._admission.can_reserve(job, hit):
+                        break
                     on_the_way = jobs.load(job, hit, now)
                     if on_the_way == NO_ROOM:
                         break

@@ -37,27 +37,43 @@ class FitsToTheEnd(AdmissionRule):
 
     def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
         jobs = self._jobs
-        need = self._to_the_end(job)
-        if hit is not None:
-            # Only what another job holds is no longer among the free blocks.
-            need -= hit.groups[0].blocks - hit.groups[0].free_blocks(0)
-        if self._endings != jobs.endings:
-            self._endings = jobs.endings
-            self._left = jobs.manager.pool.free - self._promised()
-        if need > self._left:
-            return False
-        taken = jobs.manager.allocate(job, new, hit, must_fit=True, has_running=bool(jobs.running))
+        need = 0
+        if hit is not None or not job.tables:  # otherwise it was promised all when its prompt came from another worker
+            need = self._need(job, hit)
+            if need > self._left:
+                return False
+        external = job.loaded if hit is not None else 0
+        taken = jobs.manager.allocate(job, new, hit, external=external, must_fit=True, has_running=bool(jobs.running))
         assert taken is not None, f"{job} was promised blocks and there are none"
         self._left -= need
         return True
+
+    def can_reserve(self, job: Job, hit: Hit) -> bool:
+        fits = self._need(job, hit) <= self._left
+        self._endings = -1  # what comes of it is counted when it is asked next
+        return fits
+
+    def _need(self, job: Job, hit: Hit | None) -> int:
+        """The free blocks that ``job`` takes until its end; sees that ``_left`` is up to date."""
+        jobs = self._jobs
+        if self._endings != jobs.endings:
+            self._endings = jobs.endings
+            self._left = jobs.manager.pool.free - self._promised()
+        # Only what another job holds is no longer among the free blocks.
+        held = hit.groups[0].blocks - hit.groups[0].free_blocks(0) if hit is not None else 0
+        return self._to_the_end(job) - held
 
     def _to_the_end(self, job: Job) -> int:
         return -(-(job.num_prompt_tokens + job.max_tokens) // self._size)
 
     def _promised(self) -> int:
-        """The blocks that running jobs have yet to take."""
-        running = self._jobs.running.values()
-        return sum([self._to_the_end(job) - job.tables[0].length - len(job.ahead) for job in running])
+        """The blocks that running jobs have yet to take, and those whose prompts come from other workers."""
+        jobs = self._jobs
+        certain = list(jobs.running.values())
+        if jobs.loads is not None:
+            certain += jobs.loads.parked.values()
+            certain += [job for job in jobs.waiting if job.tables]
+        return sum([self._to_the_end(job) - job.tables[0].length - len(job.ahead) for job in certain])
 
     def check_integrity(self) -> None:
         promised, free = self._promised(), self._jobs.manager.pool.free
