@@ -203,6 +203,7 @@ def test_nothing_is_left_after_a_bad_time(transfer: str) -> None:
             one.start()
         chance = random.Random(7)
         for turn in range(12):
+            gated.ready(4)  # one that is killed while it comes back stays away
             victims = [chance.choice((0, 1)), chance.choice((2, 3))]
             for victim in victims[: 1 + turn % 2]:
                 served.inside(lambda victim=victim: served.fleet.do_later(0, served.fleet.kill, victim, 0.3))  # type: ignore[misc]
