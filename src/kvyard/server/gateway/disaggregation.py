@@ -216,7 +216,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 self.proxy.traffic.split(self.proxied, "kept")
         elif isinstance(last, PrefillFailed):
             self.place.tried.clear()
-        elif not last.reached:
+        elif not last.reached and not self._must:
             return  # what was computed is still where it was
         if self._decided:
             self._let_go(computed=False)

@@ -113,6 +113,7 @@ class WorkerHandovers(HandoverPeer):
         name = self._wanted.pop(job.id, None)
         if name is None or job.state is not JobState.FINISHED:
             return None
+        self.release([name], "")  # a room that is used twice: what was there before has no name any more
         self.kept[name] = KeptPrompt(job, rank, now + self._lease)
         host, port = self.address
         return {
