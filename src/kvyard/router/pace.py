@@ -12,6 +12,7 @@ from typing import Protocol
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import make_timing
 from kvyard.engine.timing.model import NS_PER_MS, TimingModel
+from kvyard.engine.timing.polynomial_model import PolynomialModel
 
 PEAK_TOKENS_PER_S = 15_928.0
 """What llm-d's router assumes of an engine before it was measured: prompt tokens per second."""
@@ -68,6 +69,9 @@ class ModelPace:
         slopes = [(after - before) / self._step for before, after in zip(self._times[1:], self._times[2:])]
         self.least_per_token = max(0.0, min([(self._times[1] - self._fixed) / self._step, *slopes]))
         """No token takes less, whatever it is computed with."""
+        # A longer context never makes a pass of the polynomial shorter; of other models that isn't certain.
+        self.least_step = timing.pass_ns((), 1, 0, 0) / NS_PER_MS if isinstance(timing, PolynomialModel) else 0.0
+        """No pass that decodes takes less."""
         self._per_pass = tokens_per_pass
         far = timing.pass_ns([(tokens_per_pass, 8 * tokens_per_pass)], 0, 0, 0) / NS_PER_MS
         self._past: dict[tuple[int, int], float] | None = {} if far > self._full else None

@@ -7,7 +7,7 @@ from kvyard.clock import MS
 from kvyard.index.places import bits
 from kvyard.router.active import COMPUTING
 from kvyard.router.inputs import Choice, RoutingInput, least_of
-from kvyard.router.pace import Pace
+from kvyard.router.pace import ModelPace, Pace
 from kvyard.router.ranking import FEW, Levels, classes, lowest, most
 
 MS_PER_S: Final = 1000
@@ -44,6 +44,8 @@ class TimeCost:
         """The most tokens that any worker has and can keep."""
         self._used = 0
         """Of those, what requests under way share."""
+        self._least_step = 0.0
+        """No pass takes less that decodes what is under way."""
 
     def all(self) -> list[float]:
         """Per worker that may be chosen, milliseconds."""
@@ -74,6 +76,7 @@ class TimeCost:
         levels: Levels = at.prefixes.levels if at.prefixes is not None else []
         self._kept = at.tokens_of(most(levels, at.among)[0])
         self._used = min(self._kept, most(at.shared_levels, at.among)[0] * self._size)
+        self._least_step = pace.least_step if isinstance(pace, ModelPace) else 0.0
         ranks, masks = ranking.ranks, ranking.masks
         idle = bisect_left(ranks, (COMPUTING, -1.0))
         best, found = -1.0, 0
@@ -173,6 +176,8 @@ class TimeCost:
         """
         weight = 1.0 + (self._interference + self._blocking * own) * requests + self._renewal * computed
         bound = weight * own + more
+        if requests:
+            bound += self._least_step  # there is at least one pass to take together
         return bound * _ALMOST if bound > 0 else bound / _ALMOST
 
 
