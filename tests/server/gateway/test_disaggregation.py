@@ -149,6 +149,13 @@ def test_deciders_and_prefill_workers_that_are_gone() -> None:
         gated.idle()
 
 
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """What a test leaves is collected with it, and not in the next one."""
+    yield
+    gc.collect()
+
+
 def test_rooms_between_mock_workers() -> None:
     """SGLang's way, with workers that wait for each other."""
     with split(1, 1, disaggregation={"transfer": "sglang"}) as (gated, served):
@@ -167,6 +174,7 @@ def test_rooms_between_mock_workers() -> None:
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # asyncio forgets what it accepts while it closes
 @pytest.mark.parametrize("transfer", ["vllm", "sglang"])
+@pytest.mark.usefixtures("collected")
 def test_nothing_is_left_after_a_bad_time(transfer: str) -> None:
     """Workers of both roles die and come back at random, clients hang up at random, the network is slow: requests that hadn't
     begun are answered, and when all is over no worker holds a block and no book has an entry.
@@ -221,7 +229,6 @@ def test_nothing_is_left_after_a_bad_time(transfer: str) -> None:
         eventually(lambda: served.inside(lambda: handovers.idle))
         eventually(lambda: all(worker.alive for worker in served.fleet.workers))
         served.check()
-    gc.collect()
 
 
 # -- to the byte ----------------------------------------------------------------------------------------------------------
