@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.replay.traces.support import CONVERSATION
 from tests.router.support import SIZE, chain, index_for
 
 from kvyard.engine.config import EngineConfig
 from kvyard.events.types import EventBatch, Removed, Stored
 from kvyard.index import Holder
+from kvyard.replay.fleet import Fleet
+from kvyard.replay.report import make_report
+from kvyard.replay.run import as_config, limited
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.router.pace import Pace, engine_pace
 from kvyard.router.ranking import Ranking, classes, most, nth_slot
@@ -171,3 +176,27 @@ def test_classes() -> None:
     assert classes(levels, 0b10111) == [(7, 0b100), (2, 0b10), (0, 0b10001)]
     assert most(levels, 0b10011) == (2, 0b10)
     assert most(levels, 0b10001) == (0, 0)
+
+
+class ScanningFleet(Fleet):
+    """One whose router looks at every worker."""
+
+    def _make_router(self, config: RouterConfig, number: int, reads: bool = True) -> Router:
+        made = super()._make_router(config, number, reads)
+        return Router(made.config, (), self.indexer, seed=self.config.seed + number, large=NEVER)
+
+
+@pytest.mark.slow
+@pytest.mark.source  # it derives from a compiled class
+@pytest.mark.parametrize("policy", ["kv", "least-time", "least-prefill"])
+def test_scan_is_candidates_on_a_trace_with_512_workers(policy: str) -> None:
+    config = as_config(
+        None, {"workers": 512, "router": policy, "block_size": 64, "speedup": 64, "num_gpu_blocks": 2048}
+    )
+    reports = []
+    for kind in (ScanningFleet, Fleet):
+        fleet = kind(config)
+        fleet.run(limited(CONVERSATION, 2000))
+        reports.append(msgspec.json.encode(make_report(fleet)))
+    assert fleet.router._among, "it chose among candidates"
+    assert reports[0] == reports[1]
