@@ -4,6 +4,7 @@
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
 #   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once)
 #   make test-ray    the tests that start a Ray cluster of two nodes here (installs Ray, 260 MB, once)
+#   make test-compiled   some of the tests against a compiled install, as CI does
 #   make mutants     300 small faults, one at a time: does a test notice? An hour; goes on where it was stopped
 #   make lint    ruff: rules and formatting          make format  applies what lint asks for
 #   make types   mypy, strict
@@ -26,7 +27,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-real test-ray mutants lint format types peers bench docs release lock clean setup
+.PHONY: demo test test-real test-ray test-compiled mutants lint format types peers bench docs release lock clean setup
 
 demo: $(READY)
 	@$(RUN) examples/demo.py
@@ -46,6 +47,9 @@ RAY := build/ray
 test-ray: $(READY)
 	@[ -e $(RAY)/.ready ] || { rm -rf $(RAY); $(PIP) --target $(RAY) 'ray==2.60.0' && touch $(RAY)/.ready; }
 	@PYTHONPATH="$(RAY):$$PYTHONPATH" $(RUN) -m pytest -m ray $(or $(ARGS),tests/replay/jobs)
+
+test-compiled: $(READY)
+	@WORKERS=$(WORKERS) scripts/ci-compiled.sh
 
 mutants: $(READY)
 	@$(RUN) scripts/mutate.py --jobs $(WORKERS) $(ARGS)

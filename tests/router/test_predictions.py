@@ -40,6 +40,7 @@ def test_it_lasts_for_its_time_whether_or_not_the_request_does() -> None:
     assert fleet.route(PROMPT).best == 0
 
 
+@pytest.mark.source
 def test_what_a_worker_refused_is_not_predicted() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT[:4])

@@ -10,6 +10,8 @@ from kvyard.router.deciders import DECIDERS, Prospect, SplitInput, make_decider
 from kvyard.router.pace import LearntPace
 from kvyard.router.request import Decision
 
+pytestmark = pytest.mark.source  # derives from a view that is compiled
+
 
 class Pace(LearntPace):
     """A millisecond a token, 2 a decoding request."""

@@ -231,6 +231,7 @@ class TestLearntPace:
         assert pace.prefill(1000) == pytest.approx(300, rel=0.02) and pace.prefill(2000) > pace.prefill(1000)
 
 
+@pytest.mark.source  # reads figures of a class that is compiled
 class TestPaceBook:
     def test_one_that_was_slow_once_gets_another_chance(self) -> None:
         book = PaceBook()
