@@ -109,7 +109,7 @@ class HandoverLoads(LoadSource):
         count = 0
         for group, found in zip(self._manager.groups, hit.groups):
             size = group.block_size
-            read_from = group.rule.stale(job.num_tokens - 1) // size
+            read_from = group.rule.stale(job.num_tokens) // size
             count += max(0, -(-job.num_tokens // size) - max(found.blocks, read_from))
         return count
 
