@@ -26,7 +26,7 @@ from kvyard.blocks.use import Use
 from kvyard.clock import SECOND
 
 
-class _Seen(NamedTuple):
+class _Window(NamedTuple):
     """What one call brought to the window, in blocks and nanoseconds."""
 
     time: int
@@ -52,7 +52,7 @@ class WorkloadAwareOrder(LearningOrder):
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
         super().__init__(now, options)
         self._lines: dict[str, LruOrder] = {}
-        self._window: deque[_Seen] = deque()
+        self._window: deque[_Window] = deque()
         self._used: Counter[str] = Counter()
         self._reused: Counter[str] = Counter()
         self._gaps: Counter[str] = Counter()
@@ -60,8 +60,8 @@ class WorkloadAwareOrder(LearningOrder):
         self._back = self._front = 0
         self._new = self._nothing()
 
-    def _nothing(self) -> _Seen:
-        return _Seen(0, Counter(), Counter(), Counter(), 0, 0)
+    def _nothing(self) -> _Window:
+        return _Window(0, Counter(), Counter(), Counter(), 0, 0)
 
     # -- told --------------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class WorkloadAwareOrder(LearningOrder):
         while self._window[0].time < now - int(self.options["window_s"] * SECOND):
             self._add(self._window.popleft(), -1)
 
-    def _add(self, seen: _Seen, sign: int) -> None:
+    def _add(self, seen: _Window, sign: int) -> None:
         for total, part in ((self._used, seen.used), (self._reused, seen.reused), (self._gaps, seen.gaps)):
             for label, value in part.items():
                 total[label] += sign * value
