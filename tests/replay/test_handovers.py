@@ -330,7 +330,7 @@ class Memory:
         return job.id.removesuffix(PREFILL), token
 
     def _slots(self, worker: Worker, core: Any, job: Job, first: int, last: int, at: int):
-        """Tokens of a job and the cell that each has in every group, but for those that a window no longer reads ``at`` a token."""
+        """Tokens of a job and the cell that each has in every group, without what a window no longer reads ``at`` a token."""
         for group, (rule, ids) in enumerate(
             zip(core.scheduler.manager.groups, core.scheduler.manager.block_ids(job), strict=True)
         ):
@@ -344,7 +344,7 @@ class Memory:
             cell[offset] = self._label(job, token)
 
     def _read(self, worker: Worker, core: Any, job: Job, past: int) -> None:
-        """As vLLM, a decode worker keeps of a window what the token behind the prompt reads, and then computes the prompt's last
+        """As in vLLM a decode worker keeps what the token behind the prompt reads of a window, and computes the last prompt
         token again: at the edge of a block, the first token of its window isn't there.
         """
         handed = past == job.num_prompt_tokens - 1 and not job.id.endswith(PREFILL)
