@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from tests.server.gateway.support import Gated, front
 
 from kvyard.engine.timing import FixedTiming
+from kvyard.server.gateway.adapters import LOAD, UNLOAD
 from kvyard.server.gateway.routes import PASSED
 
 pytestmark = pytest.mark.zmq
 
 QUICKLY = {"engine": {"timing": FixedTiming(prefill_ms=0.02, decode_ms=0.01)}}
-ADMIN = ["/admin/engines", "/admin/remove", "/admin/drain", "/admin/resume"]
+ADMIN = ["/admin/engines", "/admin/remove", "/admin/drain", "/admin/resume", LOAD, UNLOAD]
 PATHS = [*PASSED, "/close_session", "/explain", *ADMIN]
 WORDS = [
     "model",

@@ -28,11 +28,10 @@ class AdapterWish(msgspec.Struct, kw_only=True):
 
 
 class AdapterChange(msgspec.Struct, kw_only=True):
-    """What became of an adapter at each engine."""
+    """An adapter was loaded or unloaded everywhere."""
 
     lora_name: str
-    engines: dict[str, str]
-    """By engine: ``done``, or why not."""
+    engines: list[str]
 
 
 class AdapterRoutes(msgspec.Struct, eq=False):
@@ -42,7 +41,9 @@ class AdapterRoutes(msgspec.Struct, eq=False):
     client: EngineClient
 
     async def change(self, path: str, body: bytes, headers: Mapping[str, str]) -> Raw:
-        """Pass a wish on to all engines of a model that are up; the worst of their answers is ours. Raises ``Refusal``."""
+        """Pass a wish on to all engines of a model that are up. Raises ``Refusal``, with the worst of their statuses where not
+        all do it, and says what became of it at each.
+        """
         try:
             wish = msgspec.json.decode(body, type=AdapterWish)
             sent = msgspec.json.decode(body, type=dict[str, Any])
@@ -57,10 +58,14 @@ class AdapterRoutes(msgspec.Struct, eq=False):
             raise Refusal(503, f"no engine of model {pool.model} is up", fix="try again later", Retry_After="1")
         content = msgspec.json.encode(sent)
         answers = await asyncio.gather(*(self._tell(engine, path, content) for engine in engines))
-        found = AdapterChange(
-            lora_name=wish.lora_name, engines={engine.name: why for engine, (_, why) in zip(engines, answers)}
-        )
-        return Raw(msgspec.json.encode(found), JSON, max(status for status, _ in answers))
+        worst = max(status for status, _ in answers)
+        if worst != 200:
+            told = "; ".join(f"{engine.name}: {why}" for engine, (_, why) in zip(engines, answers))
+            raise Refusal(
+                worst, told, fix="mend what engines say, and ask again: those that did it refuse or repeat it"
+            )
+        found = AdapterChange(lora_name=wish.lora_name, engines=[engine.name for engine in engines])
+        return Raw(msgspec.json.encode(found), JSON)
 
     async def _tell(self, engine: Engine, path: str, body: bytes) -> tuple[int, str]:
         try:
