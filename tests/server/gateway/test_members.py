@@ -370,3 +370,9 @@ def test_ports_without_a_host_are_on_the_engines_own() -> None:
         ["tcp://10.9.9.9:1", "ipc:///x"],
         None,
     )
+
+
+def test_two_mocks_may_call_their_workers_the_same() -> None:
+    with fleet(workers=1) as one, fleet(workers=1) as other:
+        with Gated(fleets=[one.url, other.url]) as gated:
+            assert {engine["url"] for engine in gated.engines().values()} == {*one.urls, *other.urls}

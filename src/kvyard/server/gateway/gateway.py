@@ -8,6 +8,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from urllib.parse import urlsplit
+
+import msgspec
 
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
@@ -170,6 +173,9 @@ class Gateway(AsyncService):
         """Take in the workers of a mock that aren't here; false where it doesn't answer. Raises ``KvyardError`` for no mock."""
         found = await self.client.mock_fleet(url)
         for engine in found or ():
+            known = self.members.engines.get(engine.name or "")
+            if known is not None and known.url != engine.url:  # of another mock, which calls its workers the same
+                engine = msgspec.structs.replace(engine, name=urlsplit(engine.url).netloc)
             if engine.name not in self.members.engines:
                 await self.members.add(engine)
         return found is not None
