@@ -146,6 +146,17 @@ _CARDS = (
         source="NVIDIA GB200 NVL72 datasheet: 8 TB/s, 2.5/5/10 PFLOPS dense, NVLink 1.8 TB/s, C2C 450 GB/s both ways",
     ),
     Card(
+        name="gb300",
+        title="NVIDIA GB300 (one GPU of a superchip)",
+        memory=284208 * 2**20,
+        bandwidth=8000 * GB,
+        flops={"bf16": 2500 * TERA, "fp8": 5000 * TERA, "fp4": 15000 * TERA},
+        peer_bandwidth=360 * GB,
+        peer_latency_us=NVLINK_US,
+        host_bandwidth=225 * GB,
+        source="NVIDIA Blackwell Ultra datasheet: 8 TB/s, 2.5/5/15 PFLOPS dense, NVLink 1.8 TB/s, C2C 450 GB/s both ways",
+    ),
+    Card(
         name="l4",
         title="NVIDIA L4 24 GB",
         memory=23034 * 2**20,

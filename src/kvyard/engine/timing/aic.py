@@ -31,6 +31,7 @@ SYSTEMS = {
     "b200": "b200_sxm",
     "b300": "b300_sxm",
     "gb200": "gb200",
+    "gb300": "gb300",
     "l4": "l4",
     "l40s": "l40s",
     "rtxpro6000": "rtx_pro_6000_server",
