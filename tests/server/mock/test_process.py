@@ -128,7 +128,7 @@ def test_the_page_s_commands(tmp_path: Path) -> None:
                     break
                 assert time.monotonic() < stop, (line, done.stdout, done.stderr)
                 time.sleep(0.2)
-        assert len(running) == 1 and len(lines) >= 6
+        assert len(running) == 2 and len(lines) >= 6
     finally:
         for process in running:
             os.killpg(process.pid, signal.SIGTERM)

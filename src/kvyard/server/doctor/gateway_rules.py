@@ -42,10 +42,10 @@ def engines(url: str, view: FleetView) -> Iterator[Finding]:
 def roles(url: str, view: FleetView) -> Iterator[Finding]:
     for model in sorted({worker.model for worker in view.workers}):
         there = [worker for worker in view.workers if worker.model == model]
-        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        for role, missing in (("prefill", "gateway-no-decode"), ("decode", "gateway-no-prefill")):
             if all(worker.role == role for worker in there):
                 yield broken(
-                    f"gateway-no-{other}",
+                    missing,
                     url,
                     model=model or "no model yet",
                     engines=_names([one.name for one in there]),

@@ -6,12 +6,12 @@ engine. Whether text comes out as the engine's does is checked against its ``/to
 
 import json
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kvyard.clock import written_now
 from kvyard.errors import KvyardError
 
 _LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content\b|\[\s*['\"]content['\"]\s*\])")
@@ -44,7 +44,7 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.globals["strftime_now"] = written_now
         self._variables = variables
         try:
             self._made = {name: environment.from_string(text) for name, text in texts.items()}

@@ -100,8 +100,13 @@ class Tracing:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError:
+        except ModuleNotFoundError:
             raise KvyardError("traces need OpenTelemetry's SDK: pip install 'kvyard[otel]'") from None
+        except ImportError:
+            raise KvyardError(
+                "another package, such as xds-protos, has overwritten OpenTelemetry's messages: "
+                "pip install --force-reinstall --no-deps opentelemetry-proto"
+            ) from None
         from kvyard import __version__
 
         # What OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER say counts more.
