@@ -124,6 +124,7 @@ def test_every_port_shows_the_fleet_and_a_death_takes_its_viewers() -> None:
         assert served.client.get("/dashboard").status_code == 200
 
 
+@pytest.mark.slow
 def test_who_reads_nothing_is_reset() -> None:
     with Served(workers=2) as served:
         dashboard = served.fleet.dashboard
