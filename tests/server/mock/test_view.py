@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import httpx
+import pytest
 from tests.server.dashboard.support import Fixed, everything, watched
 from tests.server.mock.support import LOOPBACK, Served, eventually
 
