@@ -194,3 +194,49 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     full.add(AccessLine(time=1.0, path="/p", status=200, outcome="finished"))
     full.flush()
     assert full.lost == 1 and full.error
+
+
+@pytest.mark.parametrize("user", ["me", "usage", "u" * 5000])
+def test_what_a_response_repeats_is_not_its_usage(tmp_path: Path, user: str) -> None:
+    def said(head: str, body: bytes) -> list[bytes]:
+        usage = {"input_tokens": 2, "output_tokens": 900}
+        return [answer("200 OK", json.dumps({"id": "resp_1", "usage": usage, "user": user}).encode())]
+
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\ntokens_per_minute = 400\n')
+    with ScriptedEngine(said) as engine, Gated(engines=[{"url": engine.url}], keys_file=str(keys)) as gated:
+        gated.ready(1)
+        asked = {"model": "odd", "input": "x", "user": user}
+        replies = [gated.client.post("/v1/responses", json=asked, headers=bearer("sk-a")) for _ in range(2)]
+        assert [one.status_code for one in replies] == [200, 429]
+
+
+def test_a_prompt_that_nobody_counts_is_paid_by_its_length(tmp_path: Path) -> None:
+    def said(head: str, body: bytes) -> list[bytes]:
+        first, *rest = chunked(b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n")
+        return [first.replace(b"application/json", b"text/event-stream"), *rest]
+
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\ntokens_per_minute = 1000\n')
+    settings: dict[str, Any] = {"router": {"policy": "round-robin"}, "keys_file": str(keys)}
+    with ScriptedEngine(said) as engine, Gated(engines=[{"url": engine.url}], **settings) as gated:
+        gated.ready(1)
+        asked = {"model": "odd", "prompt": "word " * 700, "stream": True}
+        replies = [gated.client.post("/v1/completions", json=asked, headers=bearer("sk-a")) for _ in range(2)]
+        assert [one.status_code for one in replies] == [200, 429]
+
+
+def test_keys_hold_for_stored_responses(tmp_path: Path) -> None:
+    def said(head: str, body: bytes) -> list[bytes]:
+        return [answer("200 OK", b'{"id":"resp_1"}')]
+
+    keys = tmp_path / "keys.toml"
+    keys.write_text(FILE)
+    with ScriptedEngine(said) as engine, Gated(engines=[{"url": engine.url}], keys_file=str(keys)) as gated:
+        gated.ready(1)
+        asked = {"model": "odd", "input": "x"}
+        assert gated.client.post("/v1/responses", json=asked, headers=bearer("sk-a")).status_code == 200
+        read = "/v1/responses/resp_1"
+        assert gated.client.get(read, headers=bearer("sk-c")).status_code == 404
+        assert gated.client.post(f"{read}/cancel", json={}, headers=bearer("sk-c")).status_code == 404
+        assert [gated.client.get(read, headers=bearer("sk-a")).status_code for _ in range(3)] == [200, 200, 429]

@@ -159,6 +159,45 @@ def test_an_engine_that_is_silent_for_too_long() -> None:
     asyncio.run(scenario())
 
 
+def test_half_an_answer_without_a_length_is_no_whole_one() -> None:
+    """It ends with its connection, but not where this side ends that."""
+
+    async def scenario() -> None:
+        half = says(b"HTTP/1.1 200 OK\r\n\r\nabc")
+        async with engine(half, silent=0.05) as (_, made, address):
+            with pytest.raises(EngineFailed, match="silent"):
+                await whole(made, address)
+        async with engine(half) as (_, made, address):
+            found = await made.take(address)
+            await found.ask("GET", b"/", [], None)
+            assert await found.read() == b"abc"
+            waiting = asyncio.create_task(found.read())
+            await asyncio.sleep(0)
+            made.close()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_made_to_wait_is_not_silent() -> None:
+    async def scenario() -> None:
+        size = 32 << 20
+        async with engine(says(answer("200 OK", b"x" * size)), silent=0.2) as (_, made, address):
+            found = await made.take(address)
+            await found.ask("GET", b"/", [], None)
+            while not found.paused:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.5)
+            got = 0
+            while part := await found.read():
+                got += len(part)
+            assert got == size
+            found.release()
+
+    asyncio.run(scenario())
+
+
 def test_no_engine_at_all() -> None:
     async def scenario() -> None:
         async with engine(says()) as (_, connections, _address):
@@ -179,6 +218,10 @@ def test_what_nobody_asked_for_ends_a_connection() -> None:
     async def scenario() -> None:
         twice = answer("200 OK", b"yes") + answer("404 Not Found", b"no")
         async with engine(says(twice)) as (server, connections, address):
+            assert await whole(connections, address) == (200, b"yes")
+            assert await whole(connections, address) == (200, b"yes")
+            assert server.accepted == 2
+        async with engine(says(answer("200 OK", b"yes") + b"HTTP/1.1 4")) as (server, connections, address):
             assert await whole(connections, address) == (200, b"yes")
             assert await whole(connections, address) == (200, b"yes")
             assert server.accepted == 2

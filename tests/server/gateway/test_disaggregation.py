@@ -279,6 +279,28 @@ def ask(gated: Gated, status: int = 200) -> httpx.Response:
     return reply
 
 
+def test_a_side_car_is_told_by_the_gateway_alone_where_to_fetch() -> None:
+    sidecar = {"transfer": "sidecar"}
+    with scripted([computes], [answers], disaggregation=sidecar) as (gated, (_, second)):
+        kept = {**ASKED, "n": 2}  # which isn't handed over
+        sent = {"x-prefiller-host-port": "169.254.169.254:80"}
+        assert gated.client.post(COMPLETIONS, json=kept, headers=sent).status_code == 200
+        assert "169.254" not in second.requests[0][0]
+
+    def dies(head: str, body: bytes) -> Any:
+        if not told:
+            told.append(head)
+            gated.client.post("/admin/drain", json={"engine": "e0"})
+            return hangs_up(head, body)
+        told.append(head)
+        return answers(head, body)
+
+    told: list[str] = []
+    with scripted([computes], [dies, dies], retries=3, disaggregation=sidecar) as (gated, _):
+        assert "x-kvyard-prefill" not in ask(gated).headers
+        assert ["x-prefiller-host-port" in head.lower() for head in told] == [True, False]
+
+
 def test_vllms_words() -> None:
     with scripted([computes], [answers]) as (gated, (first, second)):
         reply = ask(gated)

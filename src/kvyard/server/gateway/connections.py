@@ -78,7 +78,10 @@ class EngineConnection(asyncio.Protocol):
         self._reusable = True
         self._surplus = False
         """Whether more came than was asked for."""
-        self._paused = False
+        self._aborted = False
+        """Whether it is this side that ended the connection."""
+        self.paused = False
+        """Whether the engine is made to wait, since the client is slower."""
         self._reader: asyncio.Future[None] | None = None
         self._failure: EngineFailed | None = None
 
@@ -112,8 +115,8 @@ class EngineConnection(asyncio.Protocol):
             await self._more()
         parts = self._parts
         self._parts, self._waiting = [], 0
-        if self._paused:
-            self._paused = False
+        if self.paused:
+            self.paused, self.heard = False, self._connections.now()
             self._transport.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -141,6 +144,7 @@ class EngineConnection(asyncio.Protocol):
     def close(self) -> None:
         """End the connection at once, which ends the engine's work on what it was asked."""
         self.busy = False
+        self._aborted = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -164,14 +168,14 @@ class EngineConnection(asyncio.Protocol):
             self._fail(EngineFailed(f"its answer can't be read: {error}"[:200]))
         if not self._begun and self._head > HEAD_BYTES:
             self._fail(EngineFailed("the head of its answer is too long"))
-        if self._waiting > HIGH_WATER and not self._paused and not self.complete:
-            self._paused = True
+        if self._waiting > HIGH_WATER and not self.paused and not self.complete:
+            self.paused = True
             self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.forget(self)
-        if self._until_closed and error is None:
+        if self._until_closed and error is None and self._failure is None and not self._aborted:
             self.complete = True
         elif not self.complete:
             self._failure = self._failure or EngineFailed(CLOSED)
@@ -182,6 +186,9 @@ class EngineConnection(asyncio.Protocol):
         self._fail(EngineFailed("it was silent for too long"))
 
     # -- for the parser ---------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._surplus = self._surplus or self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.complete:
@@ -303,7 +310,7 @@ class EngineConnections:
         now = self.now()
         for connection in list(self._all):
             if connection.busy:
-                if connection.heard + self._silent_seconds <= now:
+                if not connection.paused and connection.heard + self._silent_seconds <= now:
                     connection.silent()
             elif connection.heard + IDLE_SECONDS <= now:
                 connection.close()

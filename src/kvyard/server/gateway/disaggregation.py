@@ -222,6 +222,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self._let_go(computed=False)
             if not await self._hand_over():
                 self.body, self.handed_over, self._by, self._room = self._whole_body, False, "", b""
+                self.headers = [pair for pair in self.headers if pair[0] != PREFILLER]
                 if self._must:
                     raise Refusal(
                         503, "no prefill engine could compute the prompt", fix="try again later", Retry_After="1"

@@ -116,7 +116,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             proxied = self.proxied
             proxied.status = self.status_code
             if self.ticket is not None:
-                self.ticket.settle(proxied.prompt + (proxied.output or proxied.events))
+                self.ticket.settle((proxied.prompt or self.ticket.taken) + (proxied.output or proxied.events))
             if self.place.trace is not None:
                 self._end_trace(self.place.trace, outcome)
             self.proxy.traffic.ended(proxied, outcome)
@@ -285,7 +285,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 await self._break(None, failed.reason)
             complete = not chunk
             await self.send({"type": "http.response.body", "body": chunk, "more_body": not complete})
-        return answer_tokens(body[-TAIL:]) if answer.status < 400 else AnswerTokens()
+        # A response repeats what was asked behind its usage, however long that is.
+        told = body if self.path == RESPONSES else body[-TAIL:]
+        return answer_tokens(told) if answer.status < 400 else AnswerTokens()
 
     async def _start(self, answer: EngineConnection, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
         """The engine answers: from now on there is no other."""

@@ -16,7 +16,7 @@ _HOP = {
     *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
 }
 _USUAL = (b"keep-alive", b"close")
-_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK}
+_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK, b"x-prefiller-host-port"}
 _NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
 
 

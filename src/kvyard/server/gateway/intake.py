@@ -154,12 +154,14 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
         """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
+        key = None if self.keys is None else self.keys.find(headers.get("authorization", ""))
         id_ = path.removeprefix("/v1/responses/").partition("/")[0]
         home = self.proxy.homes.find(id_)
         pool = None if home is None else self.members.pools.get(home[0])
         if home is None or pool is None or home[1] not in pool.engines:
             raise Refusal(404, f"Response with id '{id_[:200]}' not found.", field="response_id")
-        return self._about(pool, pool.all_but(home[1]), method, body or b"", headers, path, pool.model)
+        ticket = None if self.keys is None or key is None else self.keys.admit(key, pool.model, 0)
+        return self._about(pool, pool.all_but(home[1]), method, body or b"", headers, path, pool.model, key, ticket)
 
     def _about(
         self,

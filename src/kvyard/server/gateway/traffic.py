@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 TAIL = 4096
 """Bytes at the end of an answer among which its usage is looked for."""
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+"""The field, and no text that says so: what a client sent may be repeated in an answer."""
 _FIELD = re.compile(
     rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_(?:read|creation)_input_tokens)"'
     rb"\s*:\s*(\d{1,12})"
@@ -93,7 +95,7 @@ class AnswerTokens(NamedTuple):
 
 def answer_tokens(tail: bytes) -> AnswerTokens:
     """The usage in the last bytes of an answer, not parsed as JSON; where it comes several times, the last counts."""
-    at = tail.rfind(b'"usage"')
+    at = max((match.start() for match in _USAGE.finditer(tail)), default=-1)
     if at < 0:
         return AnswerTokens()
     found = {match[1]: int(match[2]) for match in _FIELD.finditer(tail, at)}

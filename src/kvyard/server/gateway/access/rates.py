@@ -68,7 +68,8 @@ class RateTicket:
     def __init__(self, allowances: Sequence[Allowance], tokens: int) -> None:
         """Takes one request and so many tokens. Raises ``Refusal`` with 429, and takes nothing, where one has too few."""
         self._allowances = allowances
-        self._taken = tokens
+        self.taken = tokens
+        """Tokens that it took so far."""
         for one in allowances:
             for kind, bucket, amount in (("requests", one.requests, 1), ("tokens", one.tokens, max(1, tokens))):
                 if bucket is not None and (wait := bucket.wait(amount)) > 0:
@@ -89,8 +90,8 @@ class RateTicket:
         """It is over and had so many tokens in all."""
         for one in self._allowances:
             if one.tokens is not None:
-                one.tokens.take(tokens - self._taken)
-        self._taken = tokens
+                one.tokens.take(tokens - self.taken)
+        self.taken = tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What its client is told of what is left."""
