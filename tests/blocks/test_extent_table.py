@@ -217,7 +217,7 @@ def test_what_is_evicted_is_let_go(groups: list[GroupSpec]) -> None:
     engine = Engine(pool_for(groups), groups)
     traffic = Traffic(engine, 5)
     peak = dict.fromkeys(before, 0)
-    for round_ in range(12):
+    for round_ in range(7):
         traffic.run(120)
         for name in list(engine.waiting):
             del engine.waiting[name]

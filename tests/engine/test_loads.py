@@ -73,7 +73,7 @@ def tiered(draw):
 
 
 @given(tiered(), workloads())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_plans_are_single_steps(config, work):
     same(config, *work)
 

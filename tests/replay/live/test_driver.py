@@ -186,6 +186,7 @@ class TestFailures:
         cut = [record for record in done.records if record.status == "failed"]
         assert cut and all("connection was cut" in record.reason for record in cut)
 
+    @pytest.mark.slow
     def test_a_stream_that_falls_silent(self) -> None:
         with Served(engine=ROOMY, faults=MockFaults(stall_rate=0.3, stall_after=2)) as served:
             done = driven(served, rows(20), timeout_s=4.0)

@@ -277,7 +277,8 @@ class TestWithRoles:
         at, first = next((at, one) for at, one in enumerate(actions[2]) if one.what == "landed")
         actions[2][at] = msgspec.structs.replace(first, stamp=first.stamp + 1_000_000)
         proof = again(tampered(handed_over, actions=actions))
-        assert proof.difference is not None and proof.difference.place == "d2@0"
+        # At the worker, or where its events come in a millisecond later: whichever of the two is first in time.
+        assert proof.difference is not None and proof.difference.place in ("d2@0", "router")
 
     def test_a_prompt_that_was_sent_earlier(self, handed_over: Rehearsed) -> None:
         assert handed_over.recording is not None
