@@ -29,13 +29,11 @@ from kvyard.server.gateway.client import ELSEWHERE
 from kvyard.server.gateway.connections import EngineConnection
 from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange, read_up_to
 from kvyard.server.gateway.failures import EngineFailed
-from kvyard.server.gateway.headers import RANK
+from kvyard.server.gateway.headers import PREFILLER, RANK
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
 from kvyard.server.gateway.traffic import TAIL, answer_tokens
 from kvyard.server.http import Refusal
 
-PREFILLER = b"x-prefiller-host-port"
-"""What tells llm-d's side-car of a decode engine who computes the prompt."""
 PREFILL = b"x-kvyard-prefill"
 """What tells a client who computed its prompt."""
 BOOTSTRAP_PORT = 8998

@@ -11,12 +11,14 @@ DECISION = "x-kvyard-decision"
 REQUEST_ID = b"x-request-id"
 RANK = b"x-data-parallel-rank"
 
+PREFILLER = b"x-prefiller-host-port"
+"""Where a decode engine's side-car fetches a prompt: the gateway says so, and no client."""
 _HOP = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
     *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
 }
 _USUAL = (b"keep-alive", b"close")
-_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK, b"x-prefiller-host-port"}
+_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK, PREFILLER}
 _NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
 
 

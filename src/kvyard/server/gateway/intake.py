@@ -84,15 +84,13 @@ class RequestIntake(msgspec.Struct, eq=False):
         key: AccessKey | None = None
         ticket: RateTicket | None = None
         try:
-            if self.keys is not None:
-                key = self.keys.find(headers.get("authorization", ""))
+            key = self._key(headers)
             if traffic.held + len(body) > most:
                 raise Refusal(
                     429, f"the requests that are here have {most} bytes already", fix="try again later", Retry_After="1"
                 )
             id_, name, pool, place = await self.place_of(path, body, headers)
-            if self.keys is not None and key is not None:
-                ticket = self.keys.admit(key, name, place.request.num_tokens or len(body) // BYTES_PER_TOKEN)
+            ticket = self._ticket(key, name, place.request.num_tokens or len(body) // BYTES_PER_TOKEN)
         except BaseException as error:
             status = openai_error(error)[0] if isinstance(error, Refusal) else 500
             traffic.refused(path, status, len(body), "" if key is None else key.name)
@@ -139,28 +137,34 @@ class RequestIntake(msgspec.Struct, eq=False):
             ticket=ticket,
         )
 
+    def _key(self, headers: Any) -> AccessKey | None:
+        return None if self.keys is None else self.keys.find(headers.get("authorization", ""))
+
+    def _ticket(self, key: AccessKey | None, model: str, tokens: int) -> RateTicket | None:
+        return None if self.keys is None or key is None else self.keys.admit(key, model, tokens)
+
     async def accept_unknown(self, body: bytes, headers: Any, path: str, method: str) -> Exchange:
         """The exchange for a request that only engines know what to do with. Raises ``Refusal`` where there is none for it."""
         if method not in PASSED_METHODS:
             raise Refusal(405, f"{method} isn't passed on", fix=f"use {', '.join(PASSED_METHODS)}")
-        key = None if self.keys is None else self.keys.find(headers.get("authorization", ""))
+        key = self._key(headers)
         try:
             model = read_body(path, body, prompts=False).model if body else None
         except Refusal:
             model = None  # it may be anything
         name, pool, _ = self.members.find(model)
-        ticket = None if self.keys is None or key is None else self.keys.admit(key, name, 0)
+        ticket = self._ticket(key, name, 0)
         return self._about(pool, pool.without(name), method, body, headers, path, name, key, ticket)
 
     async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
         """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
-        key = None if self.keys is None else self.keys.find(headers.get("authorization", ""))
+        key = self._key(headers)
         id_ = path.removeprefix("/v1/responses/").partition("/")[0]
         home = self.proxy.homes.find(id_)
         pool = None if home is None else self.members.pools.get(home[0])
         if home is None or pool is None or home[1] not in pool.engines:
             raise Refusal(404, f"Response with id '{id_[:200]}' not found.", field="response_id")
-        ticket = None if self.keys is None or key is None else self.keys.admit(key, pool.model, 0)
+        ticket = self._ticket(key, pool.model, 0)
         return self._about(pool, pool.all_but(home[1]), method, body or b"", headers, path, pool.model, key, ticket)
 
     def _about(
