@@ -166,7 +166,8 @@ class TestFromOutside:
             endpoints = {"endpoint": publisher.endpoint, "replay": publisher.replay_endpoint, "stream": "s"}
             async with Subscriber(**endpoints, dialect=dialect, limits=QUICK) as subscriber:
                 published = 1
-                while subscriber.state != State.FRESH or "lines" not in {update.dialect for update in seen}:
+                # The state is that of what has arrived, which may still wait to be received.
+                while matched() < 2 or subscriber.state != State.FRESH or "lines" not in {u.dialect for u in seen}:
                     update = await subscriber.receive()
                     assert update is not None
                     seen.append(update)
