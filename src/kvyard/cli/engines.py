@@ -94,6 +94,14 @@ def gathered(
     return convert(found, where)
 
 
+def say_serving(what: str, engines: int, config: GatewayConfig) -> None:
+    """Say on stderr that requests are answered, for how many engines, and by which policy."""
+    counted = "1 engine" if engines == 1 else f"{engines} engines"
+    typer.echo(f"{what}, {counted}, policy {config.router.policy}", err=True)
+    if not engines and not config.names and not config.services and not config.fleets:
+        typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
+
+
 def _pair(text: str, flag: str) -> tuple[str, Any]:
     """A setting's name and value; what reads as JSON is taken as that, all else as text."""
     name, equals, value = text.partition("=")

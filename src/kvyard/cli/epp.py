@@ -5,7 +5,7 @@ from functools import partial
 
 import typer
 
-from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered
+from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered, say_serving
 from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_to_stderr, read_token
 from kvyard.cli.settings import with_flags
 from kvyard.errors import KvyardError
@@ -71,11 +71,7 @@ def epp(
         settle()
         gateway = served.gateway
         gateway.supervisor.keep("garbage", partial(stay_settled, lambda: not gateway.traffic.counters.under_way))
-        count = len(gateway.members.engines)
-        engines = "1 engine" if count == 1 else f"{count} engines"
-        typer.echo(f"endpoint picker at {served.url}, HTTP at {url}, {engines}, policy {made.router.policy}", err=True)
-        if not count and not made.names and not made.fleets:
-            typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
+        say_serving(f"endpoint picker at {served.url}, HTTP at {url}", len(gateway.members.engines), made)
         announced.ready([served.url, url])
 
     with bound, announced:

@@ -7,7 +7,7 @@ from functools import partial
 
 import typer
 
-from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered
+from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered, say_serving
 from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_to_stderr, read_token, warn_if_open
 from kvyard.cli.settings import with_flags
 from kvyard.errors import KvyardError
@@ -81,11 +81,7 @@ def gateway(
         if hasattr(signal, "SIGHUP"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, served.reloading.ask)
         served.supervisor.keep("garbage", partial(stay_settled, lambda: not served.traffic.counters.under_way))
-        count = len(served.members.engines)
-        engines = "1 engine" if count == 1 else f"{count} engines"
-        typer.echo(f"gateway serving at {url}, {engines}, policy {made.router.policy}", err=True)
-        if not count and not made.names and not made.fleets:
-            typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
+        say_serving(f"gateway serving at {url}", len(served.members.engines), made)
         announced.ready([url])
 
     with bound, announced:

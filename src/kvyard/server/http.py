@@ -460,8 +460,27 @@ def explained(message: str, type_: Any) -> dict[str, str]:
         return {"error": f"{field[:200]} is no field of this request", "field": field[:200], "fix": fix}
     wanted = what.removeprefix("Expected ").partition(", got")[0].replace("`", "")
     fix = f"send {wanted}" if what.startswith("Expected ") else "send another value"
+    if choices := _choices(type_, where):
+        fix = f"choose {', '.join(choices[:-1])} or {choices[-1]}"
     what = what[:1].lower() + what[1:]
     return {"error": f"{where or 'the body'}: {what}", "field": where, "fix": fix}
+
+
+def _choices(type_: Any, where: str) -> list[str]:
+    """The values that the field at ``where`` may have, as msgspec names places; empty where it may have any."""
+    at = [msgspec.inspect.type_info(type_)]
+    for name in re.findall(r"[^.\[\]]+|\[[^\]]*\]", where):
+        inside: list[msgspec.inspect.Type] = []
+        for one in at:
+            if isinstance(one, msgspec.inspect.StructType):
+                inside += [field.type for field in one.fields if field.encode_name == name]
+            elif isinstance(one, msgspec.inspect.ListType):
+                inside.append(one.item_type)
+            elif isinstance(one, msgspec.inspect.DictType):
+                inside.append(one.value_type)
+        at = [part for one in inside for part in (one.types if isinstance(one, msgspec.inspect.UnionType) else (one,))]
+    listed = [one for one in at if isinstance(one, msgspec.inspect.LiteralType)]
+    return [str(value) for one in listed for value in one.values] if len(listed) == len(at) else []
 
 
 async def until_disconnect(receive: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked
 from tests.server.gateway.support import Gated
 
 from kvyard.server.gateway import homes as module
-from kvyard.server.gateway.homes import ResponseHomes
+from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.prompting import PeekedMessages, PeekedResponses, read_body
 
 
@@ -74,13 +76,36 @@ def test_what_goes_on_from_a_response_goes_to_its_engine() -> None:
         gated.idle()
 
 
+def test_a_response_is_its_keys_own(tmp_path: Path) -> None:
+    """Two keys may ask for the same model; neither can read, cancel or go on from what the other made."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\n[[keys]]\nname = "b"\nkey = "sk-b"\n')
+    with ScriptedEngine(Keeper("e")) as engine, Gated(engines=[{"url": engine.url}], keys_file=str(keys)) as gated:
+        gated.ready(1)
+        a, b = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
+        for stream in (False, True):
+            made = gated.post("/v1/responses", headers=a, model="odd", input="x", stream=stream)
+            (id_,) = re.findall(r"resp_e\d+", made.text)
+            path = f"/v1/responses/{id_}"
+            assert gated.client.get(path, headers=a).status_code == 200
+            assert gated.client.get(path, headers=b).status_code == 404
+            gated.post(f"{path}/cancel", 404, headers=b)
+            gone_on = {"model": "odd", "input": "y", "previous_response_id": id_}
+            refused = gated.post("/v1/responses", 404, headers=b, **gone_on).json()["error"]
+            assert refused["message"].startswith(f"Response with id '{id_}' not found.")
+            gated.post("/v1/responses", headers=a, **gone_on)
+            # An id that isn't known here may be any key's.
+            gated.post("/v1/responses", 404, headers=a, model="odd", input="y", previous_response_id="resp_unknown")
+        gated.idle()
+
+
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
     known = ResponseHomes()
     for number in range(5):
-        known.saw(b'{"id":"resp_%d"}' % number, "m", f"e{number}")
+        known.saw(b'{"id":"resp_%d"}' % number, ResponseHome("m", f"e{number}"))
     assert [known.find(f"resp_{number}") is not None for number in range(5)] == [False, False, True, True, True]
-    known.saw(b'{"id": "chatcmpl-1"}', "m", "e")
+    known.saw(b'{"id": "chatcmpl-1"}', ResponseHome("m", "e"))
     assert known.find("chatcmpl-1") is None
 
 

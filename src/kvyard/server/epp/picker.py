@@ -174,13 +174,13 @@ class EndpointPicker:
         home = None
         if asked.path.startswith(f"{RESPONSES}/"):
             home = proxy.homes.find(asked.path.removeprefix(f"{RESPONSES}/").partition("/")[0])
-        if home is not None and home[0] in members.pools:
-            pools = [members.pools[home[0]]]
+        if home is not None and home.model in members.pools:
+            pools = [members.pools[home.model]]
         if not pools:
             raise Refusal(503, "no engine has been heard of yet", fix="try again later", Retry_After="1")
         pool = next((one for one in pools if any(map(_may_get, one.engines.values()))), pools[0])
         id_ = proxy.traffic.name(asked.headers.get("x-request-id", ""))
-        shut = frozenset() if home is None else pool.all_but(home[1])
+        shut = frozenset() if home is None else pool.all_but(home.engine)
         request = RouteRequest(id_, [], 0, asked.headers.get(self.config.session_header))
         return id_, pool.model, pool, Placement(request=request, shut=shut)
 

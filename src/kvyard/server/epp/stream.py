@@ -13,6 +13,7 @@ from kvyard.server.epp import messages
 from kvyard.server.epp.messages import BUFFERED, NONE, PARTIAL, PIECES, STREAMED
 from kvyard.server.epp.picker import RESPONSES, EndpointPicker, Picked, PickRequest
 from kvyard.server.gateway.headers import DECISION, decision_header
+from kvyard.server.gateway.homes import ResponseHome
 from kvyard.server.gateway.traffic import TAIL, AnswerTokens, answer_tokens
 from kvyard.server.http import JSON, Refusal, openai_error
 
@@ -208,7 +209,7 @@ class RequestStream:
                 if not proxied.first:
                     self._began(picked)
                     if self._makes_response and self._status < 400:
-                        self._picker.intake.proxy.homes.saw(body, picked.pool.model, picked.engine.name)
+                        self._picker.intake.proxy.homes.saw(body, ResponseHome(picked.pool.model, picked.engine.name))
                 if self._streamed:
                     proxied.events += body.count(b"\n\n")
                     if picked.booked and picked.pool.router.config.track_output:

@@ -178,8 +178,6 @@ def would_split(pool: EnginePool, place: Placement, name: str) -> tuple[bool | N
 class SplitExchange(Exchange, kw_only=True, eq=False):
     """One request that may take both ways."""
 
-    name: str
-    """The model's, as the client has it."""
     _whole_body: bytes = b""
     _decided: bool = False
     _prefill_place: Placement | None = None
@@ -230,7 +228,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
 
     def _placement(self) -> Placement:
         side = self.pool.prefill
-        shut = frozenset() if side is None else side.without(self.name)
+        shut = frozenset() if side is None else side.without(self.proxied.model)
         return Placement(request=self.place.request, shut=shut, known=self.place.known)
 
     # -- the prefill engine ---------------------------------------------------------------------------------------------

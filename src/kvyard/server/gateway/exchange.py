@@ -19,7 +19,7 @@ from kvyard.server.gateway.connections import EngineConnection
 from kvyard.server.gateway.failures import AnswerCut, EngineFailed
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
-from kvyard.server.gateway.homes import ResponseHomes
+from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
 from kvyard.server.gateway.tracing import RequestTrace
 from kvyard.server.gateway.traffic import TAIL, AnswerTokens, ProxiedRequest, Traffic, answer_tokens
@@ -249,7 +249,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         self._computed = not _ERROR.match(chunk)
         pool, proxied = self.pool, self.proxied
         if self.path == RESPONSES:
-            self.proxy.homes.saw(chunk, pool.model, decision.worker.name)
+            self.proxy.homes.saw(chunk, ResponseHome(pool.model, decision.worker.name, proxied.key))
         await self._start(answer, downstream(answer.headers, decision_header(decision, proxied.tries)))
         earlier = before = last = b""
         track = pool.router.config.track_output
@@ -271,7 +271,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         body = await read_up_to(answer, WHOLE)
         self._computed = answer.status < 400
         if self.path == RESPONSES and self._computed:
-            self.proxy.homes.saw(body, self.pool.model, decision.worker.name)
+            self.proxy.homes.saw(body, ResponseHome(self.pool.model, decision.worker.name, self.proxied.key))
         headers = downstream(answer.headers, decision_header(decision, self.proxied.tries))
         complete = answer.complete
         if complete:

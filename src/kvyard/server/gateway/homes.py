@@ -1,7 +1,7 @@
 """Where responses live: an engine that made one keeps it, and no other engine knows it.
 
 OpenAI's responses go on from an earlier one by its id, and can be asked for later. So the engine that answered is remembered
-for each id that goes by, the last ones of them.
+for each id that goes by, the last ones of them, and with it whose response it is: ids are no secrets.
 """
 
 import re
@@ -15,22 +15,32 @@ HEAD = 1 << 13
 _ID = re.compile(rb'"id" ?: ?"(resp_[A-Za-z0-9_-]{1,200})"')
 
 
+class ResponseHome(msgspec.Struct, frozen=True, gc=False):
+    """Where one response is."""
+
+    model: str
+    """Of the pool."""
+    engine: str
+    key: str = ""
+    """The name of the key that made it; empty where there are no keys."""
+
+
 class ResponseHomes(msgspec.Struct, eq=False):
-    """The engine of each response, by id."""
+    """The home of each response, by id."""
 
-    _known: dict[str, tuple[str, str]] = {}
-    """The pool's model and the engine's name, the oldest first."""
+    _known: dict[str, ResponseHome] = {}
+    """The oldest first."""
 
-    def saw(self, answer: bytes, model: str, engine: str) -> None:
-        """An answer to /v1/responses begins."""
+    def saw(self, answer: bytes, home: ResponseHome) -> None:
+        """An answer to /v1/responses begins; ``home`` is where it comes from."""
         found = _ID.search(answer, 0, HEAD)
         if found is not None:
             id_ = found[1].decode()
             self._known.pop(id_, None)
-            self._known[id_] = (model, engine)
+            self._known[id_] = home
             if len(self._known) > MOST:
                 del self._known[next(iter(self._known))]
 
-    def find(self, id_: str) -> tuple[str, str] | None:
-        """The pool's model and the engine's name."""
+    def find(self, id_: str) -> ResponseHome | None:
+        """``None`` where it isn't known."""
         return self._known.get(id_)

@@ -15,6 +15,7 @@ from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.disaggregation import SplitExchange, divisible
 from kvyard.server.gateway.exchange import Exchange, Proxy
 from kvyard.server.gateway.headers import upstream
+from kvyard.server.gateway.homes import ResponseHome
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
 from kvyard.server.gateway.prompting import PeekedContinuation, PeekedPrompt, PeekedResponses, not_json, read_body
@@ -46,9 +47,11 @@ class RequestIntake(msgspec.Struct, eq=False):
     tracing: Tracing | None = None
 
     async def place_of(
-        self, path: str, body: bytes, headers: Mapping[str, str]
+        self, path: str, body: bytes, headers: Mapping[str, str], key: AccessKey | None = None
     ) -> tuple[str, str, EnginePool, Placement]:
-        """What is to be routed: its id, the model's name, the pool and the prompt. Raises ``Refusal`` for what can't be."""
+        """What is to be routed: its id, the model's name, the pool and the prompt. Raises ``Refusal`` for what can't be,
+        and where ``key`` is given, for what goes on from a response that isn't known to be its own.
+        """
         asked = read_body(path, body, self.reads_prompts)
         name, pool, lora = self.members.find(asked.model)
         prompt, known = NOTHING, None
@@ -67,9 +70,11 @@ class RequestIntake(msgspec.Struct, eq=False):
         request = RouteRequest(id_, prompt.keys, prompt.tokens, _session(headers.get(self.config.session_header)))
         shut = pool.without(name)
         if isinstance(asked, PeekedResponses | PeekedContinuation) and asked.previous_response_id is not None:
-            home = self.proxy.homes.find(asked.previous_response_id)
-            if home is not None and home[0] == pool.model:
-                shut |= pool.all_but(home[1])
+            home = self._home(asked.previous_response_id, key)
+            if home is None and key is not None:
+                raise _no_response(asked.previous_response_id, "previous_response_id")
+            if home is not None and home.model == pool.model:
+                shut |= pool.all_but(home.engine)
         place = Placement(request=request, shut=shut, known=known)
         if self.proxy.traffic.recorder is not None and prompt.single:
             place.hints = peek_hints(body, headers, prompt.tokens)
@@ -89,7 +94,7 @@ class RequestIntake(msgspec.Struct, eq=False):
                 raise Refusal(
                     429, f"the requests that are here have {most} bytes already", fix="try again later", Retry_After="1"
                 )
-            id_, name, pool, place = await self.place_of(path, body, headers)
+            id_, name, pool, place = await self.place_of(path, body, headers, key)
             ticket = self._ticket(key, name, place.request.num_tokens or len(body) // BYTES_PER_TOKEN)
         except BaseException as error:
             status = openai_error(error)[0] if isinstance(error, Refusal) else 500
@@ -114,19 +119,9 @@ class RequestIntake(msgspec.Struct, eq=False):
             place.trace = trace = self.tracing.begin("POST", path, headers, received)
             trace.part("read", received, self.proxy.clock.now())
             sent = [*(pair for pair in sent if pair[0] not in CONTEXT), *trace.headers()]
-        if pool.prefill is not None and divisible(path, body):
-            return SplitExchange(
-                proxy=self.proxy,
-                proxied=proxied,
-                pool=pool,
-                place=place,
-                path=path,
-                body=body,
-                headers=sent,
-                name=name,
-                ticket=ticket,
-            )
-        return Exchange(
+        splits = pool.prefill is not None and divisible(path, body)
+        kind = SplitExchange if splits else Exchange
+        return kind(
             proxy=self.proxy,
             proxied=proxied,
             pool=pool,
@@ -139,6 +134,11 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     def _key(self, headers: Any) -> AccessKey | None:
         return None if self.keys is None else self.keys.find(headers.get("authorization", ""))
+
+    def _home(self, id_: str, key: AccessKey | None) -> ResponseHome | None:
+        """Where a response is, unless it is another key's."""
+        home = self.proxy.homes.find(id_)
+        return None if home is None or (key is not None and home.key != key.name) else home
 
     def _ticket(self, key: AccessKey | None, model: str, tokens: int) -> RateTicket | None:
         return None if self.keys is None or key is None else self.keys.admit(key, model, tokens)
@@ -160,12 +160,12 @@ class RequestIntake(msgspec.Struct, eq=False):
         """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
         key = self._key(headers)
         id_ = path.removeprefix("/v1/responses/").partition("/")[0]
-        home = self.proxy.homes.find(id_)
-        pool = None if home is None else self.members.pools.get(home[0])
-        if home is None or pool is None or home[1] not in pool.engines:
-            raise Refusal(404, f"Response with id '{id_[:200]}' not found.", field="response_id")
+        home = self._home(id_, key)
+        pool = None if home is None else self.members.pools.get(home.model)
+        if home is None or pool is None or home.engine not in pool.engines:
+            raise _no_response(id_, "response_id")
         ticket = self._ticket(key, pool.model, 0)
-        return self._about(pool, pool.all_but(home[1]), method, body or b"", headers, path, pool.model, key, ticket)
+        return self._about(pool, pool.all_but(home.engine), method, body or b"", headers, path, pool.model, key, ticket)
 
     def _about(
         self,
@@ -207,6 +207,11 @@ class RequestIntake(msgspec.Struct, eq=False):
             headers=sent,
             ticket=ticket,
         )
+
+
+def _no_response(id_: str, field: str) -> Refusal:
+    """As engines say it."""
+    return Refusal(404, f"Response with id '{id_[:200]}' not found.", field=field)
 
 
 def _session(given: str | None) -> str | None:
