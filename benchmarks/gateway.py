@@ -133,10 +133,14 @@ def running(command: list[str], log: Path, **more: str) -> Iterator[subprocess.P
 # -- routers ------------------------------------------------------------------------------------------------------------
 
 
-def command(router: str, port: int, engines: list[str], *, events: list[tuple[str, str]], block_size: int) -> list[str]:
+def command(
+    router: str, port: int, engines: list[str], *, events: list[tuple[str, str]], block_size: int, tokenizer: str
+) -> list[str]:
     """How a router is started at ``port`` before ``engines``. ``NAME:VALUE`` is a policy of its own."""
     name, _, policy = router.partition(":")
     bin_ = PEERS / name / "bin"
+    # By its Python: a script's first line has the folder that the environment was made in.
+    script = (str(bin_ / "python"), str(bin_ / name))
     if name == "kvyard":
         described = [
             f"{url},block_size={block_size}" + (f",events={events[at][0]},replay={events[at][1]}" if events else "")
@@ -145,21 +149,20 @@ def command(router: str, port: int, engines: list[str], *, events: list[tuple[st
         given = [part for one in described for part in ("--engine", one)]
         # The package as this Python has it: compiled where it was installed, plain with PYTHONPATH.
         return [
-            *(sys.executable, "-m", "kvyard", "gateway", "--port", str(port), "--tokenizer", "bytes"),
+            *(sys.executable, "-m", "kvyard", "gateway", "--port", str(port), "--tokenizer", tokenizer),
             *("--router", policy or "least-time", *given),
         ]
     metrics = ("--prometheus-port", str(port + 1), "--worker-startup-check-interval", "1")
     here = ("--host", "127.0.0.1", "--port", str(port))
     chosen = ("--policy", policy or "cache_aware", "--worker-urls", *engines)
     if name == "smg":
-        return [str(bin_ / "smg"), "launch", *here, *chosen, "--backend", "vllm", *metrics, "--log-level", "warn"]
+        return [*script, "launch", *here, *chosen, "--backend", "vllm", *metrics, "--log-level", "warn"]
     if name == "sglang-router":
-        python = str(bin_ / "python")
-        return [python, "-m", "sglang_router.launch_router", *here, *chosen, *metrics, "--log-level", "warn"]
+        return [script[0], "-m", "sglang_router.launch_router", *here, *chosen, *metrics, "--log-level", "warn"]
     if name == "vllm-router":
-        return [str(bin_ / "vllm-router"), *here, *chosen, *metrics, "--log-level", "warning"]
+        return [*script, *here, *chosen, *metrics, "--log-level", "warning"]
     if name == "litellm":
-        return [str(bin_ / "litellm"), *here, "--config", "litellm.yaml", "--num_workers", "1", "--telemetry", "False"]
+        return [*script, *here, "--config", "litellm.yaml", "--num_workers", "1", "--telemetry", "False"]
     raise SystemExit(f"there is no router {name}: choose kvyard, smg, sglang-router, vllm-router or litellm")
 
 
@@ -182,16 +185,22 @@ LITELLM = {
 
 @contextmanager
 def routed(
-    router: str, engines: list[str], folder: Path, *, events: list[tuple[str, str]] | None = None, block_size: int = 16
+    router: str,
+    engines: list[str],
+    folder: Path,
+    *,
+    events: list[tuple[str, str]] | None = None,
+    block_size: int = 16,
+    tokenizer: str = "bytes",
 ) -> Iterator[tuple[int, int]]:
-    """A router before ``engines``: its port and its process, once it answers."""
+    """A router before ``engines``: its port and its process, once it answers. ``tokenizer`` is kvyard's."""
     port = free_ports(3)
     more: dict[str, str] = {}
     if router.startswith("litellm"):
         (folder / "litellm.yaml").write_text(litellm_config(engines))
         more = LITELLM
     log = folder / f"{router.replace(':', '-')}.log"
-    given = command(router, port, engines, events=events or [], block_size=block_size)
+    given = command(router, port, engines, events=events or [], block_size=block_size, tokenizer=tokenizer)
     with running(given, log, **more) as process:
         warm = chat("Are you there?", ["Well?"], 1)
         for _ in range(300):

@@ -156,6 +156,9 @@ class Pool:
                     (back if block in self.keys else front).append(block)
         self.queue = front + self.queue + back
 
+    def used(self, name: str, blocks: list[int], size: int) -> None:
+        """Request ``name`` is about to let go of ``blocks`` of one group. To LRU that is nothing new."""
+
     def find(self, hash_: bytes | None, groups: list[int]) -> list[int] | None:
         """One block per group with this content, the oldest each; ``None`` if any group has none."""
         if hash_ is None or any((group, hash_) not in self.holders for group in groups):
@@ -261,6 +264,7 @@ class Group:
                 break
             dropped.append(table[position])
             table[position] = NULL
+        self.pool.used(name, dropped, self.size)
         self.pool.release(dropped)
 
     def blocks_needed(
@@ -321,7 +325,9 @@ class Group:
 
     def release(self, name: str) -> None:
         """Give everything back, the last block first."""
-        self.pool.release(self.tables.pop(name, [])[::-1])
+        blocks = self.tables.pop(name, [])[::-1]
+        self.pool.used(name, blocks, self.size)
+        self.pool.release(blocks)
         self.registered.pop(name, None)
         self.split.pop(name, None)
 
@@ -723,6 +729,8 @@ class Model:
 
     # -- set-up
 
+    make_pool = Pool
+
     def op_config(self, op: dict[str, Any]) -> dict[str, Any]:
         given = {k: v for k, v in op.items() if k not in ("op", "tag")}
         assert given.keys() <= DEFAULTS.keys(), f"unknown config keys {given.keys() - DEFAULTS.keys()}"
@@ -746,7 +754,7 @@ class Model:
         self.watermark = int(config["watermark"] * config["num_blocks"])
         self.unsettled = max(0, config["num_prefill_lookahead"] - 1)
         """Trailing tokens whose drafts may be computed again: not to be registered yet."""
-        self.pool = Pool(config["num_blocks"], config["events"], config["event_hash"] == "bytes")
+        self.pool = self.make_pool(config["num_blocks"], config["events"], config["event_hash"] == "bytes")
         self.groups = [KINDS[spec["type"]][0](self, i, spec) for i, spec in enumerate(specs)]
         self.hybrid = self.caching and len(self.groups) > 1
         self.requests: dict[str, Request] = {}

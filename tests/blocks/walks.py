@@ -31,8 +31,8 @@ class Mismatch(AssertionError):
 class Pair:
     """Both sides behind one ``apply``, which raises ``Mismatch`` as soon as they differ in anything."""
 
-    def __init__(self) -> None:
-        self.model = CarefulModel()
+    def __init__(self, model: Model | None = None) -> None:
+        self.model = model or CarefulModel()
         self.ours: Replayer | None = None
         self.operations = 0
         self.recent: deque[Operation] = deque(maxlen=12)
@@ -127,8 +127,8 @@ def difference(expected: Any, ours: Any, where: str = "result") -> str:
 class Explorer(Walker):
     """A walk over a ``Pair`` that asks for more than a scheduler would, though nothing that is wrong."""
 
-    def __init__(self, family: Family, seed: int) -> None:
-        self.pair = Pair()
+    def __init__(self, family: Family, seed: int, model: Model | None = None) -> None:
+        self.pair = Pair(model)
         super().__init__(self.pair.apply, family, seed)
         self.lookups: dict[str, Operation] = {}
 
