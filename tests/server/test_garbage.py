@@ -15,6 +15,7 @@ def settings() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
+    gc.callbacks.remove(garbage.TIMES)
 
 
 @pytest.mark.usefixtures("settings")
@@ -43,5 +44,6 @@ def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: p
         while 2 not in searches:
             await asyncio.sleep(0.001)
         task.cancel()
+        assert garbage.TIMES.count > len(searches) and 0 < garbage.TIMES.longest <= garbage.TIMES.total
 
     asyncio.run(main())

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.server.garbage import untie
 from kvyard.server.http import JSON, LOST, WHOLE, Refusal, openai_error, send_response
 
 HEADER_BYTES = 64 << 10
@@ -81,6 +82,9 @@ def protocol() -> Any:
             self.flush()
             self._inner.close()
 
+        def untie(self) -> None:
+            untie(self._inner)
+
         def abort(self) -> None:
             self.flush()  # what was written before goes out before the end, as without us
             self._inner.abort()
@@ -111,6 +115,7 @@ def protocol() -> Any:
             super().connection_lost(exc)
             for callback in list(self.lost):
                 callback()
+            self.transport.untie()  # type: ignore[attr-defined]
 
         def in_time(self) -> None:
             if self.late is not None:

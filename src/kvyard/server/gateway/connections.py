@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from kvyard.server.garbage import untie
 from kvyard.server.gateway.failures import EngineFailed, unreachable
 
 IDLE_SECONDS = 4.0
@@ -83,7 +84,8 @@ class EngineConnection(asyncio.Protocol):
         self.paused = False
         """Whether the engine is made to wait, since the client is slower."""
         self._reader: asyncio.Future[None] | None = None
-        self._failure: EngineFailed | None = None
+        self._failure = ""
+        """Why nothing more will come. An exception that is kept would keep the frames it was raised in, and they us."""
 
     # -- for its user -----------------------------------------------------------------------------------------------
 
@@ -163,11 +165,11 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail(EngineFailed("it changed to another protocol"))
+            self._fail("it changed to another protocol")
         except httptools.HttpParserError as error:
-            self._fail(EngineFailed(f"its answer can't be read: {error}"[:200]))
+            self._fail(f"its answer can't be read: {error}"[:200])
         if not self._begun and self._head > HEAD_BYTES:
-            self._fail(EngineFailed("the head of its answer is too long"))
+            self._fail("the head of its answer is too long")
         if self._waiting > HIGH_WATER and not self.paused and not self.complete:
             self.paused = True
             self._transport.pause_reading()
@@ -175,15 +177,17 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.forget(self)
-        if self._until_closed and error is None and self._failure is None and not self._aborted:
+        if self._until_closed and error is None and not self._failure and not self._aborted:
             self.complete = True
         elif not self.complete:
-            self._failure = self._failure or EngineFailed(CLOSED)
+            self._failure = self._failure or CLOSED
+        self._parser = None  # it refers to us
+        untie(self._transport)
         self._wake()
 
     def silent(self) -> None:
         """It has said nothing for too long."""
-        self._fail(EngineFailed("it was silent for too long"))
+        self._fail("it was silent for too long")
 
     # -- for the parser ---------------------------------------------------------------------------------------------
 
@@ -223,8 +227,8 @@ class EngineConnection(asyncio.Protocol):
         """Wait until something came."""
         if self._connections.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us
-        if self._failure is not None:
-            raise self._failure
+        if self._failure:
+            raise EngineFailed(self._failure)
         self._reader = self._connections.loop.create_future()
         try:
             await self._reader
@@ -236,8 +240,8 @@ class EngineConnection(asyncio.Protocol):
         if reader is not None and not reader.done():
             reader.set_result(None)
 
-    def _fail(self, failure: EngineFailed) -> None:
-        self._failure = self._failure or failure
+    def _fail(self, reason: str) -> None:
+        self._failure = self._failure or reason
         self.close()
         self._wake()
 

@@ -181,7 +181,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 proxy.health.served(engine, self._failed_at)
                 return "finished" if self.status_code < 400 else "refused"
             except EngineFailed as failed:
-                last = failed
+                last = failed.with_traceback(None)  # which would hold this frame, and so all of the request
                 self._computed = False
                 self._risked += failed.reached
                 place.tried.add(engine.name)

@@ -20,6 +20,7 @@ from kvyard.server.dashboard.view import (
     WorkerStatus,
     by_label,
 )
+from kvyard.server.garbage import TIMES
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import Engine
@@ -207,6 +208,9 @@ class Holdings:
 def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iterator[Sample]:
     """Everything that is kept anyway."""
     yield P + "under_way", {}, traffic.counters.under_way
+    yield P + "garbage_searches_total", {}, TIMES.count
+    yield P + "garbage_seconds_total", {}, TIMES.total / SECOND
+    yield P + "garbage_longest_seconds", {}, TIMES.longest / SECOND
     for model, pool in members.pools.items():
         labels = {"model": model}
         yield P + "queued", labels, len(pool.waiting)

@@ -59,6 +59,8 @@ class RequestFlow:
         self.most: list[int] = []
         """What each prompt's answers may have, in tokens."""
         self.dirty = False
+        self.unread = False
+        """Whether no reply reads the choices any more."""
         self.broken = ""
         """Why nothing more will come, where the worker died."""
         self._news = asyncio.Event()
@@ -76,6 +78,14 @@ class RequestFlow:
         """Wait until there is something new."""
         await self._news.wait()
         self._news.clear()
+
+    def let_go(self) -> None:
+        """No reply reads the choices any more: drop them once they have ended. They refer to us, and would wait for a search
+        for garbage otherwise.
+        """
+        self.unread = True
+        if self.done:
+            self.choices.clear()
 
     def cached_tokens(self, firsts: Sequence[int]) -> int:
         """Prompt tokens that needed no computing, by the choices numbered ``firsts``, one for each prompt."""

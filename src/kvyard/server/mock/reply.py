@@ -48,6 +48,7 @@ class MockReply(Response):
         finally:
             if not self._flow.done:
                 self._gone(self._flow)
+            self._flow.let_go()
 
     async def _answer(self, scope: Any, send: Any) -> None:
         if self._shape.taken.stream:
