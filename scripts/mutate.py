@@ -4,12 +4,14 @@
     make mutants                          300 of them, drawn by seed 1, two at a time; goes on where it was stopped
     scripts/mutate.py --count 50 --seed 7 --package tiers
     scripts/mutate.py --list              what would be tried, without trying it
+    scripts/mutate.py --retry --tests tests/tiers/test_store.py      the survivors again, with tests that were written since
     scripts/mutate.py --report            what is known so far
 
 A mutant is one place in ``src/kvyard`` where one operator, constant, condition or statement is another. The draw takes packages
-in proportion to their lines of code, and places within a package at random. Each mutant is tried in a copy of the tree against
-the tests that lie nearest first: those of its module, of its package, and of the packages that use it. Results are kept in
-``build/mutants``. Mutants that nothing can tell from the original are argued one by one in ``tests/equivalent_mutants.toml``.
+in proportion to their lines of code, and places within a package at random. The draw is kept, so that tests written afterwards
+can't change it. One run of the whole suite tells which tests reach each place (``reach.py``); a mutant is tried in a copy of
+the tree against those alone, nearest and quickest first. Results are kept in ``build/mutants``. Mutants that nothing can tell
+from the original are argued one by one in ``tests/equivalent_mutants.toml``.
 """
 
 from __future__ import annotations
@@ -28,30 +30,27 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
+
+from reach import Reach, survey
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "kvyard"
 KEPT = ROOT / "build" / "mutants"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.toml"
-PATIENCE = 300
+PATIENCE = 600
 """Seconds for one stage of tests. A mutant that takes longer hangs, which a person notices."""
-
-USERS = {
-    "hashing": ["blocks", "events", "index"],
-    "events": ["index", "blocks", "engine", "server/indexer"],
-    "blocks": ["engine", "tiers", "replay"],
-    "tiers": ["engine", "replay"],
-    "engine": ["replay", "server/mock"],
-    "index": ["router", "replay", "server/indexer"],
-    "router": ["replay", "server/gateway"],
-    "replay": ["cli"],
-    "server": ["cli", "deploy"],
-    "": ["cli", "replay", "server"],
-}
-"""Packages of tests that use a package's code for real, nearest first."""
+TEST_PATIENCE = 60
+"""Seconds for one test."""
+USAGE = 4
+"""What pytest exits with when it can't find a test."""
+FIRST_STAGE = 12.0
+"""Seconds of the tests that are tried first. They kill most, and a few files are quickly collected."""
+LAST_STAGE = 120.0
+"""Seconds of the tests tried at most. What hundreds of seconds of tests run for another reason hardly notices a small fault."""
 
 COMPARED = {
     ast.Lt: ast.LtE,
@@ -80,6 +79,9 @@ COMPUTED = {
 SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any", "append": "appendleft", "sorted": "list"}
 
 
+KEY = ("path", "text", "line", "column", "before", "after")
+
+
 @dataclass(frozen=True)
 class Mutant:
     path: str
@@ -95,9 +97,9 @@ class Mutant:
         return f"{self.path}:{self.line}:{self.column} {self.before} -> {self.after}"
 
     @property
-    def package(self) -> str:
-        parts = Path(self.path).parts
-        return parts[2] if len(parts) > 3 else ""
+    def key(self) -> tuple[object, ...]:
+        """What it is known by in the file of results."""
+        return tuple(getattr(self, name) for name in KEY)
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
@@ -213,33 +215,53 @@ def draw(count: int, seed: int, package: str | None) -> list[Mutant]:
     return drawn
 
 
-def stages(mutant: Mutant) -> Iterator[list[str]]:
-    """Tests to run, nearest first; a stage leaves out what an earlier one ran."""
+def stages(mutant: Mutant, reached: dict[str, float]) -> Iterator[list[str]]:
+    """Tests to run, of those that reach it: nearest and quickest first; a stage leaves out what an earlier one ran."""
+    if not reached:  # run when its module is imported, or by no test at all
+        yield from _around(mutant)
+        return
+    relative = Path(mutant.path).relative_to("src/kvyard")
+
+    def order(test: str) -> tuple[int, float]:
+        file = Path(test.partition("::")[0]).relative_to("tests")
+        if file.parent == relative.parent and file.stem.startswith(f"test_{relative.stem}"):
+            return 0, reached[test]
+        # A package's own tests are likelier to notice than others, but not if they are slow.
+        return 1, reached[test] * (1 if file.parts[0] == relative.parts[0] else 3)
+
+    first: list[str] = []
+    last: list[str] = []
+    spent = 0.0
+    for test in sorted(reached, key=order):
+        if spent + reached[test] > LAST_STAGE and first:
+            continue
+        (last if last or (first and spent + reached[test] > FIRST_STAGE) else first).append(test)
+        spent += reached[test]
+    yield first
+    yield last
+
+
+def _around(mutant: Mutant) -> Iterator[list[str]]:
+    """The tests of a module, of its folder and of its package."""
     relative = Path(mutant.path).relative_to("src/kvyard")
     folder = ROOT / "tests" / relative.parent
-    own = sorted(folder.glob(f"test_{relative.stem}*.py")) if folder.is_dir() else []
-    if own:
-        yield [str(path.relative_to(ROOT)) for path in own]
+    done: list[Path] = sorted(folder.glob(f"test_{relative.stem}*.py")) if folder.is_dir() else []
+    yield [str(path.relative_to(ROOT)) for path in done]
     while not folder.is_dir():
         folder = folder.parent
-    done: list[Path] = []
     while True:
-        yield _tests(folder, done, deep=folder != ROOT / "tests")
-        done.append(folder)
-        if folder.parent in (ROOT / "tests", ROOT) or folder == ROOT / "tests":
-            break
+        deep = folder != ROOT / "tests"
+        found = [
+            path for path in sorted(folder.rglob("test_*.py") if deep else folder.glob("test_*.py")) if path not in done
+        ]
+        yield [str(path.relative_to(ROOT)) for path in found]
+        done += found
+        if folder == ROOT / "tests" or folder.parent == ROOT / "tests":
+            return
         folder = folder.parent
-    for user in USERS.get(mutant.package, []):
-        yield _tests(ROOT / "tests" / user, done, deep=True)
-        done.append(ROOT / "tests" / user)
 
 
-def _tests(folder: Path, but: list[Path], deep: bool) -> list[str]:
-    paths = folder.rglob("test_*.py") if deep else folder.glob("test_*.py")
-    return [str(p.relative_to(ROOT)) for p in sorted(paths) if not any(p.is_relative_to(one) for one in but)]
-
-
-def attempt(mutant: Mutant, tree: Path) -> dict[str, object]:
+def attempt(mutant: Mutant, tree: Path, stages: Iterable[list[str]]) -> dict[str, object]:
     """Run a mutant's tests in ``tree``, which is as it was afterwards."""
     target = tree / mutant.path
     original = target.read_text()
@@ -251,7 +273,7 @@ def attempt(mutant: Mutant, tree: Path) -> dict[str, object]:
     began = time.monotonic()
     try:
         target.write_text("".join(lines))
-        for tests in stages(mutant):
+        for tests in stages:
             if not tests:
                 continue
             verdict = _run(tests, tree)
@@ -276,6 +298,7 @@ def _run(tests: list[str], tree: Path) -> str:
         "no:cacheprovider",
         "-p",
         "no:xdist",
+        f"--timeout={TEST_PATIENCE}",
         *tests,
     ]
     env = {**os.environ, "PYTHONPATH": str(tree / "src"), "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -289,6 +312,8 @@ def _run(tests: list[str], tree: Path) -> str:
             return "hangs"
     if child.returncode in (0, 5):  # 5: nothing was collected
         return "passed"
+    if child.returncode == USAGE and "ERROR collecting" not in out:
+        raise RuntimeError(f"the tests can't be run: {out[-500:]}")
     named = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return named[0].split(" - ")[0] if named else out[-200:]
 
@@ -345,57 +370,89 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="at a time (2)")
     parser.add_argument("--minutes", type=float, help="begin no other after this time")
     parser.add_argument("--list", action="store_true", help="show what would be tried")
+    parser.add_argument("--retry", action="store_true", help="try the survivors again")
+    parser.add_argument("--tests", nargs="+", default=[], help="run these first: tests that were written since")
     parser.add_argument("--report", action="store_true", help="show what is known")
     asked = parser.parse_args()
-    drawn = draw(asked.count, asked.seed, asked.package)
+    name = f"{asked.package or 'all'}-{asked.seed}"
+    drawn = kept_draw(KEPT / f"{name}.drawn.jsonl", asked)
     if asked.list:
         print(*(mutant.name for mutant in drawn), sep="\n")
         return 0
-    file = KEPT / f"{asked.package or 'all'}-{asked.seed}.jsonl"
+    file = KEPT / f"{name}.jsonl"
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    of_draw = {(m.path, m.text, m.column, m.before, m.after) for m in drawn}
-    tried = {
-        key: one
-        for one in known
-        if (key := tuple(one[k] for k in ("path", "text", "column", "before", "after"))) in of_draw
-    }
-    todo = [m for m in drawn if (m.path, m.text, m.column, m.before, m.after) not in tried]
-    results = list(tried.values())
-    if asked.report or not todo:
-        report(results)
+    tried = {tuple(one[k] for k in KEY): one for one in known}
+    of_draw = {mutant.key: mutant for mutant in drawn}
+    results = {key: tried[key] for key in of_draw if key in tried}
+    if asked.report:
+        report(list(results.values()))
         return 0
     if subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT, check=False).returncode:
         print("mutate: commit first: mutants are made of what is committed", file=sys.stderr)
         return 2
+    if asked.retry:
+        todo = [mutant for key, mutant in of_draw.items() if key in results and results[key]["verdict"] != "killed"]
+    else:
+        todo = [mutant for key, mutant in of_draw.items() if key not in results]
+    now = {mutant.key: found for mutant in todo if (found := find(mutant)) is not None}
+    seen = KEPT / f"{name}.reach.json"
+    if not seen.exists():
+        print("mutate: the whole suite once, to see which tests reach what", flush=True)
+        survey(plant(0), [(mutant.path, mutant.line) for mutant in drawn]).write(seen)
+    reach = Reach.read(seen)
     trees = [plant(number) for number in range(asked.jobs)]
     end = time.monotonic() + asked.minutes * 60 if asked.minutes else float("inf")
     with file.open("a") as out, concurrent.futures.ThreadPoolExecutor(asked.jobs) as threads:
 
-        def one(mutant: Mutant) -> dict[str, object] | None:
+        def one(key: tuple[object, ...]) -> dict[str, object] | None:
             if time.monotonic() > end:
                 return None
+            drawn = of_draw[key]
+            reached = reach.tests.get((drawn.path, drawn.line), {})
             tree = trees.pop()
             try:
-                return attempt(mutant, tree)
+                return attempt(now[key], tree, chain([asked.tests], stages(now[key], reached)))
             finally:
                 trees.append(tree)
 
         try:
-            for at, done in enumerate(threads.map(one, todo)):
+            for at, (key, done) in enumerate(zip(now, threads.map(one, now), strict=True)):
                 if done is None:
                     break
+                results[key] = done = {**done, **asdict(of_draw[key])}  # its line as drawn
                 out.write(json.dumps(done) + "\n")
                 out.flush()
-                results.append(done)
                 shown = f"{done['path']}:{done['line']} {done['before']} -> {done['after']}"
                 print(
-                    f"{at + 1}/{len(todo)} {done['verdict']:8} {done['seconds']:6} s  {shown}  {done['by']}", flush=True
+                    f"{at + 1}/{len(now)} {done['verdict']:8} {done['seconds']:6} s  {shown}  {done['by']}", flush=True
                 )
         except KeyboardInterrupt:
             threads.shutdown(cancel_futures=True)
             print("mutate: stopped; the same command goes on from here", file=sys.stderr)
-    report(results)
+    report(list(results.values()))
     return 0
+
+
+def kept_draw(file: Path, asked: argparse.Namespace) -> list[Mutant]:
+    """The draw that was made first, or one made and kept now."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        drawn = draw(asked.count, asked.seed, asked.package)
+        file.write_text("".join(json.dumps(asdict(mutant)) + "\n" for mutant in drawn))
+    return [Mutant(**json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def find(mutant: Mutant) -> Mutant | None:
+    """A mutant where its line stands now, if it stands once or where it was."""
+    path = ROOT / mutant.path
+    lines = path.read_text().splitlines() if path.exists() else []
+    at = [number for number, line in enumerate(lines, 1) if line.strip() == mutant.text]
+    if mutant.line in at:
+        return mutant
+    if len(at) != 1:
+        print(f"mutate: {mutant.name}: its line is no longer there", file=sys.stderr)
+        return None
+    return replace(mutant, line=at[0])
 
 
 if __name__ == "__main__":
