@@ -6,6 +6,7 @@
 #   make test-ray    the tests that start a Ray cluster of two nodes here (installs Ray, 260 MB, once)
 #   make test-compiled   some of the tests against a compiled install, as CI does
 #   make mutants     300 small faults, one at a time: does a test notice? An hour; goes on where it was stopped
+#   make fuzz    a minute of bytes for every reader, made to reach new code; SECONDS=7200 for two hours
 #   make lint    ruff: rules and formatting          make format  applies what lint asks for
 #   make types   mypy, strict
 #   make peers   environments of the engines that benchmarks run beside kvyard (3.2 GB), into build/peers
@@ -27,7 +28,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-real test-ray test-compiled mutants lint format types peers bench docs release lock clean setup
+.PHONY: demo test test-real test-ray test-compiled mutants fuzz lint format types peers bench docs release lock clean setup
 
 demo: $(READY)
 	@$(RUN) examples/demo.py
@@ -53,6 +54,13 @@ test-compiled: $(READY)
 
 mutants: $(READY)
 	@$(RUN) scripts/mutate.py --jobs $(WORKERS) $(ARGS)
+
+# Atheris lies beside the environment, in a folder of its own: no test needs it, and it has wheels for few platforms.
+ATHERIS := build/atheris
+SECONDS ?= 60
+fuzz: $(READY)
+	@[ -e $(ATHERIS)/.ready ] || { rm -rf $(ATHERIS); $(PIP) --target $(ATHERIS) 'atheris==3.0.0' && touch $(ATHERIS)/.ready; }
+	@PYTHONPATH="$(ATHERIS):$$PYTHONPATH" $(RUN) scripts/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

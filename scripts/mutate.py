@@ -5,6 +5,7 @@
     scripts/mutate.py --count 50 --seed 7 --package tiers
     scripts/mutate.py --list              what would be tried, without trying it
     scripts/mutate.py --retry --tests tests/tiers/test_store.py      the survivors again, with tests that were written since
+    scripts/mutate.py --near              with the tests of each module alone, which kill half of them in little time
     scripts/mutate.py --report            what is known so far
 
 A mutant is one place in ``src/kvyard`` where one operator, constant, condition or statement is another. The draw takes packages
@@ -32,7 +33,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from reach import Reach, survey
@@ -272,7 +273,7 @@ def attempt(mutant: Mutant, tree: Path, stages: Iterable[list[str]]) -> dict[str
     result: dict[str, object] = {**asdict(mutant), "verdict": "survived", "by": "", "seconds": 0.0}
     began = time.monotonic()
     try:
-        target.write_text("".join(lines))
+        _write(target, "".join(lines))
         for tests in stages:
             if not tests:
                 continue
@@ -281,9 +282,16 @@ def attempt(mutant: Mutant, tree: Path, stages: Iterable[list[str]]) -> dict[str
                 result["verdict"], result["by"] = ("killed", verdict) if verdict != "hangs" else ("killed", "too long")
                 break
     finally:
-        target.write_text(original)
+        _write(target, original)
     result["seconds"] = round(time.monotonic() - began, 1)
     return result
+
+
+def _write(target: Path, text: str) -> None:
+    """Change a module. What Python compiled of it goes: it is known by its second and its length only."""
+    target.write_text(text)
+    for old in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
+        old.unlink()
 
 
 def _run(tests: list[str], tree: Path) -> str:
@@ -298,10 +306,12 @@ def _run(tests: list[str], tree: Path) -> str:
         "no:cacheprovider",
         "-p",
         "no:xdist",
+        "-p",
+        "no:schemathesis",
         f"--timeout={TEST_PATIENCE}",
         *tests,
     ]
-    env = {**os.environ, "PYTHONPATH": str(tree / "src"), "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(tree / "src"), "CI": "true"}
     with subprocess.Popen(
         command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as child:
@@ -314,7 +324,7 @@ def _run(tests: list[str], tree: Path) -> str:
         return "passed"
     if child.returncode == USAGE and "ERROR collecting" not in out:
         raise RuntimeError(f"the tests can't be run: {out[-500:]}")
-    named = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    named = [line for line in out.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
     return named[0].split(" - ")[0] if named else out[-200:]
 
 
@@ -370,6 +380,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="at a time (2)")
     parser.add_argument("--minutes", type=float, help="begin no other after this time")
     parser.add_argument("--list", action="store_true", help="show what would be tried")
+    parser.add_argument(
+        "--near", action="store_true", help="with a module's own tests only; what survives waits for the rest"
+    )
     parser.add_argument("--retry", action="store_true", help="try the survivors again")
     parser.add_argument("--tests", nargs="+", default=[], help="run these first: tests that were written since")
     parser.add_argument("--report", action="store_true", help="show what is known")
@@ -396,10 +409,10 @@ def main() -> int:
         todo = [mutant for key, mutant in of_draw.items() if key not in results]
     now = {mutant.key: found for mutant in todo if (found := find(mutant)) is not None}
     seen = KEPT / f"{name}.reach.json"
-    if not seen.exists():
+    if not seen.exists() and not asked.near:
         print("mutate: the whole suite once, to see which tests reach what", flush=True)
         survey(plant(0), [(mutant.path, mutant.line) for mutant in drawn]).write(seen)
-    reach = Reach.read(seen)
+    reach = Reach({}) if asked.near else Reach.read(seen)
     trees = [plant(number) for number in range(asked.jobs)]
     end = time.monotonic() + asked.minutes * 60 if asked.minutes else float("inf")
     with file.open("a") as out, concurrent.futures.ThreadPoolExecutor(asked.jobs) as threads:
@@ -411,7 +424,8 @@ def main() -> int:
             reached = reach.tests.get((drawn.path, drawn.line), {})
             tree = trees.pop()
             try:
-                return attempt(now[key], tree, chain([asked.tests], stages(now[key], reached)))
+                order = islice(_around(now[key]), 1) if asked.near else stages(now[key], reached)
+                return attempt(now[key], tree, chain([asked.tests], order))
             finally:
                 trees.append(tree)
 
@@ -420,8 +434,9 @@ def main() -> int:
                 if done is None:
                     break
                 results[key] = done = {**done, **asdict(of_draw[key])}  # its line as drawn
-                out.write(json.dumps(done) + "\n")
-                out.flush()
+                if done["verdict"] == "killed" or not asked.near:
+                    out.write(json.dumps(done) + "\n")
+                    out.flush()
                 shown = f"{done['path']}:{done['line']} {done['before']} -> {done['after']}"
                 print(
                     f"{at + 1}/{len(now)} {done['verdict']:8} {done['seconds']:6} s  {shown}  {done['by']}", flush=True

@@ -149,7 +149,7 @@ class Settings(dict[str, Declared]):
                 found = tomllib.load(file)
         except OSError as error:
             raise KvyardError(f"can't read {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise KvyardError(f"{path} is not TOML: {error}") from None
         try:
             found = self._flat(found)

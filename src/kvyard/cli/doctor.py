@@ -11,7 +11,7 @@ from kvyard.cli.events import finding_lines, until_interrupted
 from kvyard.cli.outputs import print_json
 from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, pairs, read_token, with_prompt
 from kvyard.clock import WallClock, from_seconds
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
 from kvyard.hashing import Namespace, algorithm
 from kvyard.server.dashboard.view import FleetView
@@ -168,7 +168,7 @@ def _messages(path: Path) -> list[dict[str, Any]]:
         return msgspec.convert(found["messages"] if isinstance(found, dict) else found, list[dict[str, Any]])
     except OSError as error:
         raise KvyardError(f"can't read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, LookupError, UnicodeError, RecursionError):
+    except (LookupError, *DECODE_ERRORS):
         raise KvyardError(f"{path} holds no chat: write a JSON list of messages, each with role and content") from None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.server.gateway.config import Disaggregation, GatewayConfig
 from kvyard.server.indexer.config import load
 from kvyard.settings import Settings, chosen
@@ -109,7 +109,7 @@ def _pair(text: str, flag: str) -> tuple[str, Any]:
         raise KvyardError(f"{flag} {text}: write NAME=VALUE")
     try:
         return name.strip().replace("-", "_"), msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except DECODE_ERRORS:
         return name.strip().replace("-", "_"), value
 
 
@@ -124,7 +124,7 @@ def _described(text: str, flag: str, first: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         try:
             found[name] = msgspec.json.decode(value) if name in NUMBERS else value
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+        except DECODE_ERRORS:
             raise KvyardError(f"{flag} {text}: {name} must be a number") from None
     return found
 

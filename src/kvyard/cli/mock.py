@@ -21,7 +21,7 @@ from kvyard.cli.serving import (
     warn_if_open,
 )
 from kvyard.cli.settings import assignment, with_settings
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.server.mock.config import SETTINGS
 from kvyard.server.mock.schemas import WorkerState
 
@@ -133,7 +133,7 @@ def _as_vllm(text: str) -> dict[str, Any]:
 
     try:
         found = msgspec.json.decode(text, type=VllmEvents)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"--kv-events-config can't be read: {error}") from None
     if not found.enable_kv_cache_events or found.publisher == "null":
         return {}
@@ -150,5 +150,5 @@ def _fault(text: str) -> tuple[str, Any]:
     name, value = assignment(text, "--fault")
     try:
         return name.replace("-", "_"), msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except DECODE_ERRORS:
         raise KvyardError(f"--fault {name}={value}: the value must be a number") from None

@@ -18,7 +18,7 @@ from typing import IO, cast
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.events.transport.frames import Frame, read_live
 from kvyard.files import open_new
 
@@ -100,7 +100,10 @@ class Recording:
         self.truncated = False
         """Whether the file ended in mid-message, once it was read."""
         with self._open() as file:
-            head = file.readline(len(MAGIC) + 1)
+            try:
+                head, about = file.readline(len(MAGIC) + 1), file.readline(1 << 16)
+            except (EOFError, zlib.error, OSError) as error:
+                raise KvyardError(f"{path} is no recording of events, or damaged: {error}") from None
             self.is_json = head != MAGIC
             if self.is_json:
                 if head[:1] not in (b"[", b"{"):
@@ -108,8 +111,8 @@ class Recording:
                 self.about = About()
                 return
             try:
-                self.about = msgspec.json.decode(file.readline(1 << 16), type=About)
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                self.about = msgspec.json.decode(about, type=About)
+            except DECODE_ERRORS as error:
                 raise KvyardError(f"{path} is a damaged recording: its second line says nothing ({error})") from None
 
     def __iter__(self) -> Iterator[Recorded]:
@@ -146,6 +149,6 @@ class Recording:
                 return
             try:
                 at, parts = _unpack(body)
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            except DECODE_ERRORS as error:
                 raise KvyardError(f"{self.path} is damaged at message {number}: {error}") from None
             yield Recorded(at, parts)

@@ -11,6 +11,7 @@ made, and so is a ``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``
 
 import gzip
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias, Union
 import msgspec
 
 from kvyard.engine.role import Role
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.events.transport import Origin, State, Update
 from kvyard.index import Holder, Indexer, Source
 from kvyard.line_file import LineFile
@@ -264,12 +265,14 @@ def read_journal(path: str | Path) -> Iterator[Entry]:
                     return
                 try:
                     yield decode(line)
-                except msgspec.MsgspecError as error:
+                except DECODE_ERRORS as error:
                     what = f"{path} is no journal, or damaged: line {number} can't be read ({error})"
                     raise KvyardError(what) from None
     except EOFError:
         if not number:
             raise KvyardError(f"{path} is no journal: its gzip file breaks off before the first line") from None
+    except zlib.error as error:
+        raise KvyardError(f"{path} is damaged behind line {number}: {error}") from None
     except OSError as error:
         raise KvyardError(f"can't read the journal {path}: {error.strerror or error}") from None
 

@@ -22,6 +22,7 @@ import xxhash
 from kvyard.blocks import NO_HINTS, ConfigError, Hints, Retention
 from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.clock import MS, SECOND
+from kvyard.errors import DECODE_ERRORS
 from kvyard.openai import CacheControl, HintFields
 from kvyard.server.http import Refusal
 
@@ -55,7 +56,7 @@ def peek_hints(body: bytes, headers: Mapping[str, str], prompt_tokens: int) -> H
     """The hints of a request that is only passed on; none where they make no sense, which its engine will say."""
     try:
         return read_hints(msgspec.json.decode(body, type=HintFields), headers).of(prompt_tokens)
-    except (msgspec.MsgspecError, UnicodeError, Refusal):
+    except (Refusal, *DECODE_ERRORS):
         return NO_HINTS
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.openai import ErrorBody, ErrorInfo
 
 log = logging.getLogger(__name__)
@@ -406,7 +406,7 @@ def decode(type_: Any, body: bytes) -> Any:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
         raise Refusal(422, **explained(str(error), type_)) from None
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+    except (ValueError, *DECODE_ERRORS) as error:
         text = re.sub(r"^JSON is malformed: ", "", str(error))
         raise Refusal(400, f"the body is not JSON: {text}", fix="send a JSON object in UTF-8") from None
 
@@ -421,7 +421,7 @@ def decode_as_vllm(type_: Any, body: bytes, content_type: str) -> Any:
         raise Refusal(422, "the body is missing")
     try:
         return msgspec.json.decode(body, type=type_)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+    except (ValueError, *DECODE_ERRORS) as error:
         try:
             found = json.loads(body)
             json.dumps(found, ensure_ascii=False).encode()  # half a character is no text

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import KvyardError, nearest
+from kvyard.errors import DECODE_ERRORS, KvyardError, nearest
 
 NESTED = ("text_config", "llm_config", "language_config")
 """Where multimodal configs keep the language model."""
@@ -85,7 +85,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         value = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:
         raise KvyardError(f"{path}: can't be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"{path}: not JSON: {error}; a model's config.json is needed") from None
     if not isinstance(value, dict):
         raise KvyardError(f"{path}: not a JSON object; a model's config.json is needed")

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 
 KINDS = ("prefill", "decode", "mixed")
 READ = (*KINDS, "skew")
@@ -101,7 +101,7 @@ def parse_measurements(text: str, source: str) -> Measurements:
                 rows.append(_row(value))
             elif not isinstance(value.get("kind"), str):
                 raise KvyardError(f"no kind; {', '.join(KINDS)} are measured passes")
-        except (msgspec.DecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             faults.append(f"line {number}: not JSON ({error})")
         except KvyardError as error:
             faults.append(f"line {number}: {error}")

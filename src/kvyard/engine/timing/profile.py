@@ -24,7 +24,7 @@ import numpy.typing as npt
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
 from kvyard.engine.timing.registry import TimingConfig
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 
 FORMAT = "kvyard-profile/1"
 SHIPPED = files("kvyard.engine.timing") / "profiles"
@@ -270,7 +270,7 @@ def load_profile(*, name: str | None = None, path: str | Path | None = None) -> 
             raise KvyardError(f"{where}: can't be read: {error.strerror or error}") from None
     try:
         profile = msgspec.json.decode(data, type=Profile)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"{where}: not a profile: {error}; make one with kvyard profile fit") from None
     profile.check(where)
     return profile

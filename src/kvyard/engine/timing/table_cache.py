@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 
 from kvyard.engine.timing.pass_table import FORMAT, PassTable
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 
 
 def cache_folder() -> Path:
@@ -31,7 +31,7 @@ def cached_table(parts: list[str], make: Callable[[], PassTable]) -> PassTable:
         table = msgspec.msgpack.decode(path.read_bytes(), type=PassTable)
         table.check()
         return table
-    except (OSError, msgspec.DecodeError, KvyardError):
+    except (OSError, KvyardError, *DECODE_ERRORS):
         pass
     table = make()
     table.check()

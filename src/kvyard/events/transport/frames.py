@@ -14,6 +14,8 @@ from enum import IntEnum
 import msgspec
 import xxhash
 
+from kvyard.errors import DECODE_ERRORS
+
 SEQUENCE_BYTES = 8
 END_SEQUENCE = b"\xff" * SEQUENCE_BYTES
 MAX_SEQUENCE = (1 << 63) - 1
@@ -99,7 +101,7 @@ def read_reply(parts: Sequence[bytes]) -> Reply | str:
     if word in (HEAD_WORD, SNAPSHOT_WORD):
         try:
             return Reply(ReplyKind.HEAD, topic, head=_read_head(payload))
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             return f"a head that can't be read: {error}"
     seq = _sequence(word)
     return Reply(ReplyKind.BATCH, topic, seq, payload) if isinstance(seq, int) else seq

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.events.types import Event
 
 
@@ -35,7 +36,7 @@ MAX_COUNT = 1 << 31
 MAX_UNKNOWN = 64
 JSON_STARTS = b"[{ \t\r\n"
 """First bytes of JSON. As msgpack these would be a lone number."""
-UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, MemoryError, OverflowError, ValueError, TypeError)
+UNREADABLE = (*DECODE_ERRORS, MemoryError, OverflowError, ValueError, TypeError)
 """What msgspec raises for bytes that are no message."""
 
 _HARMLESS = frozenset((ProblemKind.UNKNOWN, ProblemKind.BATCH))

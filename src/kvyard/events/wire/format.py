@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.events.types import EventBatch, GroupMeta
 from kvyard.events.wire.decoded import Decoded, DecodeStats
 from kvyard.registry import Registry
@@ -141,7 +142,7 @@ class EngineGuess(msgspec.Struct):
                 found = msgspec.json.decode(payload)
             else:
                 found = msgspec.msgpack.decode(payload)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+        except (ValueError, *DECODE_ERRORS):
             pass  # it may be a format that is neither
         for name in reading_order("auto"):
             look = WIRES.get(name).look

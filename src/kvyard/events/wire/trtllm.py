@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeGuard
 import msgspec
 from msgspec import Struct
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,
@@ -161,7 +162,7 @@ class TrtllmReader:
                 ranks += [envelope.attention_dp_rank] * len(found)
             except EventRefused as refusal:
                 problems.append(Problem(index, refusal.reason, refusal.kind))
-            except (msgspec.MsgspecError, OverflowError, RecursionError) as error:
+            except (OverflowError, *DECODE_ERRORS) as error:
                 problems.append(Problem(index, f"{error}"[:200], ProblemKind.MALFORMED))
         one_rank = len(set(ranks)) <= 1
         return Decoded(

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.events.types import Cleared, Event, EventBatch, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,
@@ -505,7 +506,7 @@ def _look_at_event(event: Any, guess: EngineGuess) -> None:
         guess.encodings["wrapped"] += 1
         try:
             event = msgspec.msgpack.decode(event)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+        except (ValueError, *DECODE_ERRORS):
             return
     if isinstance(event, Mapping):
         guess.encodings["map"] += 1

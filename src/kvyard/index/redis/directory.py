@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import MS
+from kvyard.errors import DECODE_ERRORS
 from kvyard.events.types import Tier
 from kvyard.index.places import Holder, Place, Places, bits, mask_of
 
@@ -142,7 +143,7 @@ def decode(name: bytes) -> Place | None:
     """The place of that name, or ``None`` where it is no place's."""
     try:
         holder, rank, shared, tier, group = msgspec.json.decode(name, type=tuple[str, int, bool, Tier, int | None])
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return None
     return Place(Holder(holder, rank, shared), tier, group)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.clock import SECOND, from_seconds
+from kvyard.errors import DECODE_ERRORS
 from kvyard.events.transport import State, Update
 from kvyard.hashing import PLAIN, Namespace
 from kvyard.index.identity import Identity
@@ -63,7 +64,7 @@ def read(text: bytes) -> StreamRecord | None:
     """A record from the server; ``None`` for what is none, so that it speaks for nothing."""
     try:
         return _decoder.decode(text)
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return None
 
 

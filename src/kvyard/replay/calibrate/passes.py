@@ -15,7 +15,7 @@ import msgspec
 
 from kvyard.clock import MS
 from kvyard.engine.timing.measurements import Measurement, Measurements, parse_measurements
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.replay.traces.files import whole
 
 LoggedPass: TypeAlias = tuple[int, int, int, int, list[tuple[int, int]], int, int, float | None, int]
@@ -49,7 +49,7 @@ def _document(data: bytes) -> Any:
         return None
     try:
         found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
     return found if "passes" in found else None
 

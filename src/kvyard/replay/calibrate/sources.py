@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from kvyard.engine.timing.measurements import READ, Measurements
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.replay.calibrate.passes import read_passes
 from kvyard.replay.calibrate.windows import KNOWN, lone_prompts, windows
 from kvyard.replay.traces.files import whole
@@ -56,7 +56,7 @@ def _has_passes(data: bytes) -> bool:
     for part in (data, data.lstrip().split(b"\n", 1)[0]):
         try:
             found: Any = msgspec.json.decode(part)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except DECODE_ERRORS:
             continue
         return isinstance(found, dict) and (bool(found.get("passes")) or found.get("kind") in PASSES)
     return False

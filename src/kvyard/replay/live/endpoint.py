@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.openai import COMPLETIONS, ListedModels
 from kvyard.replay.live.stream import AnswerStream, StreamError, said
 
@@ -89,7 +89,7 @@ class Endpoint:
             raise KvyardError(f"{self.url} can't be reached: {_words(error)}") from None
         try:
             return [model.id for model in msgspec.json.decode(body, type=ListedModels).data]
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise KvyardError(f"{self.url}/v1/models is no list of models: {error}") from None
 
     async def text(self, path: str, seconds: float = CONNECT) -> str | None:
@@ -151,7 +151,7 @@ def _payload(body: bytes) -> Any:
 def _message(body: bytes) -> str:
     try:
         return said(msgspec.json.decode(body))
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return said(body[:300].decode(errors="replace"))
 
 

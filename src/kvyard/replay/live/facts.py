@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.openai import ListedModel, ListedModels
 from kvyard.replay.live.endpoint import Endpoint
 
@@ -131,7 +131,7 @@ async def _models(endpoint: Endpoint) -> list[ListedModel]:
         await endpoint.models()  # says why not
     try:
         served = msgspec.json.decode(page or "", type=ListedModels).data
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"{endpoint.url}/v1/models is no list of models: {error}") from None
     if not served:
         raise KvyardError(f"{endpoint.url} serves no model: start one")
@@ -168,7 +168,7 @@ def _member(text: str | None, *names: str) -> Any:
     """What a JSON text has under ``names``, one in the other; ``None`` where it hasn't."""
     try:
         found = msgspec.json.decode(text or "null")
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return None
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.openai import TokenUsage
 
 MOST = 1 << 20
@@ -66,7 +67,7 @@ class AnswerStream:
             return
         try:
             chunk = _decode(payload)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise StreamError(f"a chunk that can't be read: {error}") from None
         if chunk.error is not None:
             raise StreamError(said(chunk.error))

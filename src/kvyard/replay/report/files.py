@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import MS
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.files import is_regular, whole_file, write_whole
 from kvyard.replay.record import Record
 from kvyard.replay.report.report import VERSION, Report
@@ -99,7 +99,7 @@ def from_json(data: bytes | str, name: str = "this") -> Report:
     """The report that ``to_json`` wrote. Raises ``KvyardError``, calling it ``name``, for anything else."""
     try:
         head = msgspec.json.decode(data, type=_ReportHead)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"{name} is not a report of kvyard: {error}") from None
     if head.kind != Report.__struct_defaults__[0]:
         raise KvyardError(f"{name} is not a report of kvyard: it doesn't say so in its key 'kind'")
@@ -109,7 +109,7 @@ def from_json(data: bytes | str, name: str = "this") -> Report:
         )
     try:
         return msgspec.json.decode(data, type=Report)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"{name} is not a whole report of kvyard: {error}") from None
 
 

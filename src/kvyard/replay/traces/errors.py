@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import msgspec
-
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 
 
 class TraceError(KvyardError):
@@ -21,5 +19,5 @@ class BadRow(Exception):
     """Why a row is no request. Readers raise it; ``Reading`` names the line or counts it."""
 
 
-UNREADABLE = (BadRow, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (BadRow, *DECODE_ERRORS)
 """All that a record can do to its reader."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.registry import Registry
 from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.files import first_record
@@ -97,7 +97,7 @@ def look(record: bytes) -> Head:
     try:
         value = msgspec.json.decode(record)
         return Head(value if isinstance(value, dict) else {}, ())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         pass
     try:
         text = record.decode("utf-8-sig").strip()

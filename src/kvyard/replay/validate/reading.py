@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvyard.clock import MS, SECOND
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.files import whole
 from kvyard.replay.traces.formats.mooncake import BLOCK_SIZE
@@ -312,7 +312,7 @@ def _serving_sim(path: Path, records: list[Any]) -> RunContent:
     if beside.is_file():
         try:
             settings = msgspec.json.decode(beside.read_bytes(), type=_ServingSimMeta).settings()
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise KvyardError(f"{beside} can't be read: {error}") from None
     made = (
         RunRow(

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.server.dashboard.view import FleetView
 
 PATIENCE = 10.0
@@ -42,7 +42,7 @@ def visit_gateway(url: str, token: str | None = None) -> GatewayVisit:
     else:
         try:
             seen.view = msgspec.json.decode(reply.content, type=FleetView)
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             seen.problem = "its answer isn't a kvyard gateway's"
         else:
             if seen.view.kind != "gateway":

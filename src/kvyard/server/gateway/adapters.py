@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.members import Membership
@@ -47,7 +48,7 @@ class AdapterRoutes(msgspec.Struct, eq=False):
         try:
             wish = msgspec.json.decode(body, type=AdapterWish)
             sent = msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise Refusal(
                 400, f"the body can't be read: {str(error)[:200]}", fix="send lora_name and lora_path"
             ) from None

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.openai import EventSource, ListedModels, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.connections import EngineConnections
@@ -72,7 +72,7 @@ class EngineClient:
             raise EngineFailed(f"/v1/models answered {status}")
         try:
             return msgspec.json.decode(content, type=ListedModels)
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             raise EngineFailed("/v1/models can't be read") from None
 
     async def event_sources(self, url: str) -> dict[int, EventSource]:
@@ -82,7 +82,7 @@ class EngineClient:
             return {}
         try:
             found = msgspec.json.decode(content, type=dict[int, EventSource])
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             return {}
         return {
             rank: one for rank, one in sorted(found.items()) if one.enable_kv_cache_events and one.publisher == "zmq"
@@ -100,7 +100,7 @@ class EngineClient:
             ) as reply:
                 content = await reply.read()
             return msgspec.json.decode(content, type=TokenIds).tokens if reply.status == 200 else None
-        except (*ERRORS, msgspec.MsgspecError):
+        except (*ERRORS, *DECODE_ERRORS):
             return None
 
     async def post(self, url: str, path: str, body: bytes) -> tuple[int, bytes]:
@@ -144,7 +144,7 @@ class EngineClient:
             )
         try:
             states = msgspec.json.decode(content, type=list[WorkerState])
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise KvyardError(f"{url} is no mock: {error}; give other engines with --engine") from None
         return [
             GatewayEngine(

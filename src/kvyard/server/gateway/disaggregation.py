@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvyard.clock import MS, pause
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.router import Decision
 from kvyard.router.deciders import Prospect, SplitInput
@@ -85,7 +85,7 @@ def divisible(path: str, body: bytes) -> bool:
         return False
     try:
         asked = _split_fields.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except DECODE_ERRORS:
         return False
     return (
         not _SEVERAL.match(bytes(asked.prompt))
@@ -300,7 +300,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     def _keep(self, engine: Engine, decision: Decision, answer: bytes) -> None:
         try:
             params = msgspec.json.decode(answer, type=PrefillAnswer).kv_transfer_params
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             raise EngineFailed("its answer can't be read") from None
         # An engine whose caches are shared by other means says nothing.
         self.body = self._whole_body if params == _NULL else decode_body(self._whole_body, params)

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import RouteRequest
@@ -62,7 +63,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             salt = asked.cache_salt if isinstance(asked, PeekedPrompt) else None
             try:
                 prompt = await pool.read(asked, lora, salt)
-            except (msgspec.MsgspecError, ValueError) as error:
+            except (ValueError, *DECODE_ERRORS) as error:
                 raise not_json(error) from None
             if pool.remote is not None and prompt.ids is not None and prompt.keys:
                 known = await pool.remote.ask(prompt.ids, Namespace(lora_name=lora, salt=salt or None))

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.errors import DECODE_ERRORS
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.server.gateway.config import BYTES, ENGINE
 from kvyard.server.gateway.templates import ChatTemplate, TemplateFailed
@@ -168,7 +169,7 @@ def read_body(path: str, body: bytes, prompts: bool = True) -> PeekedBody:
             return found
         except msgspec.ValidationError as error:
             mismatch = str(error)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        except (ValueError, *DECODE_ERRORS) as error:
             raise not_json(error) from None
     text = mismatch.partition(" - at ")[0]
     field = "model" if "$.model" in mismatch else ""
@@ -308,7 +309,7 @@ class Prompting:
             try:
                 if variables := template_variables(ask):
                     body["chat_template_kwargs"] = variables
-            except msgspec.MsgspecError:
+            except DECODE_ERRORS:
                 return None  # the engine will refuse it
             return await self._ask(body)
         text = self._rendered(ask)
@@ -325,7 +326,7 @@ class Prompting:
             if ask.documents != _NULL:
                 more["documents"] = msgspec.json.decode(ask.documents)
             return self.template.render(messages, tools, ask.add_generation_prompt is not False, more)
-        except (TemplateFailed, msgspec.MsgspecError):
+        except (TemplateFailed, *DECODE_ERRORS):
             return None
 
     async def by_engine(self, ask: PeekedBody) -> list[int] | None:
@@ -338,7 +339,7 @@ class Prompting:
             messages = msgspec.json.decode(ask.messages, type=list[dict[str, Any]])
             tools = msgspec.json.decode(ask.tools, type=list[Any] | None)
             return render(messages, tools, ask.add_generation_prompt is not False, bool(ask.continue_final_message))
-        except (Refusal, msgspec.MsgspecError, LookupError, TypeError, AssertionError):
+        except (Refusal, LookupError, TypeError, AssertionError, *DECODE_ERRORS):
             return None
 
     async def _encode(self, text: str, special: bool) -> list[int] | None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.hashing import Namespace
 from kvyard.index import Identity
 from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of
@@ -194,7 +194,7 @@ class PromptReader:
             pieces = _cut_ids(source.ids)
             try:
                 return await self._named(b"json", pieces, lambda at: _ids(pieces[at]), namespace, too_long)
-            except (msgspec.MsgspecError, KvyardError):
+            except (KvyardError, *DECODE_ERRORS):
                 return None  # no list of token ids
         cutter = self._cutter
         if cutter is None or not cutter.cuts:

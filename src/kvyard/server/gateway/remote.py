@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from kvyard.clock import SECOND, Clock
+from kvyard.errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity
 from kvyard.router import Reach
@@ -90,7 +91,7 @@ class RemoteIndex:
                     raise ValueError(
                         f"its blocks have {scoring.block_size} tokens, ours {self.identity.block_size}: set block_size"
                     )
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, msgspec.MsgspecError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, *DECODE_ERRORS) as error:
             self.failures += 1
             said = "" if type(error) is ValueError else f"{type(error).__name__}: "
             self._fail(f"{said}{error}"[:200])

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.server.gateway.config import ServiceConfig
 from kvyard.server.gateway.discovery import Address, Change
 
@@ -130,7 +130,7 @@ class SliceWatch:
                         yield change
             except WatchExpired:
                 self._version = ""
-            except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, KvyardError) as error:
+            except (aiohttp.ClientError, TimeoutError, OSError, KvyardError, *DECODE_ERRORS) as error:
                 self._version = ""
                 self._failed(str(error) or type(error).__name__)
                 await pause(PAUSES[min(tries, len(PAUSES) - 1)])

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import written_now
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 
 _LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content\b|\[\s*['\"]content['\"]\s*\])")
 """By which vLLM tells templates that want contents as lists of parts."""
@@ -110,7 +110,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(function.get("arguments"), str):
         try:
             function["arguments"] = msgspec.json.decode(function["arguments"] or "{}")
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             raise ValueError("arguments that are no JSON") from None
     return {**call, "function": function}
 

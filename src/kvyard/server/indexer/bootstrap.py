@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from kvyard.clock import Clock, pause
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.index.dump import IndexDump, StreamDump, dump, load
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.answers import model_facts
@@ -121,7 +121,7 @@ async def fetch(url: str, token: str | None) -> PeerDump:
         raise KvyardError(f"peer {url} answers {reply.status_code} to /dump")
     try:
         return msgspec.msgpack.decode(reply.content, type=PeerDump)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"what peer {url} sends is no dump of this version of kvyard: {error}") from None
 
 

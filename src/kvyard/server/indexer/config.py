@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from kvyard.clock import MS
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.events.transport import Limits
 from kvyard.events.types import Tier
 from kvyard.hashing import algorithm
@@ -122,7 +122,7 @@ def load(path: Path) -> Any:
         return tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
     except OSError as error:
         raise KvyardError(f"can't read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, *DECODE_ERRORS) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise KvyardError(f"{path} is not {kind}: {error}") from None
 

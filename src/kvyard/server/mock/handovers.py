@@ -20,6 +20,7 @@ import msgspec
 from kvyard.clock import Clock, from_seconds, pause
 from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job, JobState
+from kvyard.errors import DECODE_ERRORS
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.incoming import IncomingPrompt, PromptAddress, PromptSource, TransferWish
 from kvyard.server.mock.network import LiveNetwork, PromptNetwork, PromptSizes
@@ -268,7 +269,7 @@ class FleetHandovers:
             ) as reply:
                 content = await reply.read()
                 return bool(reply.status == 200 and msgspec.json.decode(content, type=PromptsHeld).held)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
+        except (aiohttp.ClientError, TimeoutError, OSError, *DECODE_ERRORS):
             return False
 
     # -- what comes of it -----------------------------------------------------------------------------------------------

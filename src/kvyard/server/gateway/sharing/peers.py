@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from kvyard.clock import Clock, pause
-from kvyard.errors import KvyardError
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.index import Holder
 from kvyard.router import Router, RouteRequest
 
@@ -105,7 +105,7 @@ class Peers(msgspec.Struct, eq=False):
             try:
                 changes = _decode(payload)
                 who, which = name.decode(), number.decode()
-            except (msgspec.MsgspecError, UnicodeError):
+            except DECODE_ERRORS:
                 self.counters.garbled += 1
                 continue
             for request, change in changes:

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Feed kvyard's readers with bytes that reach code which none before reached, and note what breaks.
+
+    make fuzz                                 all targets by turns, a minute in all
+    make fuzz SECONDS=7200                    for two hours
+    make fuzz SECONDS=600 ARGS='trace body'   these targets
+    scripts/fuzz.py --coverage                lines that the inputs found so far run, per target
+
+Targets and kept inputs are in ``tests/fuzz``. Inputs that reach something new are gathered in ``build/fuzz/<target>/found``,
+what breaks a target in ``build/fuzz/<target>/broken``, once per place, with the traceback beside it: copy such an input to
+``tests/fuzz/corpus/<target>``, mend what it shows, and the default tests hold it from then on. ``build/fuzz/runs.jsonl`` has a
+line per turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+import traceback
+from collections import defaultdict
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "build" / "fuzz"
+CORPUS = ROOT / "tests" / "fuzz" / "corpus"
+SLOW = 2.0
+"""Seconds of CPU that one input may take, of 16 KiB at most."""
+LONGEST = 16 << 10
+MEMORY = 2048
+"""MiB that a process may hold."""
+TURN = 300.0
+"""Seconds of a target's turn at most."""
+
+
+def fuzz_one(name: str, seconds: float) -> None:
+    """Fuzz one target in this process, which ends with it."""
+    import atheris
+
+    with atheris.instrument_imports(include=["kvyard"]):
+        from tests.fuzz.targets import TARGETS
+    target = TARGETS[name]
+    broken = KEPT / name / "broken"
+    broken.mkdir(parents=True, exist_ok=True)
+    known = {path.name for path in broken.glob("*.bin")}
+
+    def note(data: bytes, where: str, text: str) -> None:
+        file = re.sub(r"[^A-Za-z0-9_.-]+", "_", where)[:120] + ".bin"
+        if file not in known:
+            known.add(file)
+            (broken / file).write_bytes(data)
+            (broken / file).with_suffix(".txt").write_text(text)
+            print(f"BROKEN {name}: {where}", flush=True)
+
+    def once(data: bytes) -> None:
+        began = time.process_time()
+        try:
+            target(data)
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            at = next((one for one in reversed(frames) if "kvyard" in one.filename), frames[-1])
+            where = f"{type(error).__name__}-{Path(at.filename).stem}-{at.name}-{at.lineno}"
+            note(data, where, "".join(traceback.format_exception(error)))
+        took = time.process_time() - began
+        if took > SLOW:
+            note(data, "slow", f"{took:.1f} s of CPU for {len(data)} bytes")
+
+    found = KEPT / name / "found"
+    found.mkdir(parents=True, exist_ok=True)
+    folders = [str(found), *(str(path) for path in [CORPUS / name] if path.is_dir())]
+    options = [
+        f"-max_total_time={max(1, round(seconds))}",
+        f"-max_len={LONGEST}",
+        f"-rss_limit_mb={MEMORY}",
+        "-timeout=120",
+    ]
+    options += [f"-artifact_prefix={broken}/", "-print_final_stats=1", "-use_value_profile=1"]
+    atheris.Setup([sys.argv[0], *options, *folders], once)
+    atheris.Fuzz()
+
+
+def turn(name: str, seconds: float) -> dict[str, Any]:
+    """Fuzz one target in a process of its own, and tell what came of it."""
+    command = [sys.executable, str(Path(__file__)), "--one", name, "--seconds", str(seconds)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for line in done.stdout.splitlines():
+        if line.startswith("BROKEN"):
+            print(line, flush=True)
+    (KEPT / name / "last.log").write_text(done.stdout)
+    executions = re.findall(r"number_of_executed_units: (\d+)", done.stdout) or re.findall(r"#(\d+)\s", done.stdout)
+    covered = re.findall(r"cov: (\d+)", done.stdout)
+    return {
+        "target": name,
+        "executions": int(executions[-1]) if executions else 0,
+        "edges": int(covered[-1]) if covered else 0,
+        "inputs": len(list((KEPT / name / "found").glob("*"))),
+        "broken": len(list((KEPT / name / "broken").glob("*.bin"))),
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "exit": done.returncode,
+    }
+
+
+def lines_of(code: CodeType) -> set[int]:
+    own = {line for *_, line in code.co_lines() if line is not None and line > code.co_firstlineno}
+    return own.union(*(lines_of(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
+def coverage(names: list[str]) -> None:
+    """Print of each target how many lines of the functions' files it runs, of those whose functions it enters at all."""
+    from tests.fuzz.targets import TARGETS
+
+    for name in names:
+        hit: dict[str, set[int]] = defaultdict(set)
+
+        def local(frame: FrameType, event: str, _: object, hit: dict[str, set[int]] = hit) -> Any:
+            hit[frame.f_code.co_filename].add(frame.f_lineno)
+            return local
+
+        def entered(frame: FrameType, event: str, _: object, local: Any = local) -> Any:
+            return local if "/kvyard/" in frame.f_code.co_filename else None
+
+        inputs = [
+            path for folder in (KEPT / name / "found", CORPUS / name) if folder.is_dir() for path in folder.iterdir()
+        ]
+        sys.settrace(entered)
+        try:
+            for path in inputs:
+                try:
+                    TARGETS[name](path.read_bytes())
+                except Exception as error:
+                    print(f"  {path}: {type(error).__name__}")
+        finally:
+            sys.settrace(None)
+        print(f"{name}: {len(inputs)} inputs")
+        for file, lines in sorted(hit.items()):
+            bodies = set[int]()
+            whole = compile(Path(file).read_text(), file, "exec")
+            for one in _functions(whole):
+                bodies |= lines_of(one)
+            if bodies:
+                print(
+                    f"    {len(lines & bodies) / len(bodies):4.0%} of {len(bodies):4} lines  {file.split('/kvyard/')[-1]}"
+                )
+
+
+def _functions(code: CodeType) -> list[CodeType]:
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return [one for one in inner if one.co_flags & 2] + [
+        deep for one in inner if not one.co_flags & 2 for deep in _functions(one)
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("targets", nargs="*", help="some of those in tests/fuzz/targets.py (all)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="in all (60)")
+    parser.add_argument("--coverage", action="store_true", help="show what is reached")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    if asked.one:
+        fuzz_one(asked.one, asked.seconds)
+        return 0
+    names = asked.targets or sorted(
+        re.findall(r"^def ([a-z]+)\(data: bytes\)", (ROOT / "tests/fuzz/targets.py").read_text(), re.M)
+    )
+    if asked.coverage:
+        coverage(names)
+        return 0
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    KEPT.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + asked.seconds
+    each = min(TURN, asked.seconds / len(names))
+    broken: dict[str, int] = {}
+    with (KEPT / "runs.jsonl").open("a") as runs:
+        while time.monotonic() < end:
+            for name in names:
+                if time.monotonic() >= end:
+                    break
+                (KEPT / name).mkdir(exist_ok=True)
+                told = turn(name, each)
+                broken[name] = told["broken"]
+                runs.write(json.dumps(told) + "\n")
+                runs.flush()
+                print(
+                    f"{name:14} {told['executions']:9,} executions {told['edges']:6} edges {told['inputs']:5} inputs "
+                    f"{told['broken']:3} broken {told['cpu_s']:7} s of CPU",
+                    flush=True,
+                )
+    return 1 if any(broken.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
