@@ -45,6 +45,7 @@ def fuzz_one(name: str, seconds: float) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["kvyard"]):
+        from tests.fuzz.mutating import mutate
         from tests.fuzz.targets import TARGETS
     target = TARGETS[name]
     broken = KEPT / name / "broken"
@@ -82,7 +83,11 @@ def fuzz_one(name: str, seconds: float) -> None:
         "-timeout=120",
     ]
     options += [f"-artifact_prefix={broken}/", "-print_final_stats=1", "-use_value_profile=1"]
-    atheris.Setup([sys.argv[0], *options, *folders], once)
+
+    def other(data: bytes, most: int, seed: int) -> bytes:
+        return mutate(data, most, seed) or atheris.Mutate(data, most)
+
+    atheris.Setup([sys.argv[0], *options, *folders], once, custom_mutator=other)
     atheris.Fuzz()
 
 

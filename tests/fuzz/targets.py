@@ -63,19 +63,19 @@ PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messag
 
 
 def events(data: bytes) -> None:
-    """A dialect and two payloads of a stream: nothing raises, and what is wrong is said in few words."""
-    how, first, second = data[:1], *_halves(data[1:])
-    dialect, narrow = DIALECTS[how[0] % len(DIALECTS)] if how else "auto", bool(how) and how[0] >= 128
+    """A dialect and a payload that comes twice: nothing raises, and what is wrong is said in few words."""
+    how, payload = data[0] if data else 0, data[1:]
+    dialect, narrow = DIALECTS[how % len(DIALECTS)], how >= 128
     decoder, other = Decoder(dialect, narrow=narrow), Decoder(dialect, narrow=narrow)
-    for payload in (first, second):
+    for _ in range(2):
         decoded = decoder.decode(payload)
         for problem in decoded.problems:
             assert not problem.reason.startswith("unexpected"), problem
             assert len(problem.reason) <= 260, problem
         assert decoded.events or decoded.problems or decoded.dialect == "none"
-        # Read ahead, as by a thread, and from another kind of buffer: the same.
+        # Read ahead, as by a thread: the same.
         other.prepare(payload)
-        assert other.decode(payload) == decoded
+        assert repr(other.decode(payload)) == repr(decoded)  # NaN isn't equal to itself
     assert len(decoder.stats.unknown) <= 65
     assert decoder.stats == other.stats
 
@@ -291,12 +291,6 @@ TARGETS: dict[str, Target] = {
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _halves(data: bytes) -> tuple[bytes, bytes]:
-    """Two payloads: the first is as long as the first two bytes say."""
-    length = int.from_bytes(data[:2], "big")
-    return data[2 : 2 + length], data[2 + length :]
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
