@@ -14,8 +14,8 @@ HEADS = 4
 
 
 def mutate(data: bytes, most: int, seed: int) -> bytes | None:
-    """``data`` with a part of one of its lines or messages exchanged, or with lines exchanged; ``None`` where that can't be, and
-    in half of all cases.
+    """``data`` with a part of one of its lines or messages exchanged, or with a line that comes twice; ``None`` where that
+    can't be, and in half of all cases.
     """
     rng = random.Random(seed)
     if rng.random() < 0.5:
