@@ -92,10 +92,21 @@ def test_any_fleet_at_any_width(tab: Tab, workers: int, width: int, dark: bool) 
 
 
 def test_each_panel_says_what_the_source_said(tab: Tab) -> None:
-    with Shown(Fixed(everything(decisions=1))) as shown:
+    view = everything(decisions=1)
+    roles = [
+        msgspec.structs.replace(one, role=role) for one, role in zip(view.workers, ("prefill", "decode"), strict=True)
+    ]
+    with Shown(Fixed(msgspec.structs.replace(view, workers=roles))) as shown:
         live(tab, shown.url)
         text = tab.ask(TEXT)
-        for words in ("about w0", "policy kv", "w0 was late", "suspect", "1 ready, 1 suspect"):
+        for words in (
+            "about w0",
+            "policy kv",
+            "w0 was late",
+            "suspect",
+            "1 ready, 1 suspect; 1 prefill, 1 decode",
+            "decode · model of w1 · 2 ranks",
+        ):
             assert words in text
         assert figure(tab, "Running") == "6"
         assert figure(tab, "First token, median") == "10 ms"

@@ -117,7 +117,7 @@ const fillCard = (past, most, small) => (node, worker) => {
   const tone = TONES[worker.state] || "warn";
   put(title, worker.name);
   set(title, "title", [worker.name, worker.url].filter(Boolean).join(" · "));
-  put(model, worker.ranks > 1 ? `${worker.model} · ${worker.ranks} ranks` : worker.model);
+  put(model, [worker.role === "both" ? "" : worker.role, worker.model, worker.ranks > 1 ? `${worker.ranks} ranks` : ""].filter(Boolean).join(" · "));
   set(model, "title", worker.model);
   put(pill.firstChild, worker.state);
   set(pill, "data-tone", tone);
@@ -146,7 +146,9 @@ const SORTS = {
 export const workers = (view, past, sort) => {
   const box = byId("workers"), counts = new Map();
   for (const worker of view.workers) counts.set(worker.state, (counts.get(worker.state) || 0) + 1);
-  put(byId("workers-sum"), ORDER.filter((state) => counts.has(state)).reverse().map((state) => `${counts.get(state)} ${state}`).join(", ") || "there are none");
+  const roles = ["prefill", "decode"].map((role) => [view.workers.filter((worker) => worker.role === role).length, role]).filter(([count]) => count);
+  const states = ORDER.filter((state) => counts.has(state)).reverse().map((state) => [counts.get(state), state]);
+  put(byId("workers-sum"), [states, roles].filter((said) => said.length).map((said) => said.map((one) => one.join(" ")).join(", ")).join("; ") || "there are none");
   const most = new Map();
   for (const { tiers } of view.workers) for (const tier of tiers) most.set(tier.name, Math.max(most.get(tier.name) || 0, tier.held + tier.idle));
   byId("tier-legend").classList.toggle("bare", !view.workers.some(({ tiers }) => tiers.some((tier) => tier.capacity)));
