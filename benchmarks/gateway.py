@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/gateway.py hop                       # CPU per request and per streamed chunk, ours alone
     .venv/bin/python benchmarks/gateway.py hop kvyard smg vllm-router --rounds 2
+    .venv/bin/python benchmarks/gateway.py hop kvyard kvyard@2       # by one process and by two
 
 Routers run from their own environments (``scripts/peers.sh routers``); their versions are in that script. Everything is on
 loopback. CPU time is that of the router's processes by /proc, which other work on the machine disturbs least.
@@ -136,8 +137,11 @@ def running(command: list[str], log: Path, **more: str) -> Iterator[subprocess.P
 def command(
     router: str, port: int, engines: list[str], *, events: list[tuple[str, str]], block_size: int, tokenizer: str
 ) -> list[str]:
-    """How a router is started at ``port`` before ``engines``. ``NAME:VALUE`` is a policy of its own."""
+    """How a router is started at ``port`` before ``engines``. ``NAME:VALUE`` is a policy of its own,
+    ``kvyard@2`` is two processes.
+    """
     name, _, policy = router.partition(":")
+    name, _, processes = name.partition("@")
     bin_ = PEERS / name / "bin"
     # By its Python: a script's first line has the folder that the environment was made in.
     script = (str(bin_ / "python"), str(bin_ / name))
@@ -150,7 +154,7 @@ def command(
         # The package as this Python has it: compiled where it was installed, plain with PYTHONPATH.
         return [
             *(sys.executable, "-m", "kvyard", "gateway", "--port", str(port), "--tokenizer", tokenizer),
-            *("--router", policy or "least-time", *given),
+            *("--router", policy or "least-time", "--processes", processes or "1", *given),
         ]
     metrics = ("--prometheus-port", str(port + 1), "--worker-startup-check-interval", "1")
     here = ("--host", "127.0.0.1", "--port", str(port))

@@ -1,20 +1,15 @@
 """``kvyard gateway``: an OpenAI-compatible proxy that routes by cache."""
 
-import asyncio
-import signal
 from collections.abc import Mapping
 from functools import partial
 
 import typer
 
 from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered, say_serving
-from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_to_stderr, read_token, warn_if_open
+from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_as, log_to_stderr, read_token, warn_if_open
 from kvyard.cli.settings import with_flags
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.config import ADMIN_VARIABLE, FLAGS, UPSTREAM_VARIABLE, GatewayConfig, convert, own_part
-
-KEEP_ALIVE = 75
-"""Seconds that a client's connection is kept between requests: longer than balancers keep theirs, so that they go first."""
 
 
 @with_flags(FLAGS)
@@ -36,11 +31,10 @@ def gateway(
     what it has to do. Answers stream through as they are. It listens on this machine only, unless told otherwise.
     """
     try:
-        from kvyard.server.gateway.routes import build
+        from kvyard.server.gateway.serving import GatewayServing
     except ImportError as error:
         raise KvyardError(f"the gateway needs {error.name}: pip install 'kvyard[server]'") from None
-    from kvyard.server.garbage import settle, stay_settled
-    from kvyard.server.running import Running, allow_files, listen, tls_files
+    from kvyard.server.running import allow_files, listen
 
     log_to_stderr(verbose)
     read = partial(
@@ -59,40 +53,30 @@ def gateway(
     )
     made = read()
     announced = Announced(ready_file, port_file)
-    token = read_token(made.token_file)
-    app, served = build(
+    serving = GatewayServing(
         made,
-        token=token,
+        read,
+        config,
+        token=read_token(made.token_file),
         upstream_token=read_token(made.upstream_token_file, UPSTREAM_VARIABLE),
         index_token=read_token(made.index_token_file, None),
         admin_token=read_token(made.admin_token_file, ADMIN_VARIABLE),
     )
-    tls = tls_files(made.tls_cert, made.tls_key)
     allow_files()
     bound = listen(made.host, made.port)
-    warn_if_open(made.host, token)
+    warn_if_open(made.host, serving.token)
 
-    served.reloading.read = read
-    if config is not None:
-        served.reloading.files.append(str(config))
+    def ready(url: str, engines: int, **more: object) -> None:
+        several = f", {made.processes} processes" if made.processes > 1 else ""
+        say_serving(f"gateway serving at {url}{several}", engines, made)
+        announced.ready([url], **more)
 
-    def ready(url: str) -> None:
-        settle()
-        if hasattr(signal, "SIGHUP"):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, served.reloading.ask)
-        served.supervisor.keep("garbage", partial(stay_settled, lambda: not served.traffic.counters.under_way))
-        say_serving(f"gateway serving at {url}", len(served.members.engines), made)
-        announced.ready([url])
-
+    code = 0
     with bound, announced:
-        Running(
-            app,
-            bound,
-            around=served,
-            ready=ready,
-            ending=served.drain,
-            drain_seconds=made.drain_seconds,
-            keep_alive_seconds=KEEP_ALIVE,
-            tls=tls,
-        ).run()
+        if made.processes == 1:
+            serving.serve(bound, ready)
+        else:
+            code = serving.serve_by_processes(bound, ready, lambda number: log_as(f"process {number}"))
+    if code:
+        raise typer.Exit(code)
     typer.echo("stopped", err=True)

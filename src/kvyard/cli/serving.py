@@ -16,6 +16,7 @@ from kvyard.cli.settings import Command, parameter, with_group
 from kvyard.errors import KvyardError
 from kvyard.files import check_outputs, is_regular, write_whole
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TOKEN_VARIABLE = "KVYARD_TOKEN"
 ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
 
@@ -115,7 +116,13 @@ def log_to_stderr(verbose: bool) -> None:
     level = logging.INFO if verbose else logging.WARNING
     handler = logging.StreamHandler()
     handler.addFilter(LogLimit())
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler])
+    logging.basicConfig(level=level, format=LOG_FORMAT, handlers=[handler])
+
+
+def log_as(who: str) -> None:
+    """Have each line of the log say who wrote it: one of several processes."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(LOG_FORMAT.replace("%(name)s", f"{who}: %(name)s")))
 
 
 def warn_if_open(host: str, token: str | None) -> None:

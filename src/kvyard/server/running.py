@@ -23,8 +23,10 @@ from kvyard.server.heads import HEADER_BYTES, bounded, protocol
 T = TypeVar("T")
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises ``KvyardError`` where the address can't be had."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket; ``shared`` where other processes bind the same address in this way. Raises ``KvyardError`` where the
+    address can't be had.
+    """
     if not 0 <= port <= 65535:  # the resolver would take it, and wrap it round
         raise KvyardError(f"there is no port {port}: choose one from 1 to 65535, or 0 for any that is free")
     try:
@@ -38,6 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise KvyardError(f"can't find {host!r}: {error.strerror or error}") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
     except (OSError, OverflowError) as error:
         bound.close()
@@ -250,11 +254,12 @@ class Running:
         drain_seconds: float = 5,
         keep_alive_seconds: int = 5,
         tls: TlsFiles | None = None,
+        patient: bool = False,
     ) -> None:
         """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
 
         ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end,
-        ``hurrying`` at a second signal.
+        ``hurrying`` at a second signal. One that is ``patient`` takes a second one for the first, and waits until ``hurry``.
         The rest is as for ``HttpServer``.
         """
         self._server = HttpServer(
@@ -265,6 +270,7 @@ class Running:
         self._ready = ready
         self._ending = ending
         self._hurrying = hurrying
+        self._patient = patient
         self._entering: asyncio.Task[Any] | None = None
         """The task that enters ``around``, while that takes."""
 
@@ -281,7 +287,7 @@ class Running:
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._signalled)
+                loop.add_signal_handler(number, self.interrupt)
         async with AsyncExitStack() as around:
             self._entering = asyncio.current_task()
             try:
@@ -298,11 +304,16 @@ class Running:
                 self._ready(self.url)
             await self._server.wait()
 
-    def _signalled(self) -> None:
-        if self._server.ending:
-            self._server.hurry()
-            if self._hurrying is not None:
-                self._hurrying()
+    def hurry(self) -> None:
+        """End without waiting for what is under way."""
+        self._server.hurry()
+        if self._hurrying is not None:
+            self._hurrying()
+
+    def interrupt(self) -> None:
+        """Do as at a signal."""
+        if self._server.ending and not self._patient:
+            self.hurry()
         self.stop()
         if self._entering is not None:
             self._entering.cancel()  # nothing is under way yet, so there is nothing to wait for

@@ -17,6 +17,7 @@ from tests.server.mock.support import LOOPBACK, Served
 from tests.server.support import PATIENCE, QUICK, eventually
 
 from kvyard.server.gateway.config import convert
+from kvyard.server.gateway.processes.channel import Channel
 from kvyard.server.gateway.routes import build
 from kvyard.server.running import Running, listen
 
@@ -44,10 +45,13 @@ class Gated:
         token: str | None = None,
         upstream_token: str | None = None,
         admin_token: str | None = None,
+        channel: Channel | None = None,
         **settings: Any,
     ) -> None:
         config = convert({**SWIFT, **settings}, "the test")
-        app, self.gateway = build(config, token=token, upstream_token=upstream_token, admin_token=admin_token)
+        app, self.gateway = build(
+            config, token=token, upstream_token=upstream_token, admin_token=admin_token, channel=channel
+        )
         self._bound = listen("127.0.0.1", 0)
         self._ready = threading.Event()
         self.running = Running(

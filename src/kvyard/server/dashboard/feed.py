@@ -7,6 +7,7 @@ second and keeps only what charts need. It knows no HTTP.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -50,8 +51,11 @@ IDLE_INTERVAL = 2.0
 class ViewFeed:
     """What is shown to all viewers. Used on one event loop at a time."""
 
-    def __init__(self, source: ViewSource) -> None:
+    def __init__(self, source: ViewSource, look: Callable[[], Awaitable[None]] | None = None) -> None:
+        """``look`` is awaited before each look, where the source has to ask others."""
         self.source = source
+        self.idle_interval = IDLE_INTERVAL
+        self._ask = look
         self.closed = False
         self.interval = INTERVAL
         self.most_viewers = MOST_VIEWERS
@@ -110,14 +114,24 @@ class ViewFeed:
         while True:
             if not self.viewers and not self.closed:
                 try:
+                    await self.refresh()
                     self.history.append(point_of(self.source()))
                 except Exception:
                     log.exception("the dashboard's source failed")
-            await pause(IDLE_INTERVAL)
+            await pause(self.idle_interval)
+
+    async def refresh(self) -> None:
+        """Ask others how they are, where there are any; the source has what they say."""
+        if self._ask is not None:
+            await self._ask()
 
     async def _tick(self) -> None:
         while not self.closed:
             await pause(self.interval)
+            try:
+                await self.refresh()
+            except Exception:
+                log.exception("the dashboard's source failed")
             self._look()
 
     def _look(self) -> None:

@@ -5,7 +5,7 @@ wants one, keeps it until the tab closes, and sends it as every client does.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,13 @@ class Dashboard:
         *,
         closed: str = "",
         guard: GuardCheck | None = None,
+        look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """``closed`` says why nothing is shown to any viewer; ``guard`` is asked about each. ``cut`` resets the connection that
         an ASGI scope came over: without it, a viewer that reads nothing is let go of politely, and its connection stays until
-        it reads or leaves.
+        it reads or leaves. ``look`` is as for ``ViewFeed``.
         """
-        self.feed = ViewFeed(source)
+        self.feed = ViewFeed(source, look)
         self.slow = SLOW
         self._token = token
         self._closed = closed
@@ -73,6 +74,7 @@ class Dashboard:
                         raise Refusal(403, self._closed)
                     if self._token is not None:
                         check_token(request.headers.get("authorization", ""), self._token)
+                    await self.feed.refresh()
                     return endpoint(request)
                 except Refusal as refusal:
                     body = msgspec.json.encode(refusal.problem)

@@ -188,16 +188,25 @@ class LatencyWindow:
     def add(self, at: int, took: int) -> None:
         self._seen.append((at, took))
 
+    def within(self, now: int) -> list[int]:
+        """What took how long within the window."""
+        return [took for at, took in self._seen if at > now - WINDOW]
+
     def latency(self, now: int) -> Latency | None:
         """Percentiles within the window; ``None`` where there is nothing in it."""
-        found = sorted(took for at, took in self._seen if at > now - WINDOW)
-        if not found:
-            return None
+        return latency_of(self.within(now))
 
-        def at(share: float) -> float:
-            return found[min(len(found) - 1, int(share * len(found)))] / MS
 
-        return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
+def latency_of(times: Sequence[int]) -> Latency | None:
+    """Percentiles of nanoseconds; ``None`` where there are none."""
+    found = sorted(times)
+    if not found:
+        return None
+
+    def at(share: float) -> float:
+        return found[min(len(found) - 1, int(share * len(found)))] / MS
+
+    return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
 
 
 class Totals(msgspec.Struct, kw_only=True, frozen=True):

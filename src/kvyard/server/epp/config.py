@@ -19,6 +19,7 @@ NOT_OURS: Mapping[str, str] = {
     "access_log": "the data plane sees requests end: have that log them",
     "cors_origins": "browsers talk to the data plane: set it there",
     "pass_unknown": "all paths are placed here: leave it out",
+    "processes": "a data plane asks over one connection: start several pickers, with share",
     "token_file": "clients talk to the data plane: have that ask for their tokens",
     "retries": "the data plane tries again: let it have fallbacks",
     "silent_seconds": "the data plane waits for engines: set its time-outs",

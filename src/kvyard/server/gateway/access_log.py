@@ -70,14 +70,18 @@ class AccessLog:
         """Write what was gathered."""
         if not self._lines:
             return
-        count, rest = len(self._lines), memoryview(b"".join(self._lines))
-        self._lines, self._gathered = [], 0
+        text, self._lines, self._gathered = b"".join(self._lines), [], 0
+        self.write(text)
+
+    def write(self, text: bytes) -> None:
+        """Write whole lines at once."""
+        rest = memoryview(text)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             self.error = ""
         except OSError as error:
-            self.lost += count
+            self.lost += text.count(b"\n")
             if not self.error:
                 log.warning("the access log %s can't be written: %s", self.path, error.strerror)
             self.error = error.strerror or str(error)

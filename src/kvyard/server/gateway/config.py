@@ -22,6 +22,7 @@ from kvyard.settings import Setting, Settings, settings_of, text
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
+MOST_PROCESSES = 64
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 
 TOKEN_VARIABLE = "KVYARD_TOKEN"
@@ -193,6 +194,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     host: Annotated[str, Setting("Where to listen.", flag=True)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), Setting("0 for any.", flag=True)] = 8080
+    processes: Annotated[
+        int,
+        Meta(ge=1, le=MOST_PROCESSES),
+        Setting("Serve with so many processes, which share one port and one view; Linux.", flag=True),
+    ] = 1
     token_file: Annotated[
         str | None, Setting(f"A file with the token that clients show; or set {TOKEN_VARIABLE}.", flag=True)
     ] = None
@@ -340,6 +346,18 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def has_roles(self) -> bool:
         """Whether some engine that it names has a role."""
         return any(one.role != "both" for one in (*self.engines, *self.names, *self.services))
+
+    def of_process(self, number: int, times: int) -> "GatewayConfig":
+        """The configuration of one of several processes, of which ``times`` had its number before: its share of what is bounded
+        for all, and a journal of its own.
+        """
+        journal = self.journal and f"{self.journal}.p{number}" + (f"r{times}" if times else "")
+        return msgspec.structs.replace(
+            self,
+            queue=-(-self.queue // self.processes),
+            held_bytes=max(1 << 20, self.held_bytes // self.processes),
+            journal=journal,
+        )
 
     def index(self) -> IndexConfig:
         """The configuration of the index in this process."""

@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -24,6 +24,10 @@ from kvyard.server.gateway.discovery import Address, DnsWatch
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import PoolMaker
 from kvyard.server.gateway.members import Membership
+from kvyard.server.gateway.processes.channel import Channel
+from kvyard.server.gateway.processes.frames import HUB, FrameKind
+from kvyard.server.gateway.processes.process_bookings import ProcessBookings
+from kvyard.server.gateway.processes.records import ToldLog, ToldRecorder
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.reloading import Reloading
 from kvyard.server.gateway.slices import SliceWatch
@@ -44,9 +48,14 @@ class Gateway(AsyncService):
     """Use it in an ``async with`` block, or ``start`` and ``stop`` it."""
 
     def __init__(
-        self, config: GatewayConfig, *, upstream_token: str | None = None, index_token: str | None = None
+        self,
+        config: GatewayConfig,
+        *,
+        upstream_token: str | None = None,
+        index_token: str | None = None,
+        channel: Channel | None = None,
     ) -> None:
-        """Nothing is opened yet. Raises ``KvyardError``."""
+        """Nothing is opened yet. With a ``channel`` it is one process of several. Raises ``KvyardError``."""
         self.config = config
         self.clock = WallClock.since_epoch()
         self.started = self.clock.now()
@@ -57,6 +66,12 @@ class Gateway(AsyncService):
         """What runs from its start to its end, beside requests, by what it is called."""
         self.wrong_beside: list[Callable[[], Iterator[HealthReason]]] = []
         """What else may be wrong, where it is part of something larger."""
+        self.joining: list[Callable[[], Awaitable[None]]] = []
+        """Done at its start, once the engines of the configuration are taken in."""
+        self._channel = channel
+        bookings = None if channel is None else ProcessBookings(channel, self.clock)
+        if bookings is not None:
+            self.beside["bookings"] = bookings.run
         self.client = EngineClient(config, upstream_token)
         self.health = EngineHealth(config, self.clock)
         self.metrics = GatewayMetrics()
@@ -64,7 +79,7 @@ class Gateway(AsyncService):
         self.keys = None if config.keys_file is None else KeyRing(read_keys(config.keys_file), self.clock.now)
         self.tracing = None if config.traces is None else Tracing.to(config.traces)
         self.supervisor = Supervisor()
-        self._maker = PoolMaker(config, self.client, self.clock, index_token, self.supervisor)
+        self._maker = PoolMaker(config, self.client, self.clock, index_token, self.supervisor, bookings)
         self.index = self._maker.index
         self.members = Membership(config, self.client, self.health, self._maker, self.supervisor)
         self.members.on_removed.append(self.metrics.forget)
@@ -73,8 +88,11 @@ class Gateway(AsyncService):
 
     async def start(self) -> None:
         """Take in the engines of the configuration. Raises ``KvyardError`` for what can't be done."""
-        config = self.config
-        if config.record is not None:
+        config, channel = self.config, self._channel
+        if channel is not None:
+            await channel.open()
+            self._have_written(config, channel)
+        elif config.record is not None:
             self.traffic.recorder = TrafficRecorder(
                 config.record,
                 block_size=config.record_block_size,
@@ -82,7 +100,7 @@ class Gateway(AsyncService):
                 limit=config.record_limit,
                 keep=config.record_keep,
             )
-        if config.access_log is not None:
+        if config.access_log is not None and channel is None:
             self.traffic.access_log = self.reloading.access_log = AccessLog(config.access_log)
         self.client.open()
         await self._maker.check()
@@ -95,6 +113,8 @@ class Gateway(AsyncService):
             if not await self._take_fleet(url):
                 log.warning("%s doesn't answer yet: its workers are taken in once it does", url)
                 self.supervisor.keep(f"workers of {url}", partial(self._await_fleet, url))
+        for join in self.joining:
+            await join()
         for told in config.subscriptions:
             self.index.keep(told.model_name, told.tenant)
             await self.index.register(told)
@@ -108,6 +128,14 @@ class Gateway(AsyncService):
         for task, work in self.beside.items():
             self.supervisor.keep(task, work)
         self.supervisor.keep("health", partial(say_health, self._unsaid))
+
+    def _have_written(self, config: GatewayConfig, channel: Channel) -> None:
+        """Have the parent write what this process has to say."""
+        if config.record is not None:
+            tell = partial(channel.send, FrameKind.RECORD, HUB)
+            self.traffic.recorder = ToldRecorder(config.record, self.clock, tell)
+        if config.access_log is not None:
+            self.traffic.access_log = ToldLog(config.access_log, partial(channel.send, FrameKind.LINES, HUB))
 
     def drain(self) -> None:
         """Say at /health that we are ending; what is under way goes on. Any thread may call it."""
@@ -126,6 +154,8 @@ class Gateway(AsyncService):
             self.traffic.recorder.close()
         if self.traffic.access_log is not None:
             self.traffic.access_log.close()
+        if self._channel is not None:
+            self._channel.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
@@ -26,6 +27,8 @@ LEAST = 0.02
 MODELS_EVERY = 5
 """Looks at a healthy engine between two questions for its models."""
 
+Finding = Literal["gone", "struck", "answered"]
+"""What requests find out: there is no process any more; it failed what another engine answered; it answered after that."""
 Learn = Callable[[Engine, list[ListedModel]], Awaitable[None]]
 """Called with what an engine serves; raises ``KvyardError`` or ``Refusal`` where the engine can't be used."""
 
@@ -35,6 +38,8 @@ class EngineHealth(msgspec.Struct, eq=False):
 
     config: GatewayConfig
     clock: Clock
+    tell: Callable[[Finding, str, str], None] | None = None
+    """Told what requests found out about an engine, by its name, with a reason: other processes go by it too."""
 
     def well(self, engine: Engine) -> None:
         """An engine answers: it gets requests from now on, unless it drains."""
@@ -73,23 +78,47 @@ class EngineHealth(msgspec.Struct, eq=False):
             return  # it was removed meanwhile
         if gone:
             self.unwell(engine, reason, gone=True)
+            self._found("gone", engine)
         elif engine.state == "ready":
             engine.state, engine.reason = "suspect", reason
         engine.look.set()
 
     def served(self, engine: Engine, others: list[Engine]) -> None:
         """An engine answered a request that ``others`` had failed: so it wasn't the request's fault."""
-        engine.strikes = 0
+        if engine.strikes:
+            engine.strikes = 0
+            self._found("answered", engine)
         for other in others:
-            other.strikes += 1
-            pool = other.pool
-            if other.strikes >= self.config.unhealthy_after and pool is not None and other.up and pool.spare(other):
-                log.warning("%s gets no requests for %g s: %s", other.name, self.config.shun_seconds, other.reason)
-                other.strikes = 0
-                other.shunned_until = self.clock.now() + from_seconds(self.config.shun_seconds)
-                other.state, other.reason = "down", "it failed requests that others answered"
-                other.downs += 1
-                pool.shut(other)
+            self._struck(other)
+            self._found("struck", other)
+
+    def heard(self, found: Finding, engine: Engine, reason: str) -> None:
+        """Another process found out something about an engine."""
+        if engine.pool is None:
+            return
+        if found == "answered":
+            engine.strikes = 0
+        elif found == "struck":
+            self._struck(engine)
+        elif engine.up:
+            self.unwell(engine, reason, gone=True)
+            engine.look.set()
+
+    def _found(self, found: Finding, engine: Engine) -> None:
+        if self.tell is not None:
+            self.tell(found, engine.name, engine.reason)
+
+    def _struck(self, engine: Engine) -> None:
+        """It failed a request that another engine answered; with too many in a row it gets none for a while."""
+        engine.strikes += 1
+        pool = engine.pool
+        if engine.strikes >= self.config.unhealthy_after and pool is not None and engine.up and pool.spare(engine):
+            log.warning("%s gets no requests for %g s: %s", engine.name, self.config.shun_seconds, engine.reason)
+            engine.strikes = 0
+            engine.shunned_until = self.clock.now() + from_seconds(self.config.shun_seconds)
+            engine.state, engine.reason = "down", "it failed requests that others answered"
+            engine.downs += 1
+            pool.shut(engine)
 
     async def watch(self, engine: Engine, client: EngineClient, learn: Learn) -> None:
         """Look after an engine until cancelled."""

@@ -25,22 +25,33 @@ class ResponseHome(msgspec.Struct, frozen=True, gc=False):
     """The name of the key that made it; empty where there are no keys."""
 
 
-class ResponseHomes(msgspec.Struct, eq=False):
+class ResponseHomes:
     """The home of each response, by id."""
 
-    _known: dict[str, ResponseHome] = {}
-    """The oldest first."""
+    def __init__(self) -> None:
+        self._known: dict[str, ResponseHome] = {}
+        """The oldest first."""
 
-    def saw(self, answer: bytes, home: ResponseHome) -> None:
-        """An answer to /v1/responses begins; ``home`` is where it comes from."""
+    def saw(self, answer: bytes, home: ResponseHome) -> str:
+        """An answer to /v1/responses begins; ``home`` is where it comes from. Returns its id, empty where it has none."""
         found = _ID.search(answer, 0, HEAD)
-        if found is not None:
-            id_ = found[1].decode()
-            self._known.pop(id_, None)
-            self._known[id_] = home
-            if len(self._known) > MOST:
-                del self._known[next(iter(self._known))]
+        if found is None:
+            return ""
+        id_ = found[1].decode()
+        self.remember(id_, home)
+        return id_
+
+    def remember(self, id_: str, home: ResponseHome) -> None:
+        """A response is there."""
+        self._known.pop(id_, None)
+        self._known[id_] = home
+        if len(self._known) > MOST:
+            del self._known[next(iter(self._known))]
 
     def find(self, id_: str) -> ResponseHome | None:
         """``None`` where it isn't known."""
         return self._known.get(id_)
+
+    async def look_up(self, id_: str) -> ResponseHome | None:
+        """As ``find``, wherever it may be known."""
+        return self.find(id_)

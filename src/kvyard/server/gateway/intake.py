@@ -11,7 +11,7 @@ from kvyard.errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import RouteRequest
-from kvyard.server.gateway.access import AccessKey, KeyRing, RateTicket
+from kvyard.server.gateway.access import AccessKey, Admission, KeyRing
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.disaggregation import SplitExchange, divisible
 from kvyard.server.gateway.exchange import Exchange, Proxy
@@ -19,6 +19,7 @@ from kvyard.server.gateway.headers import upstream
 from kvyard.server.gateway.homes import ResponseHome
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
+from kvyard.server.gateway.processes.shared_rates import SharedRates
 from kvyard.server.gateway.prompting import PeekedContinuation, PeekedPrompt, PeekedResponses, not_json, read_body
 from kvyard.server.gateway.reading import NOTHING
 from kvyard.server.gateway.tracing import CONTEXT, Tracing
@@ -45,6 +46,8 @@ class RequestIntake(msgspec.Struct, eq=False):
     """Whether prompts matter to anything here."""
     keys: KeyRing | None = None
     """Who may ask; ``None``: all who come in."""
+    rates: SharedRates | None = None
+    """Says what is left of their rates, where other processes draw on them too."""
     tracing: Tracing | None = None
 
     async def place_of(
@@ -71,7 +74,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         request = RouteRequest(id_, prompt.keys, prompt.tokens, _session(headers.get(self.config.session_header)))
         shut = pool.without(name)
         if isinstance(asked, PeekedResponses | PeekedContinuation) and asked.previous_response_id is not None:
-            home = self._home(asked.previous_response_id, key)
+            home = await self._home(asked.previous_response_id, key)
             if home is None and key is not None:
                 raise _no_response(asked.previous_response_id, "previous_response_id")
             if home is not None and home.model == pool.model:
@@ -88,7 +91,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         received = self.proxy.clock.now()
         traffic.counters.requests += 1
         key: AccessKey | None = None
-        ticket: RateTicket | None = None
+        ticket: Admission | None = None
         try:
             key = self._key(headers)
             if traffic.held + len(body) > most:
@@ -96,7 +99,8 @@ class RequestIntake(msgspec.Struct, eq=False):
                     429, f"the requests that are here have {most} bytes already", fix="try again later", Retry_After="1"
                 )
             id_, name, pool, place = await self.place_of(path, body, headers, key)
-            ticket = self._ticket(key, name, place.request.num_tokens or len(body) // BYTES_PER_TOKEN)
+            if key is not None:
+                ticket = await self._ticket(key, name, place.request.num_tokens or len(body) // BYTES_PER_TOKEN)
         except BaseException as error:
             status = openai_error(error)[0] if isinstance(error, Refusal) else 500
             traffic.refused(path, status, len(body), "" if key is None else key.name)
@@ -136,13 +140,15 @@ class RequestIntake(msgspec.Struct, eq=False):
     def _key(self, headers: Any) -> AccessKey | None:
         return None if self.keys is None else self.keys.find(headers.get("authorization", ""))
 
-    def _home(self, id_: str, key: AccessKey | None) -> ResponseHome | None:
+    async def _home(self, id_: str, key: AccessKey | None) -> ResponseHome | None:
         """Where a response is, unless it is another key's."""
-        home = self.proxy.homes.find(id_)
+        home = await self.proxy.homes.look_up(id_)
         return None if home is None or (key is not None and home.key != key.name) else home
 
-    def _ticket(self, key: AccessKey | None, model: str, tokens: int) -> RateTicket | None:
-        return None if self.keys is None or key is None else self.keys.admit(key, model, tokens)
+    async def _ticket(self, key: AccessKey, model: str, tokens: int) -> Admission | None:
+        if self.rates is not None:
+            return await self.rates.admit(key, model, tokens)
+        return None if self.keys is None else self.keys.admit(key, model, tokens)
 
     async def accept_unknown(self, body: bytes, headers: Any, path: str, method: str) -> Exchange:
         """The exchange for a request that only engines know what to do with. Raises ``Refusal`` where there is none for it."""
@@ -154,18 +160,18 @@ class RequestIntake(msgspec.Struct, eq=False):
         except Refusal:
             model = None  # it may be anything
         name, pool, _ = self.members.find(model)
-        ticket = self._ticket(key, name, 0)
+        ticket = None if key is None else await self._ticket(key, name, 0)
         return self._about(pool, pool.without(name), method, body, headers, path, name, key, ticket)
 
     async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
         """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
         key = self._key(headers)
         id_ = path.removeprefix("/v1/responses/").partition("/")[0]
-        home = self._home(id_, key)
+        home = await self._home(id_, key)
         pool = None if home is None else self.members.pools.get(home.model)
         if home is None or pool is None or home.engine not in pool.engines:
             raise _no_response(id_, "response_id")
-        ticket = self._ticket(key, pool.model, 0)
+        ticket = None if key is None else await self._ticket(key, pool.model, 0)
         return self._about(pool, pool.all_but(home.engine), method, body or b"", headers, path, pool.model, key, ticket)
 
     def _about(
@@ -178,7 +184,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         path: str,
         model: str,
         key: AccessKey | None = None,
-        ticket: RateTicket | None = None,
+        ticket: Admission | None = None,
     ) -> Exchange:
         """The exchange for what has no prompt."""
         traffic = self.proxy.traffic

@@ -12,10 +12,11 @@ from kvyard.router.pair import router_pair
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import BYTES, ENGINE, GatewayConfig
 from kvyard.server.gateway.pool import EnginePool
+from kvyard.server.gateway.processes.process_bookings import ProcessBookings
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.reading import PromptReader
 from kvyard.server.gateway.remote import RemoteIndex
-from kvyard.server.gateway.sharing import LoadSharing, probe
+from kvyard.server.gateway.sharing import LoadSharing, SharedBookings, probe
 from kvyard.server.indexer.service import DEFAULT_BLOCK_SIZE, Service
 from kvyard.server.supervisor import Supervisor
 
@@ -35,12 +36,15 @@ class PoolMaker:
         clock: WallClock,
         index_token: str | None,
         supervisor: Supervisor,
+        bookings: ProcessBookings | None = None,
     ) -> None:
+        """With ``bookings``, load is shared with other processes of this gateway, unless it is shared with all gateways."""
         self.index = Service(config.index(), make=self._make_indexer, clock=clock, supervisor=supervisor)
         self._config = config
         self._client = client
         self._clock = clock
         self._index_token = index_token
+        self._bookings = bookings
         self.journals: list[JournalFile] = []
         """The first is there before its pool."""
         self._pools = 0
@@ -98,7 +102,7 @@ class PoolMaker:
             return None if engine is None else await self._client.tokenize(engine.url, body)
 
         prompting = Prompting(config.tokenizers.get(model, config.tokenizer), tokenize)
-        sharing = None
+        sharing: SharedBookings | None = None
         if config.share is not None:
             names = identity.algorithm
             sharing = LoadSharing(
@@ -111,6 +115,7 @@ class PoolMaker:
         indexer = index if isinstance(index, Indexer) else None
         reader = PromptReader(prompting, identity, config.prefix_bytes)
         pool = EnginePool(model, router, reader, config, self._clock, remote, sharing, indexer)
+        self._share(pool, model)
         return pool
 
     def make_side(self, pool: EnginePool) -> EnginePool:
@@ -124,7 +129,7 @@ class PoolMaker:
         router = Router(policy, (), index, config.seed, journal=said)
         split = config.disaggregation
         pool.decider = make_decider(split.decider, split.decider_options)
-        return EnginePool(
+        side = EnginePool(
             pool.model,
             router,
             pool.reader,
@@ -134,6 +139,14 @@ class PoolMaker:
             indexer=pool.indexer,
             computes=True,
         )
+        self._share(side, f"{pool.model} {PREFILL_ROUTER}")
+        return side
+
+    def _share(self, pool: EnginePool, name: str) -> None:
+        """Share a pool's load with the other processes; ``name`` is what they call it."""
+        if self._bookings is not None and self._config.share is None:
+            pool.sharing = made = self._bookings.make(name, pool.router)
+            made.on_changed(pool.load_changed)
 
     def _new_journal(self) -> Journal | None:
         """A journal for one more pool: the first has the name that was given, others have their number behind it."""

@@ -37,6 +37,8 @@ class Membership(msgspec.Struct, eq=False):
     """Names that requests may use: their pool, and the adapter they mean."""
     on_removed: list[Callable[[str], None]] = []
     """Called with the name of an engine that is gone."""
+    on_looked: list[Callable[[Engine], None]] = []
+    """Called with an engine that was asked for its names because they have changed."""
     _watches: dict[str, Supervised] = {}
     _changing: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     _making: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
@@ -133,9 +135,14 @@ class Membership(msgspec.Struct, eq=False):
             raise Refusal(404, f"The model `{model[:200]}` does not exist.", field="model", fix="see /v1/models")
         return model, *found
 
-    async def look(self, engine: Engine) -> None:
-        """Ask an engine now which names it answers to. Raises ``EngineFailed``."""
+    async def look(self, engine: Engine, *, told: bool = False) -> None:
+        """Ask an engine now which names it answers to, ``told`` by another process that they have changed. Raises
+        ``EngineFailed``.
+        """
         await self._learn(engine, (await self.client.models(engine.url)).data)
+        if not told:
+            for looked in self.on_looked:
+                looked(engine)
 
     async def _learn(self, engine: Engine, listed: list[ListedModel]) -> None:
         """An engine says which names it answers to; with the first time, which pool it belongs to."""

@@ -28,7 +28,7 @@ from kvyard.server.gateway.promises import EngineStreams, PromiseTally, StreamMa
 from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
 from kvyard.server.gateway.remote import RemoteIndex
-from kvyard.server.gateway.sharing import LoadSharing
+from kvyard.server.gateway.sharing import SharedBookings
 from kvyard.server.gateway.tracing import RequestTrace
 from kvyard.server.http import Refusal
 
@@ -171,8 +171,8 @@ class EnginePool(msgspec.Struct, eq=False):
     config: GatewayConfig
     clock: Clock
     remote: RemoteIndex | None = None
-    sharing: LoadSharing | None = None
-    """Tells other gateways of our load, and us of theirs."""
+    sharing: SharedBookings | None = None
+    """Tells others of our load, and us of theirs."""
     indexer: Indexer | None = None
     """What the engines have, where it is kept in this process."""
     prefill: "EnginePool | None" = None
@@ -383,7 +383,7 @@ class EnginePool(msgspec.Struct, eq=False):
         if self.sharing is not None:
             self.sharing.finished(id_)
         engine.in_flight -= 1
-        if engine.in_flight == self.config.engine_requests - 1:
+        if self._taken(engine) == self.config.engine_requests - 1:
             self._full.difference_update(engine.holders)
             if self.twin is not None:
                 self.twin.has_room(engine)
@@ -459,7 +459,7 @@ class EnginePool(msgspec.Struct, eq=False):
             place.trace.decided(now, self.clock.now(), decision)
         engine = self.engines[decision.worker.name]
         engine.in_flight += 1
-        if engine.in_flight >= self.config.engine_requests:
+        if self._taken(engine) >= self.config.engine_requests:
             self._update_full(engine)
             if self.twin is not None:
                 self.twin.is_full(engine)
@@ -471,8 +471,29 @@ class EnginePool(msgspec.Struct, eq=False):
         """An engine has as much as it may have, as the other side found."""
         self._update_full(engine)
 
+    def load_changed(self, name: str) -> None:
+        """Others have more, or less, at an engine."""
+        engine = self.engines.get(name)
+        if engine is not None:
+            self._update_full(engine)
+            if self.twin is not None:
+                self.twin.is_full(engine)
+                if self.twin.waiting:
+                    self.twin.grant()
+            if self.waiting:
+                self.grant()
+
+    def _taken(self, engine: Engine) -> int:
+        """Requests that an engine has, of all that count for how many it may have."""
+        taken = engine.in_flight
+        if self.sharing is not None:
+            taken += self.sharing.elsewhere(engine.name)
+            if self.twin is not None and self.twin.sharing is not None:
+                taken += self.twin.sharing.elsewhere(engine.name)
+        return taken
+
     def _update_full(self, engine: Engine) -> None:
-        if engine.in_flight >= self.config.engine_requests:
+        if self._taken(engine) >= self.config.engine_requests:
             self._full.update(holder for holder in engine.holders if holder in self._open)
         else:
             self._full.difference_update(engine.holders)

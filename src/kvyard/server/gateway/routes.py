@@ -21,10 +21,16 @@ from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.disaggregation import divisible, would_split
 from kvyard.server.gateway.exchange import Proxy
 from kvyard.server.gateway.gateway import Gateway
+from kvyard.server.gateway.homes import ResponseHomes
 from kvyard.server.gateway.intake import RequestIntake
 from kvyard.server.gateway.pool import Engine
+from kvyard.server.gateway.processes.channel import Channel
+from kvyard.server.gateway.processes.part import GatewayPart
+from kvyard.server.gateway.processes.shared_homes import SharedHomes
+from kvyard.server.gateway.processes.shared_rates import SharedRates
+from kvyard.server.gateway.processes.whole import WholeGateway
 from kvyard.server.gateway.prompting import PeekedBody
-from kvyard.server.gateway.view import GatewaySource, state_samples
+from kvyard.server.gateway.view import GatewaySource, engine_info, state_samples
 from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness
 from kvyard.server.http import ANY_METHOD, JSON, Operation, Raw, Refusal, application, get, picked, post
@@ -64,6 +70,10 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     """Why those routes are closed."""
     networks: Networks = Networks(())
     """Where engines may be."""
+    part: GatewayPart | None = None
+    """Where this is one process of several: what all of them do together."""
+    whole: WholeGateway | None = None
+    """And how all of them are."""
 
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
         """Every model and adapter that some engine serves."""
@@ -123,6 +133,9 @@ class GatewayRoutes(msgspec.Struct, eq=False):
 
     async def health(self, body: None, headers: Headers) -> Raw:
         """How everything is; 503 where no request can be answered."""
+        if self.whole is not None:
+            found = await self.whole.health()
+            return Raw(msgspec.json.encode(found), JSON, 200 if found.ready else 503)
         gateway, engines = self.gateway, self.gateway.members.engines.values()
         how = readiness(gateway.conditions())
         models = gateway.index.models.values()
@@ -139,7 +152,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
 
     async def ready(self, body: None, headers: Headers) -> Raw:
         """Whether requests can be answered, and if not, why."""
-        how = readiness(self.gateway.conditions())
+        how = readiness(self.gateway.conditions()) if self.whole is None else await self.whole.ready()
         return Raw(msgspec.json.encode(how), JSON, 200 if how.ready else 503)
 
     async def ping(self, body: None, headers: Headers) -> Raw:
@@ -148,7 +161,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
 
     async def metrics(self, body: None, headers: Headers) -> Raw:
         """Metrics for Prometheus."""
-        return Raw(*self.gateway.metrics.text())
+        return Raw(*(self.gateway.metrics.text() if self.whole is None else await self.whole.metrics()))
 
     async def close_session(self, body: openai.EndedSession, headers: Headers) -> schemas.SessionClosed:
         """Tell all engines that a session is over, since any may have parts of it."""
@@ -160,36 +173,43 @@ class GatewayRoutes(msgspec.Struct, eq=False):
 
     async def engines(self, body: None, headers: Headers) -> list[schemas.EngineInfo]:
         """Who there is, and how they are."""
-        return [self._info(engine) for engine in self.gateway.members.engines.values()]
+        if self.whole is not None:
+            return await self.whole.engines()
+        members = self.gateway.members
+        return [engine_info(members, engine) for engine in members.engines.values()]
 
     async def add(self, body: GatewayEngine, headers: Headers) -> schemas.EngineInfo:
         """Take an engine in."""
         named = [body.events, body.replay]
         listed = [each for one in named for each in (one if isinstance(one, list) else [one])]
         await self.networks.check([body.url, *listed])
-        return self._info(await self.gateway.members.add(body))
+        if self.part is not None:
+            return await self._info(await self.part.change("add", body.called, body))
+        return await self._info(await self.gateway.members.add(body))
 
     async def remove(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
         """Forget an engine."""
-        return self._info(await self.gateway.members.remove(body.engine))
+        if self.part is not None:
+            return await self._info(await self.part.change("remove", body.engine))
+        return await self._info(await self.gateway.members.remove(body.engine))
 
     async def drain(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
         """Send an engine nothing more."""
-        return self._info(self.gateway.members.drain(body.engine))
+        if self.part is not None:
+            return await self._info(await self.part.change("drain", body.engine))
+        return await self._info(self.gateway.members.drain(body.engine))
 
     async def resume(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
         """Send a drained engine requests again."""
-        return self._info(self.gateway.members.resume(body.engine))
+        if self.part is not None:
+            return await self._info(await self.part.change("resume", body.engine))
+        return await self._info(self.gateway.members.resume(body.engine))
 
-    def _info(self, engine: Engine) -> schemas.EngineInfo:
-        return schemas.EngineInfo(
-            **picked(engine, "name url state draining reason in_flight requests failed"),
-            pool=engine.model or None,
-            models=list(engine.models),
-            dp_size=engine.config.dp_size,
-            role=engine.config.role,
-            streams=[listener.info() for listener in self.gateway.members.listeners(engine)],
-        )
+    async def _info(self, engine: Engine) -> schemas.EngineInfo:
+        own = engine_info(self.gateway.members, engine)
+        if self.whole is None:
+            return own
+        return next((one for one in await self.whole.engines() if one.name == engine.name), own)
 
     def passed(self) -> list[Operation]:
         """Routes whose requests go to engines, and what is answered for all of them."""
@@ -294,8 +314,11 @@ def build(
     upstream_token: str | None = None,
     index_token: str | None = None,
     admin_token: str | None = None,
+    channel: Channel | None = None,
 ) -> tuple[Any, Gateway]:
-    """The ASGI application, and the gateway that is to run around it. Raises ``KvyardError``."""
+    """The ASGI application, and the gateway that is to run around it; with a ``channel``, of one process of several. Raises
+    ``KvyardError``.
+    """
     app, gateway, _ = assemble(
         config,
         title="kvyard gateway",
@@ -303,6 +326,7 @@ def build(
         upstream_token=upstream_token,
         index_token=index_token,
         admin_token=admin_token,
+        channel=channel,
     )
     return app, gateway
 
@@ -316,15 +340,17 @@ def assemble(
     upstream_token: str | None = None,
     index_token: str | None = None,
     admin_token: str | None = None,
+    channel: Channel | None = None,
 ) -> tuple[Any, Gateway, RequestIntake]:
     """As ``build``, with the intake that its routes use. Without ``proxies``, requests come to it some other way, and the
     application has only routes of its own.
     """
-    gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token)
+    gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token, channel=channel)
     members, traffic, index = gateway.members, gateway.traffic, gateway.index
     gateway.metrics.sources.append(lambda: state_samples(members, traffic, index))
     gateway.metrics.sources.append(gateway.samples)
-    proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries)
+    homes = ResponseHomes() if channel is None else SharedHomes(channel)
+    proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries, homes)
     # Clients aren't operators unless that is said: who may add engines can have the gateway connect anywhere.
     keys = gateway.keys
     if keys is not None and token is not None:
@@ -332,7 +358,9 @@ def assemble(
     closed = ADMIN_CLOSED if (token is not None or keys is not None) and admin_token is None else ""
     guard = Guard(config.host, tuple(config.hosts)).check
     reads = make_policy(config.router).needs_keys or bool(config.record or config.journal or config.share)
-    intake = RequestIntake(config, members, proxy, token is None and keys is None, reads, keys, gateway.tracing)
+    intake = RequestIntake(config, members, proxy, token is None and keys is None, reads, keys, tracing=gateway.tracing)
+    if keys is not None and channel is not None:
+        intake.rates = SharedRates(channel, keys)
 
     def configured(changed: GatewayConfig) -> None:
         intake.config = changed
@@ -340,6 +368,11 @@ def assemble(
 
     gateway.reloading.changed.append(configured)
     routes = GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks))
+    view, look = GatewaySource(gateway).view, None
+    if channel is not None:
+        routes.part = GatewayPart(gateway, channel, view)
+        routes.whole = WholeGateway(routes.part)
+        view, look = routes.whole.view, routes.whole.look
     app = application(
         [*(routes.passed() if proxies else ()), *routes.own()],
         title=title,
@@ -350,7 +383,9 @@ def assemble(
         unknown=routes.unknown() if proxies and config.pass_unknown else None,
         openai=True,
     )
-    dashboard = Dashboard(GatewaySource(gateway).view, admin_token, closed=closed, guard=guard)
+    dashboard = Dashboard(view, admin_token, closed=closed, guard=guard, look=look)
+    if channel is not None:
+        dashboard.feed.idle_interval *= channel.processes  # each look asks all of them
     gateway.on_drain += [proxy.drain, dashboard.feed.close]
     gateway.beside["dashboard"] = dashboard.feed.remember
     app.router.routes.extend(dashboard.routes())

@@ -23,7 +23,7 @@ from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.pool import Engine, PromptTally
 from kvyard.server.gateway.promises import Promise, PromiseTally, entered
-from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.gateway.recording import RequestRecorder
 from kvyard.server.metrics import Metrics, read_catalog
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Traffic:
         self.tally = PromptTally()
         self.promises = PromiseTally()
         self.first_bytes = LatencyWindow()
-        self.recorder: TrafficRecorder | None = None
+        self.recorder: RequestRecorder | None = None
         self.access_log: AccessLog | None = None
         self.held = 0
         """Bytes of the bodies of all requests that are under way."""

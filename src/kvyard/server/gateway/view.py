@@ -25,6 +25,7 @@ from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.promises import CAUSES, PromiseTally
+from kvyard.server.gateway.schemas import EngineInfo
 from kvyard.server.gateway.traffic import P, RecentDecision, Traffic
 from kvyard.server.http import picked
 from kvyard.server.indexer.listener import Listener
@@ -205,6 +206,18 @@ class Holdings:
         return [TierView(name=tier, idle=count) for tier, count in sorted(found.items())]
 
 
+def engine_info(members: Membership, engine: Engine) -> EngineInfo:
+    """An engine as /admin/engines shows it."""
+    return EngineInfo(
+        **picked(engine, "name url state draining reason in_flight requests failed"),
+        pool=engine.model or None,
+        models=list(engine.models),
+        dp_size=engine.config.dp_size,
+        role=engine.config.role,
+        streams=[listener.info() for listener in members.listeners(engine)],
+    )
+
+
 def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iterator[Sample]:
     """Everything that is kept anyway."""
     yield P + "under_way", {}, traffic.counters.under_way
@@ -223,7 +236,7 @@ def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iter
         yield P + "prefix_differences_total", labels, pool.reader.differed
         if pool.remote is not None:
             yield P + "index_failures_total", labels, pool.remote.failures
-        if pool.sharing is not None:
+        if pool.sharing is not None and pool.config.share is not None:
             peers, shared = pool.sharing.peers, pool.sharing.counters
             yield P + "share_connected", labels, pool.sharing.connected
             yield P + "share_peers", labels, len(peers)

@@ -134,6 +134,15 @@ class KeyRing:
         """Let a request in, of which so many tokens are known. Raises ``Refusal`` where its key may not ask for that model, or
         a rate is used up.
         """
+        allowances = self.allowances(key, model)
+        try:
+            return RateTicket(allowances, tokens)
+        except Refusal:
+            self.count_refused(key)
+            raise
+
+    def allowances(self, key: AccessKey, model: str) -> list[Allowance]:
+        """What a request draws on. Raises ``Refusal`` where its key may not ask for that model."""
         if not key.allows(model):
             raise Refusal(
                 404, f"the model {model!r:.200} isn't there, or isn't for this key", field="model", fix="see /v1/models"
@@ -141,11 +150,11 @@ class KeyRing:
         allowances = [self._by_key[key.name]] if key.name in self._by_key else []
         if model in self._by_model:
             allowances.append(self._by_model[model])
-        try:
-            return RateTicket(allowances, tokens)
-        except Refusal:
-            self.refused[key.name] = self.refused.get(key.name, 0) + 1
-            raise
+        return allowances
+
+    def count_refused(self, key: AccessKey) -> None:
+        """A request of that key was too many."""
+        self.refused[key.name] = self.refused.get(key.name, 0) + 1
 
     def _kept(self, known: dict[str, Allowance], name: str, whose: str, rate: Rate) -> Allowance:
         old = known.get(name)

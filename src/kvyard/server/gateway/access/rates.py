@@ -6,7 +6,7 @@ what was under way, and then nothing more is let in until that is paid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -60,6 +60,25 @@ class Allowance:
         self.rate = rate
         self.requests = None if rate.requests_per_minute is None else Bucket(rate.requests_per_minute, now)
         self.tokens = None if rate.tokens_per_minute is None else Bucket(rate.tokens_per_minute, now)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is used: as good as new."""
+        return all(one is None or one.level >= one.limit for one in (self.requests, self.tokens))
+
+
+class Admission(Protocol):
+    """A request that was let in, with what it draws on."""
+
+    taken: int
+    """Tokens that it took so far."""
+
+    def settle(self, tokens: int) -> None:
+        """It is over and had so many tokens in all."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What its client is told of what is left."""
+        ...
 
 
 class RateTicket:

@@ -1,7 +1,9 @@
-"""Load shared between gateways through Redis or Valkey: ``load_sharing`` tells and hears, ``peers`` books what others have
-under way, ``lua/beat.lua`` is the server's part.
+"""Load that is shared: ``bookings`` is what each part tells and hears, ``peers`` books what others have under way.
+``load_sharing`` does it between gateways, through Redis or Valkey, of which ``lua/beat.lua`` is the server's part; processes of
+one gateway do it by their own channel (``kvyard.server.gateway.processes``).
 """
 
+from kvyard.server.gateway.sharing.bookings import SharedBookings
 from kvyard.server.gateway.sharing.load_sharing import LoadSharing, probe
 
-__all__ = ["LoadSharing", "probe"]
+__all__ = ["LoadSharing", "SharedBookings", "probe"]

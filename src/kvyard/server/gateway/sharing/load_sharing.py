@@ -21,7 +21,6 @@ All of it goes by itself when no gateway beats. Nothing here needs to survive: m
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 import socket
@@ -31,11 +30,11 @@ from typing import Any
 
 from kvyard.clock import MS, Clock, WallClock, from_seconds, pause
 from kvyard.errors import KvyardError
-from kvyard.index import Holder
 from kvyard.index.redis.scripts import Script
 from kvyard.index.redis.server import Server, Unavailable
-from kvyard.router import Router, RouteRequest
-from kvyard.server.gateway.sharing.peers import Peers, SharingCounters, Told, encode, packed, size_of
+from kvyard.router import Router
+from kvyard.server.gateway.sharing.bookings import SharedBookings
+from kvyard.server.gateway.sharing.peers import Told, encode, size_of
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ async def probe(url: str, *, timeout_s: float = 2.0) -> None:
         server.close()
 
 
-class LoadSharing:
+class LoadSharing(SharedBookings):
     """A gateway's part in the common view of one pool of workers. For one event loop."""
 
     def __init__(
@@ -100,15 +99,13 @@ class LoadSharing:
             raise KvyardError(
                 f"a lease of {lease_s:g} s is too short for beats each {beat_s:g} s: give it three at least"
             )
+        super().__init__(books, clock, max_blocks)
         self.gateway = gateway or f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        self.counters = SharingCounters()
         self.reason = "it wasn't tried yet"
-        """Why the others aren't heard; empty where they are."""
         self._key = f"kvyard:share1:{namespace}"
         self._identity = identity
         self._beat_s = beat_s
         self._lease = from_seconds(lease_s)
-        self._max_blocks = max_blocks
         self._real = WallClock()
         self._server = Server(url, timeout=timeout_s, backoff=from_seconds(min(2.0, lease_s)), clock=self._real)
         self._number = ""
@@ -116,54 +113,11 @@ class LoadSharing:
         self._behind = False
         self._is_away = False
         self._heard_at = 0
-        self._numbers = itertools.count(1)
-        self._mine: dict[object, tuple[int, Told]] = {}
-        """By request id: its number, and what is told of it to a gateway that joins."""
         self._outbox: deque[tuple[int, Told | bool]] = deque()
         self._waiting = 0
         """Bytes in the outbox, about."""
         self._bound = BACKLOG
-        self._peers = Peers(books, clock, self.counters)
         self._lock = threading.Lock()
-
-    @property
-    def connected(self) -> bool:
-        """Whether the last beat reached the others."""
-        return not self.reason
-
-    @property
-    def peers(self) -> dict[str, int]:
-        """The other gateways, each with how many requests it has under way."""
-        return self._peers.counts()
-
-    # -- what happens here ------------------------------------------------------------------------------------------
-
-    def routed(self, request: RouteRequest, worker: Holder, new_tokens: int) -> None:
-        """A request went to ``worker``, which has ``new_tokens`` of it to compute."""
-        if request.id in self._mine:
-            self.finished(request.id)
-        number = next(self._numbers)
-        told = (worker.name, worker.rank, request.num_tokens, new_tokens, packed(request.keys[: self._max_blocks]))
-        self._mine[request.id] = (number, told)
-        self._tell(number, told)
-
-    def prefill_done(self, id_: object) -> None:
-        """Its first token is there."""
-        known = self._mine.get(id_)
-        if known is not None and known[1][3]:
-            number, (name, rank, tokens, _, keys) = known
-            self._mine[id_] = (number, (name, rank, tokens, 0, keys))
-            self._tell(number, True)
-
-    def finished(self, id_: object) -> None:
-        """It is over, whichever way."""
-        known = self._mine.pop(id_, None)
-        if known is not None:
-            self._tell(known[0], False)
-
-    def worker_added(self, worker: Holder) -> None:
-        """The books know ``worker`` from now on: what others have there counts too."""
-        self._peers.worker_added(worker)
 
     # -- beats ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ requests'. A member that joins again, or is gone, loses all that it had under wa
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -72,6 +72,10 @@ class Peers(msgspec.Struct, eq=False):
     books: Router
     clock: Clock
     counters: SharingCounters
+    at: dict[str, int] = {}
+    """How many requests they have at each engine, by its name."""
+    changed: Callable[[str], None] | None = None
+    """Called with the name of an engine at which they have more, or less."""
     _peers: dict[str, _Peer] = {}
 
     def __len__(self) -> int:
@@ -118,6 +122,21 @@ class Peers(msgspec.Struct, eq=False):
                 if done % TURN == 0:
                     await pause()
 
+    def hear(self, who: str, changes: Sequence[tuple[int, Told | bool]]) -> None:
+        """Take in what was just told by one that is there; nothing where it isn't."""
+        peer = self._peers.get(who)
+        if peer is not None:
+            for request, change in changes:
+                self.counters.received += 1
+                self._apply(who, peer, request, change)
+
+    def keep_only(self, who: str, numbers: Collection[int]) -> None:
+        """These are all that it has under way; what else is kept of it has been lost on the way, and goes."""
+        peer = self._peers.get(who)
+        for number in [] if peer is None else [one for one in peer.requests if one not in numbers]:
+            self.counters.expired += 1
+            self._apply(who, self._peers[who], number, False)
+
     def _apply(self, who: str, peer: _Peer, number: int, change: Told | bool) -> None:
         known = peer.requests.get(number)
         now = self.clock.now()
@@ -125,11 +144,15 @@ class Peers(msgspec.Struct, eq=False):
             if known is not None:
                 known.new_tokens = 0
                 if known.booked:
-                    self.books.prefill_done(known.request.id, now)
+                    # Told a while after it came, or at the end of a whole answer: it says nothing of an engine's pace.
+                    self.books.prefill_done(known.request.id, now, False)
         elif change is False:
-            if peer.requests.pop(number, None) is not None and known is not None and known.booked:
-                # With tokens still to compute it had no first token: its engine refused it, or was never reached.
-                (self.books.refused if known.new_tokens else self.books.finished)(known.request.id, now)
+            if known is not None:
+                del peer.requests[number]
+                if known.booked:
+                    # With tokens still to compute it had no first token: its engine refused it, or was never reached.
+                    (self.books.refused if known.new_tokens else self.books.finished)(known.request.id, now)
+                self._count(known.worker.name, -1)
         elif known is None:
             if len(peer.requests) >= MOST:
                 self.counters.dropped += 1
@@ -139,6 +162,18 @@ class Peers(msgspec.Struct, eq=False):
             entry = peer.requests[number] = _Foreign(request, Holder(name, rank), new_tokens)
             if not self._book(entry):
                 self.counters.unknown_workers += 1
+            self._count(name, 1)
+        elif known.new_tokens and not change[3]:
+            self._apply(who, peer, number, True)  # told again, and its first token came meanwhile
+
+    def _count(self, name: str, by: int) -> None:
+        left = self.at.get(name, 0) + by
+        if left:
+            self.at[name] = left
+        else:
+            self.at.pop(name, None)
+        if self.changed is not None:
+            self.changed(name)
 
     def _book(self, entry: _Foreign) -> bool:
         if entry.booked:
@@ -158,6 +193,7 @@ class Peers(msgspec.Struct, eq=False):
             self.counters.expired += 1
             if entry.booked:
                 self.books.finished(entry.request.id, now)
+            self._count(entry.worker.name, -1)
 
     def forget_all(self) -> None:
         """All other gateways are gone."""

@@ -1,0 +1,166 @@
+"""A process's end of the channel: what it tells the hub and the other processes, and what it asks them.
+
+What is told while the hub doesn't read waits, within a bound; bookings beyond that are left out, and all are told again later.
+"""
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from kvyard.server.gateway.processes.frames import ALL, HUB, LOSSY, FrameKind, FrameReader, frame
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 16 << 20
+"""Bytes that wait for the hub to read them."""
+PATIENCE = 0.5
+"""Seconds that other processes have to answer."""
+
+Heard: TypeAlias = Callable[[int, bytes], None]
+"""Called with who sent a frame, and its body."""
+Answering: TypeAlias = Callable[[bytes], bytes]
+
+encode = msgspec.msgpack.Encoder().encode
+_question = msgspec.msgpack.Decoder(tuple[int, str, bytes]).decode
+_reply = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
+
+
+class Channel(asyncio.Protocol):
+    """For one event loop."""
+
+    def __init__(self, end: socket.socket, number: int, processes: int) -> None:
+        """``number`` is this process's, of ``processes``."""
+        self.number = number
+        self.processes = processes
+        self.others: set[int] = set()
+        """Processes that are there besides this one."""
+        self.heard: dict[FrameKind, Heard] = {}
+        """What is done with frames, by kind."""
+        self.answers: dict[str, Answering] = {}
+        """What is answered to other processes, by what they ask."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called where the parent is gone."""
+        self.lost_frames = 0
+        """Since all was told the last time."""
+        self._end = end
+        self._reader = FrameReader()
+        self._transport: Any = None
+        self._asked: dict[int, tuple[asyncio.Future[Any], set[int], dict[int, bytes]]] = {}
+        """By number: who waits, for whose answers, and those that came."""
+        self._numbers = itertools.count(1)
+
+    async def open(self) -> None:
+        """Begin to hear. Raises ``OSError``."""
+        self._end.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._end)
+
+    def close(self) -> None:
+        """Say no more, once what waits is told."""
+        if self._transport is not None:
+            self.on_lost = None
+            self._transport.close()
+
+    # -- telling and asking ---------------------------------------------------------------------------------------------
+
+    def send(self, kind: FrameKind, peer: int, body: bytes = b"") -> bool:
+        """Tell the hub, one process or all others. Returns whether it was told; bookings and the like aren't where too much
+        waits.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if kind in LOSSY and transport.get_write_buffer_size() > MOST_WAITING:
+            self.lost_frames += 1
+            return False
+        transport.write(frame(kind, peer, body))
+        return True
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing waits to be told."""
+        return self._transport is not None and self._transport.get_write_buffer_size() == 0
+
+    async def ask_hub(self, what: str, body: bytes = b"") -> bytes:
+        """The hub's answer. Raises ``ConnectionError`` where it is gone."""
+        found = await self._ask(what, body, {HUB}, None)
+        if HUB not in found:
+            raise ConnectionError("the parent process is gone")
+        return found[HUB]
+
+    async def ask_others(self, what: str, body: bytes = b"", seconds: float = PATIENCE) -> dict[int, bytes]:
+        """The answers of all other processes that answer in time, by number."""
+        return await self._ask(what, body, set(self.others), seconds) if self.others else {}
+
+    async def _ask(self, what: str, body: bytes, whom: set[int], seconds: float | None) -> dict[int, bytes]:
+        number = next(self._numbers)
+        answers: dict[int, bytes] = {}
+        waiting = asyncio.get_running_loop().create_future()
+        self._asked[number] = waiting, whom, answers
+        try:
+            if not self.send(FrameKind.ASK, HUB if whom == {HUB} else ALL, encode((number, what, body))):
+                return answers
+            async with asyncio.timeout(seconds):
+                await waiting
+        except TimeoutError:
+            pass
+        finally:
+            del self._asked[number]
+        return answers
+
+    # -- hearing --------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for waiting, _, _ in self._asked.values():
+            if not waiting.done():
+                waiting.set_result(None)
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        for kind, peer, body in self._reader.feed(data):
+            try:
+                if kind is FrameKind.ANSWER:
+                    self._answered(peer, body)
+                elif kind is FrameKind.ASK:
+                    self._answer(peer, body)
+                else:
+                    self._noted(kind, body)
+                    heard = self.heard.get(kind)
+                    if heard is not None:
+                        heard(peer, body)
+            except Exception:
+                # A fault of ours: it costs this frame.
+                log.exception("a frame of kind %s from process %d can't be used", kind.name, peer)
+
+    def _noted(self, kind: FrameKind, body: bytes) -> None:
+        if kind is FrameKind.JOINED:
+            self.others.add(body[0])
+        elif kind is FrameKind.GONE:
+            self.others.discard(body[0])
+            for waiting, whom, answers in self._asked.values():
+                whom.discard(body[0])
+                if whom <= answers.keys() and not waiting.done():
+                    waiting.set_result(None)
+
+    def _answer(self, peer: int, body: bytes) -> None:
+        number, what, asked = _question(body)
+        answering = self.answers.get(what)
+        said = b"" if answering is None else answering(asked)
+        self.send(FrameKind.ANSWER, peer, encode((number, said)))
+
+    def _answered(self, peer: int, body: bytes) -> None:
+        number, said = _reply(body)
+        asked = self._asked.get(number)
+        if asked is not None:
+            waiting, whom, answers = asked
+            answers[peer] = said
+            if whom <= answers.keys() and not waiting.done():
+                waiting.set_result(None)

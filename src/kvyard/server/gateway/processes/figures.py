@@ -1,0 +1,111 @@
+"""Figures of several processes put together for Prometheus, as one server would have them.
+
+Counters and histograms add up, those of processes that have ended included: a sum that fell would look like a restart. Every
+process follows the same event streams and looks at the same engines: of what is said of those the most counts, not the sum.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from kvyard.server.gateway.traffic import P
+from kvyard.server.health import HealthReason
+
+Sampled = tuple[str, dict[str, str], float]
+Family = tuple[str, str, str, list[Sampled]]
+"""A metric's name, type, text, and samples."""
+Figures = list[Family]
+
+COMMON = ("kvyard_index_", "kvcache_", P + "stream_")
+"""How names of metrics begin of which every process has the whole."""
+MOST = frozenset(
+    P + name
+    for name in (
+        *("degraded", "engine_draining", "engine_downs", "reloads", "share_connected", "share_peers"),
+        *("processes", "garbage_longest_seconds"),
+    )
+)
+LEAST = frozenset({P + "engine_up", P + "recording"})
+ENGINE = "engine"
+
+
+class HubState(msgspec.Struct, kw_only=True):
+    """What the parent says of itself."""
+
+    processes: list[int]
+    """Their numbers, ready or not."""
+    reasons: list[HealthReason]
+    samples: dict[str, float]
+    """By metric, without the prefix."""
+
+
+def gathered_figures(registry: Any) -> Figures:
+    """All that a process has."""
+    return [
+        (one.name, one.type, one.documentation, [(s.name, dict(s.labels), float(s.value)) for s in one.samples])
+        for one in registry.collect()
+    ]
+
+
+def ended_figures(parts: Sequence[Figures]) -> Figures:
+    """What still counts of processes that have ended."""
+    lasting = [
+        [family for family in figures if family[1] in ("counter", "histogram") and _adds_up(family[0])]
+        for figures in parts
+    ]
+    return _merged(lasting)
+
+
+def merged_figures(ended: Figures, parts: Sequence[Figures]) -> Figures:
+    """All processes together. Of engines that none of them has any more, nothing is said."""
+    engines = {labels[ENGINE] for _, _, _, samples in _all(parts) for _, labels, _ in samples if ENGINE in labels}
+    lasting = [
+        (name, kind, text, [one for one in samples if one[1].get(ENGINE) in (None, *engines)])
+        for name, kind, text, samples in ended
+    ]
+    return _merged([*parts, lasting])
+
+
+def figures_text(figures: Figures) -> tuple[bytes, str]:
+    """As they are scraped, and the media type."""
+    from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+
+    class Collected:
+        def collect(self) -> Iterable[Any]:
+            for name, kind, text, samples in figures:
+                family = Metric(name, text, kind)
+                for sample, labels, value in samples:
+                    family.add_sample(sample, labels, value)
+                yield family
+
+    return generate_latest(Collected()), CONTENT_TYPE_LATEST
+
+
+def _all(parts: Sequence[Figures]) -> Iterable[Family]:
+    return (family for figures in parts for family in figures)
+
+
+def _adds_up(name: str) -> bool:
+    return name not in MOST and name not in LEAST and not name.startswith(COMMON)
+
+
+def _merged(parts: Sequence[Figures]) -> Figures:
+    families: dict[str, tuple[str, str, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
+    for name, kind, text, samples in _all(parts):
+        values = families.setdefault(name, (kind, text, {}))[2]
+        for sample, labels, value in samples:
+            key = (sample, tuple(labels.items()))
+            known = values.get(key)
+            if known is None:
+                values[key] = value
+            elif sample.endswith("_created") or name in LEAST:
+                values[key] = min(known, value)
+            elif _adds_up(name):
+                values[key] = known + value
+            else:
+                values[key] = max(known, value)
+    return [
+        (name, kind, text, [(sample, dict(labels), value) for (sample, labels), value in values.items()])
+        for name, (kind, text, values) in families.items()
+    ]

@@ -1,0 +1,82 @@
+"""Frames: what goes between a process of a gateway and the parent, over a pair of connected sockets that no other process has.
+
+A frame has a kind, a peer and a body. On its way to the hub the peer is who shall have it, from the hub on it is who sent it:
+the hub passes on what isn't for itself, and reads none of it.
+"""
+
+import enum
+import struct
+
+HUB = 0
+"""The parent, as a peer. Processes count from 1."""
+ALL = 255
+"""All other processes, as a peer."""
+_HEADER = struct.Struct("<IBB")
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is."""
+
+    READY = 1
+    """To the hub: requests are answered. The body is the number of engines."""
+    JOINED = 2
+    """From the hub: the process named in the body is there, and knows nothing yet."""
+    GONE = 3
+    """From the hub: that process is gone, with all that it had under way."""
+    BOOKINGS = 4
+    FOUND = 5
+    """What a process found out about an engine."""
+    CHANGE = 6
+    """A change by an operator. To the hub, and from there to all in one order, the sender included."""
+    CHANGED = 7
+    """To the hub: that change was made, and holds for processes that join later."""
+    ASK = 8
+    ANSWER = 9
+    SEEN = 10
+    """To the hub: where a response is."""
+    KEEP = 11
+    """To the hub: a process's counters, in case it ends."""
+    RECORD = 12
+    LINES = 13
+    """To the hub: lines of the access log."""
+    SETTLE = 14
+    """To the hub: what a request took of its rates in the end."""
+    END = 15
+    """From the hub: answer what is under way, and end."""
+    HURRY = 16
+    RELOAD = 17
+    RESTATE = 18
+    """From the hub: frames were lost on the way to the process in the body; tell it all again."""
+
+
+LOSSY = frozenset({FrameKind.BOOKINGS, FrameKind.FOUND, FrameKind.ASK, FrameKind.ANSWER})
+"""What is left out where a process doesn't keep up; it is told all again later."""
+
+
+def frame(kind: FrameKind, peer: int, body: bytes = b"") -> bytes:
+    """A frame as bytes."""
+    return _HEADER.pack(len(body), kind, peer) + body
+
+
+class FrameReader:
+    """Frames of what comes in pieces."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[FrameKind, int, bytes]]:
+        """The frames that are whole with ``data``: kind, peer, body."""
+        held = self._held
+        held += data
+        found: list[tuple[FrameKind, int, bytes]] = []
+        at = 0
+        while len(held) - at >= _HEADER.size:
+            length, kind, peer = _HEADER.unpack_from(held, at)
+            end = at + _HEADER.size + length
+            if len(held) < end:
+                break
+            found.append((FrameKind(kind), peer, bytes(held[at + _HEADER.size : end])))
+            at = end
+        if at:
+            del held[:at]
+        return found

@@ -1,0 +1,338 @@
+"""The hub: what the parent of a gateway's processes does between them.
+
+It passes frames on, puts operators' changes into one order, and keeps what has to be in one place: rates of keys and models,
+where responses are, counters of processes that have ended, the recording and the access log. What it keeps is bounded, and so
+is what waits for a process that doesn't read. It has no threads and no event loop, so that its process can fork at any time.
+"""
+
+import logging
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from kvyard.clock import VirtualClock, WallClock
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.access.rates import Allowance, Rate, RateTicket
+from kvyard.server.gateway.access_log import AccessLog
+from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
+from kvyard.server.gateway.processes.changes import EngineChange, KeptChanges
+from kvyard.server.gateway.processes.figures import Figures, HubState, ended_figures
+from kvyard.server.gateway.processes.frames import ALL, HUB, LOSSY, FrameKind, FrameReader, frame
+from kvyard.server.gateway.processes.records import RecordedCall, write_down
+from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.health import HealthReason
+from kvyard.server.http import Refusal
+
+log = logging.getLogger(__name__)
+
+READ = 256 << 10
+"""Bytes read of one process at a time."""
+MOST_WAITING = 64 << 20
+"""Bytes that wait for one process."""
+MOST_ALLOWANCES = 4096
+"""Rates above which those that are full are let go: a full one is as good as a new one."""
+
+encode = msgspec.msgpack.Encoder().encode
+_question = msgspec.msgpack.Decoder(tuple[int, str, bytes]).decode
+_seen = msgspec.msgpack.Decoder(tuple[str, ResponseHome]).decode
+_figures = msgspec.msgpack.Decoder(Figures).decode
+_change = msgspec.msgpack.Decoder(EngineChange).decode
+_call = msgspec.msgpack.Decoder(RecordedCall).decode
+
+RateName = tuple[str, int | None, int | None]
+"""Whose rate it is, its requests and its tokens a minute."""
+_admission = msgspec.msgpack.Decoder(tuple[list[RateName], int]).decode
+_settling = msgspec.msgpack.Decoder(tuple[list[RateName], int]).decode
+
+
+class _Member(msgspec.Struct, eq=False):
+    """One process."""
+
+    number: int
+    end: socket.socket
+    reader: FrameReader
+    waiting: deque[bytes]
+    size: int = 0
+    """Bytes that wait."""
+    ready: bool = False
+    behind: bool = False
+    """Whether frames were left out."""
+    figures: Figures = []
+
+
+class Hub:
+    """For one thread."""
+
+    def __init__(
+        self,
+        processes: int,
+        recorder: TrafficRecorder | None = None,
+        recorder_clock: VirtualClock | None = None,
+        access_log: AccessLog | None = None,
+    ) -> None:
+        """``recorder_clock`` is the recorder's."""
+        self.restarts = 0
+        """Processes that ended and were started again, over all time."""
+        self.engines = 0
+        """That the first process had when it was ready."""
+        self._clock = WallClock.since_epoch()
+        self._processes = processes
+        self._recorder = recorder
+        self._recorder_clock = recorder_clock or VirtualClock()
+        self._access_log = access_log
+        self._selector = selectors.DefaultSelector()
+        self._members: dict[int, _Member] = {}
+        self._asked: list[tuple[int, bytes]] = []
+        """Questions that wait until all that was told before them is read."""
+        self._homes = ResponseHomes()
+        self._changes = KeptChanges()
+        self._allowances: dict[RateName, Allowance] = {}
+        self._ended: Figures = []
+
+    # -- who there is -----------------------------------------------------------------------------------------------------
+
+    def watch(self, readable: Any, called: Callable[[], None]) -> None:
+        """Call ``called`` where something can be read there."""
+        self._selector.register(readable, selectors.EVENT_READ, called)
+
+    def add(self, number: int, end: socket.socket) -> None:
+        """A process is started, and has the other end."""
+        end.setblocking(False)
+        for one in self._members:
+            self.send(FrameKind.JOINED, one, HUB, bytes([number]))
+        self._members[number] = member = _Member(number, end, FrameReader(), deque())
+        self._selector.register(end, selectors.EVENT_READ, member)
+        for one in self._members:
+            if one != number:
+                self.send(FrameKind.JOINED, number, HUB, bytes([one]))
+
+    def remove(self, number: int) -> None:
+        """A process has ended."""
+        member = self._members.get(number)
+        if member is None:
+            return
+        while self._read(member):
+            pass  # what it said last
+        del self._members[number]
+        with suppress(KeyError):
+            self._selector.unregister(member.end)
+        member.end.close()
+        self._ended = ended_figures([self._ended, member.figures])
+        for one in self._members:
+            self.send(FrameKind.GONE, one, HUB, bytes([number]))
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a process answers requests."""
+        return number in self._members and self._members[number].ready
+
+    def forget_all(self) -> None:
+        """In a process that was just forked: let go of all ends, so that each process sees when the parent is gone."""
+        for member in self._members.values():
+            member.end.close()
+        self._selector.close()
+
+    def close(self) -> None:
+        """End the files."""
+        self.forget_all()
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._access_log is not None:
+            self._access_log.close()
+
+    def flush(self) -> None:
+        """Write out what would be lost with this process."""
+        if self._recorder is not None:
+            self._recorder.flush()
+        if self._access_log is not None:
+            self._access_log.flush()
+
+    def reload(self) -> None:
+        """Have all processes read their configuration again, and begin the access log again by its name."""
+        if self._access_log is not None:
+            self._access_log.reopen()
+        self.tell_all(FrameKind.RELOAD)
+
+    # -- frames -----------------------------------------------------------------------------------------------------------
+
+    def tell_all(self, kind: FrameKind) -> None:
+        """Tell all processes."""
+        for number in self._members:
+            self.send(kind, number, HUB)
+
+    def wait(self, seconds: float) -> None:
+        """Pass on and answer what comes within ``seconds``; returns after the first of it."""
+        self._turn(seconds)
+        if self._asked:
+            # What was told before a question, by a process that then let another ask, is here by now and counts.
+            self._turn(0)
+            asked, self._asked = self._asked, []
+            for number, body in asked:
+                self._answer(number, body)
+
+    def _turn(self, seconds: float) -> None:
+        for key, events in self._selector.select(max(0.0, seconds)):
+            member = key.data
+            if not isinstance(member, _Member):
+                member()
+                continue
+            if events & selectors.EVENT_WRITE:
+                self._write(member)
+            if events & selectors.EVENT_READ:
+                self._read(member)
+
+    def _read(self, member: _Member) -> bool:
+        """Take in what a process said; returns whether there may be more."""
+        try:
+            data = member.end.recv(READ)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            with suppress(KeyError):
+                self._selector.unregister(member.end)  # it ends: its exit is what counts
+            return False
+        for kind, peer, body in member.reader.feed(data):
+            if peer == ALL:
+                for one in self._members:
+                    if one != member.number:
+                        self.send(kind, one, member.number, body)
+            elif peer != HUB:
+                self.send(kind, peer, member.number, body)
+            else:
+                try:
+                    self._told(member, kind, body)
+                except (msgspec.MsgspecError, KvyardError) as error:
+                    log.error("a frame of kind %s from process %d can't be used: %s", kind.name, member.number, error)
+        return True
+
+    def send(self, kind: FrameKind, to: int, sender: int, body: bytes = b"") -> None:
+        """Pass a frame to a process. One that doesn't read misses what can be told again later."""
+        member = self._members.get(to)
+        if member is None or (member.behind and kind in LOSSY):
+            return
+        data = frame(kind, sender, body)
+        if member.size + len(data) > MOST_WAITING and kind in LOSSY:
+            member.behind = True
+            return
+        member.waiting.append(data)
+        member.size += len(data)
+        if len(member.waiting) == 1:
+            self._write(member)
+
+    def _write(self, member: _Member) -> None:
+        waiting = member.waiting
+        while waiting:
+            try:
+                sent = member.end.send(waiting[0])
+            except BlockingIOError:
+                break
+            except OSError:
+                waiting.clear()
+                member.size = 0
+                return  # it has ended
+            member.size -= sent
+            if sent < len(waiting[0]):
+                waiting[0] = waiting[0][sent:]
+                break
+            waiting.popleft()
+        with suppress(KeyError, ValueError):
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
+            if self._selector.get_key(member.end).events != events:
+                self._selector.modify(member.end, events, member)
+        if member.behind and not waiting:
+            member.behind = False
+            for one in self._members:
+                if one != member.number:
+                    self.send(FrameKind.RESTATE, one, HUB, bytes([member.number]))
+
+    # -- what is for the hub itself -----------------------------------------------------------------------------------------
+
+    def _told(self, member: _Member, kind: FrameKind, body: bytes) -> None:
+        if kind is FrameKind.ASK:
+            self._asked.append((member.number, body))
+        elif kind is FrameKind.SETTLE:
+            rates, tokens = _settling(body)
+            for name in rates:
+                bucket = self._allowance(name).tokens
+                if bucket is not None:
+                    bucket.take(tokens)
+        elif kind is FrameKind.SEEN:
+            self._homes.remember(*_seen(body))
+        elif kind is FrameKind.KEEP:
+            member.figures = _figures(body)
+        elif kind is FrameKind.CHANGE:
+            for one in list(self._members):
+                self.send(kind, one, member.number, body)
+        elif kind is FrameKind.CHANGED:
+            self._changes.made(_change(body))
+        elif kind is FrameKind.RECORD:
+            if self._recorder is not None:
+                write_down(self._recorder, self._recorder_clock, member.number, _call(body))
+        elif kind is FrameKind.LINES:
+            if self._access_log is not None:
+                self._access_log.write(body)
+        elif kind is FrameKind.READY:
+            member.ready = True
+            self.engines = self.engines or int(body or b"0")
+
+    def _answer(self, asker: int, body: bytes) -> None:
+        number, what, asked = _question(body)
+        said = b""
+        if what == "admit":
+            said = self._admit(*_admission(asked))
+        elif what == "home":
+            home = self._homes.find(asked.decode())
+            said = b"" if home is None else encode(home)
+        elif what == "changes":
+            said = encode(self._changes.listed())
+        elif what == "figures":
+            kept = [member.figures for member in self._members.values()]
+            said = encode([self._ended, *kept])
+        elif what == "state":
+            said = encode(self._state())
+        self.send(FrameKind.ANSWER, asker, HUB, encode((number, said)))
+
+    def _state(self) -> HubState:
+        ready = sum(member.ready for member in self._members.values())
+        reasons: list[HealthReason] = []
+        if ready < self._processes:
+            why = f"{ready} of {self._processes} answer; one that ended is started again"
+            reasons.append(HealthReason(code="process-missing", why=why))
+        samples: dict[str, float] = {"processes": ready, "process_restarts_total": self.restarts}
+        if self._access_log is not None and self._access_log.error:
+            reasons.append(HealthReason(code="access-log", about=self._access_log.path, why=self._access_log.error))
+        if self._recorder is not None:
+            written = self._recorder.counters
+            samples["recording"] = float(not self._recorder.stopped)
+            samples["recorded_requests_total"] = written.rows
+            samples["recorded_bytes_total"] = written.bytes
+            samples["unrecorded_requests_total"] = written.left_out + written.late
+            if self._recorder.stopped:
+                reasons.append(HealthReason(code="record", about=str(self._recorder.path), why=self._recorder.stopped))
+        return HubState(processes=sorted(self._members), reasons=reasons, samples=samples)
+
+    # -- rates --------------------------------------------------------------------------------------------------------------
+
+    def _admit(self, rates: list[RateName], tokens: int) -> bytes:
+        """Whether a request is let in, as ``shared_rates`` reads it."""
+        try:
+            ticket = RateTicket([self._allowance(name) for name in rates], tokens)
+        except Refusal as refusal:
+            return encode((refusal.problem.error, refusal.problem.fix, refusal.headers))
+        return encode(("", "", {name.decode(): value.decode() for name, value in ticket.headers()}))
+
+    def _allowance(self, name: RateName) -> Allowance:
+        found = self._allowances.get(name)
+        if found is None:
+            if len(self._allowances) >= MOST_ALLOWANCES:
+                self._allowances = {key: one for key, one in self._allowances.items() if not one.full}
+            whose, requests, tokens = name
+            rate = Rate(requests_per_minute=requests, tokens_per_minute=tokens)
+            found = self._allowances[name] = Allowance(whose, rate, self._clock.now)
+        return found

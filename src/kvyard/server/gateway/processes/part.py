@@ -1,0 +1,179 @@
+"""A process's part in the whole: what it tells and hears of others is tied to its gateway here.
+
+A change by an operator goes to the hub first, and is made by every process when it comes from there, so that all make the same
+changes in the same order; the process that was asked for it answers when it has made it.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.index.metrics import Sample
+from kvyard.server.dashboard.view import FleetView, ViewSource
+from kvyard.server.gateway.config import GatewayEngine
+from kvyard.server.gateway.gateway import Gateway
+from kvyard.server.gateway.health import Finding
+from kvyard.server.gateway.pool import Engine
+from kvyard.server.gateway.processes.changes import EngineChange
+from kvyard.server.gateway.processes.channel import Channel, encode
+from kvyard.server.gateway.processes.figures import gathered_figures
+from kvyard.server.gateway.processes.frames import ALL, HUB, FrameKind
+from kvyard.server.gateway.schemas import EngineInfo
+from kvyard.server.gateway.traffic import P
+from kvyard.server.gateway.view import engine_info
+from kvyard.server.health import HealthReason
+from kvyard.server.http import Refusal
+
+log = logging.getLogger(__name__)
+
+LOOK = "look"
+"""Told of an engine whose names have changed: ask it again."""
+_change = msgspec.msgpack.Decoder(EngineChange).decode
+_changes = msgspec.msgpack.Decoder(list[EngineChange]).decode
+_found = msgspec.msgpack.Decoder(tuple[str, str, str]).decode
+
+
+class PartStatement(msgspec.Struct, kw_only=True):
+    """How a process is."""
+
+    draining: bool
+    reasons: list[HealthReason]
+    engines: list[EngineInfo]
+    streams: dict[str, str]
+    """The state of each."""
+    under_way: int
+    queued: int
+
+
+class PartView(msgspec.Struct, kw_only=True):
+    """What a process's dashboard would show alone."""
+
+    view: FleetView
+    first_bytes: list[int]
+    """Times to the first byte of the last minute, in nanoseconds."""
+
+
+class GatewayPart:
+    """Ties a gateway to the channel of its process."""
+
+    def __init__(self, gateway: Gateway, channel: Channel, view: ViewSource) -> None:
+        self.channel = channel
+        self._gateway = gateway
+        self._view = view
+        self._numbers = itertools.count(1)
+        self._mine: dict[int, asyncio.Future[Engine]] = {}
+        self._waiting: asyncio.Queue[tuple[int, EngineChange]] = asyncio.Queue()
+        channel.heard[FrameKind.FOUND] = self._heard
+        channel.heard[FrameKind.CHANGE] = lambda peer, body: self._waiting.put_nowait((peer, _change(body)))
+        channel.heard[FrameKind.RELOAD] = lambda peer, body: gateway.reloading.ask()
+        channel.answers["statement"] = lambda _: encode(self.statement())
+        channel.answers["view"] = lambda _: encode(self.view())
+        channel.answers["keep"] = lambda _: self.keep()
+        gateway.metrics.sources.append(self._samples)
+        gateway.health.tell = self._tell
+        gateway.members.on_looked.append(lambda engine: self._tell(LOOK, engine.name, ""))
+        gateway.joining.append(self._catch_up)
+        gateway.beside["changes"] = self._make_changes
+
+    # -- how it is ------------------------------------------------------------------------------------------------------
+
+    def statement(self) -> PartStatement:
+        """Now."""
+        gateway = self._gateway
+        return PartStatement(
+            draining=gateway.draining,
+            reasons=list(gateway.conditions()),
+            engines=[engine_info(gateway.members, engine) for engine in gateway.members.engines.values()],
+            streams={
+                f"{model.name} {name}": listener.info().state
+                for model in gateway.index.models.values()
+                for name, listener in model.listeners.items()
+            },
+            under_way=gateway.traffic.counters.under_way,
+            queued=sum(len(pool.waiting) for pool in gateway.members.pools.values()),
+        )
+
+    def view(self) -> PartView:
+        """Now."""
+        gateway = self._gateway
+        return PartView(view=self._view(), first_bytes=gateway.traffic.first_bytes.within(gateway.clock.now()))
+
+    def _samples(self) -> Iterator[Sample]:
+        yield (
+            P + "process_requests_total",
+            {"process": str(self.channel.number)},
+            self._gateway.traffic.counters.requests,
+        )
+
+    def keep(self) -> bytes:
+        """Have the hub keep this process's counters as they are now."""
+        self.channel.send(FrameKind.KEEP, HUB, encode(gathered_figures(self._gateway.metrics.registry)))
+        return b""
+
+    # -- engines ----------------------------------------------------------------------------------------------------------
+
+    async def change(self, op: str, engine: str, config: GatewayEngine | None = None) -> Engine:
+        """Make a change in all processes. Raises what the change raises here."""
+        number = next(self._numbers)
+        made: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+        self._mine[number] = made
+        try:
+            told = {"op": op, "engine": engine, "config": config, "number": number}
+            if not self.channel.send(FrameKind.CHANGE, HUB, encode(told)):
+                raise Refusal(503, "the gateway ends", fix="try again", Retry_After="1")
+            return await made
+        finally:
+            del self._mine[number]
+
+    async def _catch_up(self) -> None:
+        """Make the changes that were made before this process was there."""
+        for change in _changes(await self.channel.ask_hub("changes")):
+            try:
+                if change.op == "add" and change.engine in self._gateway.members.engines:
+                    await self._gateway.members.remove(change.engine)  # it was removed, and is another since
+                await self._make(change)
+            except (KvyardError, Refusal) as error:
+                log.info("%s of %s isn't needed here: %s", change.op, change.engine, error)
+
+    async def _make_changes(self) -> None:
+        """As they come from the hub, until cancelled."""
+        while True:
+            peer, change = await self._waiting.get()
+            asked = self._mine.get(change.number) if peer == self.channel.number else None
+            try:
+                engine = await self._make(change)
+            except Exception as error:
+                if asked is None:
+                    log.warning("%s of %s can't be done here: %s", change.op, change.engine, error)
+                elif not asked.done():
+                    asked.set_exception(error)
+                continue
+            if peer == self.channel.number:
+                self.channel.send(FrameKind.CHANGED, HUB, encode(change))
+            if asked is not None and not asked.done():
+                asked.set_result(engine)
+
+    async def _make(self, change: EngineChange) -> Engine:
+        members = self._gateway.members
+        if change.op == "add" and change.config is not None:
+            return await members.add(change.config)
+        if change.op == "remove":
+            return await members.remove(change.engine)
+        return members.drain(change.engine) if change.op == "drain" else members.resume(change.engine)
+
+    def _tell(self, found: Finding | str, engine: str, reason: str) -> None:
+        self.channel.send(FrameKind.FOUND, ALL, encode((found, engine, reason)))
+
+    def _heard(self, _: int, body: bytes) -> None:
+        found, name, reason = _found(body)
+        engine = self._gateway.members.engines.get(name)
+        if engine is None:
+            return
+        if found == LOOK:
+            self._gateway.supervisor.begin(f"look at {name}", self._gateway.members.look(engine, told=True))
+        else:
+            self._gateway.health.heard(msgspec.convert(found, Finding), engine, reason)

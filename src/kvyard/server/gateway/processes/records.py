@@ -1,0 +1,136 @@
+"""The recording and the access log of several processes: each tells the parent, which writes one file.
+
+Requests are recorded by the clocks of the processes, which are one clock. What comes to the parent a little out of order is
+taken to have come when the one before it did: a trace's rows are in order of arrival.
+"""
+
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvyard.blocks import NO_HINTS, Hints
+from kvyard.clock import Clock, VirtualClock
+from kvyard.errors import KvyardError
+from kvyard.server.gateway.access_log import AccessLog
+from kvyard.server.gateway.recording import RecorderCounters, TrafficRecorder
+
+log = logging.getLogger(__name__)
+
+Tell = Callable[[bytes], object]
+encode = msgspec.msgpack.Encoder().encode
+
+
+class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a process tells of a request: that it came, or that it is over."""
+
+    at: int
+    """When, in nanoseconds."""
+    id: str
+    keys: bytes | None = None
+    """Of one that came; ``None``: it is over."""
+    tokens: int = 0
+    key_tokens: int = 1
+    tail: list[int] | None = None
+    session: str | None = None
+    model: str | None = None
+    hints: Hints | None = None
+    output: int = 0
+    first_token: int | None = None
+    cached: int | None = None
+
+
+class ToldRecorder:
+    """A recorder that has another process write."""
+
+    def __init__(self, path: str, clock: Clock, tell: Tell) -> None:
+        self.path = Path(path)
+        self.stopped = ""
+        self.counters = RecorderCounters()
+        """Nothing: the parent counts."""
+        self._clock = clock
+        self._tell = tell
+
+    def arrived(
+        self,
+        id_: object,
+        keys: Sequence[int],
+        num_tokens: int,
+        *,
+        key_tokens: int,
+        tail: Sequence[int] | None = None,
+        session: str | None = None,
+        model: str | None = None,
+        hints: Hints = NO_HINTS,
+    ) -> None:
+        """As ``TrafficRecorder.arrived``."""
+        call = RecordedCall(
+            at=self._clock.now(),
+            id=str(id_),
+            keys=struct.pack(f"<{len(keys)}Q", *keys),
+            tokens=num_tokens,
+            key_tokens=key_tokens,
+            tail=None if tail is None else list(tail),
+            session=session,
+            model=model,
+            hints=None if hints is NO_HINTS else hints,
+        )
+        self._tell(encode(call))
+
+    def ended(
+        self, id_: object, output_tokens: int, *, first_token: int | None = None, cached: int | None = None
+    ) -> None:
+        """As ``TrafficRecorder.ended``."""
+        call = RecordedCall(
+            at=self._clock.now(), id=str(id_), output=output_tokens, first_token=first_token, cached=cached
+        )
+        self._tell(encode(call))
+
+    def flush(self) -> None:
+        """The parent does."""
+
+    def close(self) -> None:
+        """The parent does."""
+
+
+def write_down(recorder: TrafficRecorder, clock: VirtualClock, process: int, call: RecordedCall) -> None:
+    """Record what a process tells, by ``clock``, which is the recorder's."""
+    clock.advance(max(clock.now(), call.at))
+    id_ = (process, call.id)
+    if call.keys is None:
+        recorder.ended(id_, call.output, first_token=call.first_token, cached=call.cached)
+        return
+    keys = [key for (key,) in struct.iter_unpack("<Q", call.keys)]
+    try:
+        recorder.arrived(
+            id_,
+            keys,
+            call.tokens,
+            key_tokens=call.key_tokens,
+            tail=call.tail,
+            session=call.session,
+            model=call.model,
+            hints=call.hints or NO_HINTS,
+        )
+    except KvyardError as error:
+        log.warning("the recording ends: %s", error)
+        recorder.close()
+
+
+class ToldLog(AccessLog):
+    """An access log that another process writes."""
+
+    def __init__(self, path: str, tell: Tell) -> None:
+        self._tell = tell
+        super().__init__(path)
+
+    def write(self, text: bytes) -> None:
+        self._tell(text)
+
+    def reopen(self) -> None:
+        """The parent does."""
+
+    def _open(self) -> None:
+        """The parent does."""

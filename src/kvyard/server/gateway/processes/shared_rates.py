@@ -1,0 +1,62 @@
+"""Rates of keys and models that hold for all processes together: the hub keeps them, and is asked for each request.
+
+So there is no more let in than by one process. A question takes one round trip over a socket of this machine.
+"""
+
+import msgspec
+
+from kvyard.server.gateway.access import AccessKey, KeyRing
+from kvyard.server.gateway.access.rates import Allowance
+from kvyard.server.gateway.processes.channel import Channel, encode
+from kvyard.server.gateway.processes.frames import HUB, FrameKind
+from kvyard.server.http import Refusal
+
+_decode = msgspec.msgpack.Decoder(tuple[str, str, dict[str, str]]).decode
+
+
+class SharedTicket:
+    """A request that was let in, with what it takes of rates that the hub keeps."""
+
+    def __init__(self, channel: Channel, rates: list[tuple[str, int | None, int | None]], tokens: int) -> None:
+        self.taken = tokens
+        self._channel = channel
+        self._rates = rates
+        self.told: dict[str, str] = {}
+        """What its client is told of what is left."""
+
+    def settle(self, tokens: int) -> None:
+        """It is over and had so many tokens in all."""
+        if tokens != self.taken:
+            self._channel.send(FrameKind.SETTLE, HUB, encode((self._rates, tokens - self.taken)))
+            self.taken = tokens
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What its client is told of what was left when it came."""
+        return [(name.encode(), value.encode()) for name, value in self.told.items()]
+
+
+class SharedRates:
+    """Lets requests in."""
+
+    def __init__(self, channel: Channel, keys: KeyRing) -> None:
+        self._channel = channel
+        self._keys = keys
+
+    async def admit(self, key: AccessKey, model: str, tokens: int) -> SharedTicket:
+        """As ``KeyRing.admit``. Raises ``Refusal``."""
+        rates = [_named(one) for one in self._keys.allowances(key, model)]
+        ticket = SharedTicket(self._channel, rates, tokens)
+        if not rates:
+            return ticket
+        try:
+            error, fix, ticket.told = _decode(await self._channel.ask_hub("admit", encode((rates, tokens))))
+        except ConnectionError:
+            raise Refusal(503, "the gateway ends", fix="try again", Retry_After="1") from None
+        if error:
+            self._keys.count_refused(key)
+            raise Refusal(429, error, fix=fix, **{name.replace("-", "_"): value for name, value in ticket.told.items()})
+        return ticket
+
+
+def _named(one: Allowance) -> tuple[str, int | None, int | None]:
+    return one.whose, one.rate.requests_per_minute, one.rate.tokens_per_minute

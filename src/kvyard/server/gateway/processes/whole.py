@@ -1,0 +1,220 @@
+"""The whole gateway, whichever of its processes is asked: health, engines, metrics and the dashboard's view of all of them.
+
+A process that doesn't answer the others in time is left out, and named as a reason to be degraded.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from kvyard.server.dashboard.view import (
+    MOST_DECISIONS,
+    DecisionView,
+    FleetView,
+    PromisesView,
+    Totals,
+    WorkerState,
+    WorkerStatus,
+    latency_of,
+)
+from kvyard.server.gateway.processes.channel import Channel
+from kvyard.server.gateway.processes.figures import Figures, HubState, figures_text, merged_figures
+from kvyard.server.gateway.processes.part import GatewayPart, PartStatement, PartView
+from kvyard.server.gateway.schemas import EngineInfo, GatewayHealth
+from kvyard.server.gateway.traffic import NAMES, P
+from kvyard.server.health import HealthReason, Readiness, readiness
+from kvyard.server.http import picked
+
+ENGINE_STATES = ("ready", "suspect", "starting", "down")
+STREAM_STATES = ("fresh", "catching up", "stale")
+WORKER_STATES: tuple[WorkerState, ...] = ("ready", "busy", "suspect", "starting", "draining", "stalled", "down")
+"""Each from good to bad: where processes differ, the worst is said."""
+ADDED = ("running", "waiting", "requests", "failed", "prompt_tokens", "output_tokens")
+"""Of a worker."""
+TOTALS = (
+    *("requests", "finished", "failed", "refused", "cancelled", "retried", "under_way", "queued"),
+    *("prompt_tokens", "output_tokens"),
+)
+
+S = TypeVar("S", PartStatement, PartView)
+_state = msgspec.msgpack.Decoder(HubState).decode
+_figures = msgspec.msgpack.Decoder(list[Figures]).decode
+
+
+class WholeGateway:
+    """Asks all processes."""
+
+    def __init__(self, part: GatewayPart) -> None:
+        self._part = part
+        self._channel: Channel = part.channel
+        self._seen: FleetView | None = None
+
+    async def health(self) -> GatewayHealth:
+        """How everything is."""
+        states, silent = await self._all("statement", self._part.statement(), PartStatement)
+        how = merged_readiness(states, [*silent, *(await self._hub()).reasons])
+        draining = all(one.draining for one in states)
+        able: Literal["ok", "degraded"] = "degraded" if how.degraded else "ok"
+        engines = merged_engines([one.engines for one in states])
+        return GatewayHealth(
+            status="draining" if draining else able if how.ready else "no engine",
+            **picked(how, "live ready degraded reasons"),
+            engines=dict(Counter(one.state for one in engines)),
+            streams=dict(Counter(_worst([one.streams for one in states], STREAM_STATES).values())),
+            under_way=sum(one.under_way for one in states),
+            queued=sum(one.queued for one in states),
+        )
+
+    async def ready(self) -> Readiness:
+        """Whether requests can be answered."""
+        states, silent = await self._all("statement", self._part.statement(), PartStatement)
+        return merged_readiness(states, [*silent, *(await self._hub()).reasons])
+
+    async def engines(self) -> list[EngineInfo]:
+        """Who there is, with what all processes have there."""
+        states, _ = await self._all("statement", self._part.statement(), PartStatement)
+        return merged_engines([one.engines for one in states])
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """As they are scraped, and the media type."""
+        self._part.keep()
+        await self._channel.ask_others("keep")
+        ended, *kept = _figures(await self._channel.ask_hub("figures"))
+        samples = (await self._hub()).samples
+        own: Figures = [
+            (
+                P + name.removesuffix("_total"),
+                "counter" if name.endswith("_total") else "gauge",
+                NAMES[name],
+                [(P + name, {}, float(value))],
+            )
+            for name, value in samples.items()
+        ]
+        return figures_text(merged_figures(ended, [*kept, own]))
+
+    async def look(self) -> None:
+        """See how all processes are; ``view`` shows it."""
+        views, _ = await self._all("view", self._part.view(), PartView)
+        self._seen = merged_views(views)
+
+    def view(self) -> FleetView:
+        """As it was seen last; before the first time, this process alone."""
+        return self._part.view().view if self._seen is None else self._seen
+
+    async def _hub(self) -> HubState:
+        return _state(await self._channel.ask_hub("state"))
+
+    async def _all(self, what: str, own: S, kind: type[S]) -> tuple[list[S], list[HealthReason]]:
+        """What all processes answer, this one first, and those that didn't."""
+        answers: dict[int, bytes] = await self._channel.ask_others(what)
+        found = [own]
+        for one in sorted(answers):
+            found.append(msgspec.msgpack.decode(answers[one], type=kind))
+        why = "it doesn't answer the others"
+        silent = sorted(self._channel.others - answers.keys())
+        return found, [HealthReason(code="process-silent", about=f"process {one}", why=why) for one in silent]
+
+
+def merged_readiness(states: Sequence[PartStatement], more: Iterable[HealthReason]) -> Readiness:
+    """Ready where one process is: another that isn't yet is a reason to be degraded."""
+    parts = [readiness(one.reasons) for one in states]
+    ready = any(part.ready for part in parts)
+    found: dict[tuple[str, str], HealthReason] = {}
+    for reason in (*(one for state in states for one in state.reasons), *more):
+        if ready and reason.grade == "unready":
+            reason = msgspec.structs.replace(reason, grade="degraded")
+        found.setdefault((reason.code, reason.about), reason)
+    return readiness(found.values())
+
+
+def merged_engines(lists: Sequence[Sequence[EngineInfo]]) -> list[EngineInfo]:
+    """One for each engine: what processes have there adds up, and the worst that one says of it counts."""
+    found: dict[str, EngineInfo] = {}
+    for one in (engine for engines in lists for engine in engines):
+        known = found.get(one.name)
+        if known is None:
+            found[one.name] = msgspec.structs.replace(one)
+            continue
+        for name in ("in_flight", "requests", "failed"):
+            setattr(known, name, getattr(known, name) + getattr(one, name))
+        if ENGINE_STATES.index(one.state) > ENGINE_STATES.index(known.state):
+            known.state, known.reason = one.state, one.reason
+    return list(found.values())
+
+
+def merged_views(parts: Sequence[PartView]) -> FleetView:
+    """One view of all. What is known of caches and streams is the first one's: all follow the same streams."""
+    views = [part.view for part in parts]
+    first = views[0]
+    totals = [view.totals for view in views]
+    return msgspec.structs.replace(
+        first,
+        # Counters of one that began again do so too.
+        since=max(view.since for view in views),
+        notes=list(dict.fromkeys(note for view in views for note in view.notes)),
+        workers=_workers(views),
+        decisions=_decisions(views),
+        totals=Totals(
+            **_sums(totals, TOTALS),
+            prompts=_added([one.prompts for one in totals]),
+            promises=_promises([one.promises for one in totals]),
+            ttft=latency_of([took for part in parts for took in part.first_bytes]),
+        ),
+    )
+
+
+def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
+    found: dict[str, list[WorkerStatus]] = {}
+    for worker in (one for view in views for one in view.workers):
+        found.setdefault(worker.name, []).append(worker)
+    merged: list[WorkerStatus] = []
+    for same in found.values():
+        worst = max(same, key=lambda one: WORKER_STATES.index(one.state))
+        merged.append(
+            msgspec.structs.replace(
+                same[0],
+                state=worst.state,
+                reason=worst.reason,
+                **_sums(same, ADDED),
+                prompts=_added([one.prompts for one in same]),
+                promises=_promises([one.promises for one in same]),
+            )
+        )
+    return merged
+
+
+def _decisions(views: Sequence[FleetView]) -> list[DecisionView]:
+    """The newest of all. Processes count their own; here the time says which is new, in microseconds."""
+    newest = sorted((one for view in views for one in view.decisions), key=lambda one: one.at, reverse=True)
+    return [msgspec.structs.replace(one, number=int(one.at * 1e6)) for one in newest[:MOST_DECISIONS]]
+
+
+def _promises(parts: Sequence[PromisesView | None]) -> PromisesView | None:
+    there = [one for one in parts if one is not None]
+    if not there:
+        return None
+    return PromisesView(
+        **_sums(there, ("promised", "delivered", "unpromised")), missing=_added([one.missing for one in there])
+    )
+
+
+def _sums(parts: Sequence[object], names: Iterable[str]) -> dict[str, Any]:
+    return {name: sum(getattr(one, name) for one in parts) for name in names}
+
+
+def _added(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for one in parts:
+        found.update(one)
+    return dict(found)
+
+
+def _worst(parts: Sequence[dict[str, str]], order: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, state in (pair for one in parts for pair in one.items()):
+        known = found.get(name)
+        if known is None or order.index(state) > order.index(known):
+            found[name] = state
+    return found

@@ -1,0 +1,82 @@
+"""Bookings that are shared: what is told of each request that is under way here, and what others have told of theirs.
+
+Which way it is told is for a derived class to say: through a server to other gateways, or to other processes of this one.
+"""
+
+import itertools
+
+from kvyard.clock import Clock
+from kvyard.index import Holder
+from kvyard.router import Router, RouteRequest
+from kvyard.server.gateway.sharing.peers import Peers, SharingCounters, Told, packed
+
+
+class SharedBookings:
+    """One part of the common view of a pool of workers. For one event loop."""
+
+    def __init__(self, books: Router, clock: Clock, max_blocks: int) -> None:
+        """``clock`` is the books' time. Of a prompt no more than ``max_blocks`` are told."""
+        self.counters = SharingCounters()
+        self.reason = ""
+        """Why the others aren't heard; empty where they are."""
+        self._max_blocks = max_blocks
+        self._numbers = itertools.count(1)
+        self._mine: dict[object, tuple[int, Told]] = {}
+        """By request id: its number, and what is told of it to one that joins."""
+        self._peers = Peers(books, clock, self.counters)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the others are heard."""
+        return not self.reason
+
+    @property
+    def peers(self) -> dict[str, int]:
+        """The others, each with how many requests it has under way."""
+        return self._peers.counts()
+
+    async def start(self) -> None:
+        """Meet the others. Raises ``KvyardError`` for trouble that waiting doesn't mend."""
+
+    async def run(self) -> None:
+        """Share until cancelled, where that takes a task."""
+
+    async def close(self) -> None:
+        """Leave, where ``run`` was never called."""
+
+    def elsewhere(self, name: str) -> int:
+        """Requests of others at an engine that count for how many it may have."""
+        return 0
+
+    # -- what happens here ------------------------------------------------------------------------------------------
+
+    def routed(self, request: RouteRequest, worker: Holder, new_tokens: int) -> None:
+        """A request went to ``worker``, which has ``new_tokens`` of it to compute."""
+        if request.id in self._mine:
+            self.finished(request.id)
+        number = next(self._numbers)
+        told = (worker.name, worker.rank, request.num_tokens, new_tokens, packed(request.keys[: self._max_blocks]))
+        self._mine[request.id] = (number, told)
+        self._tell(number, told)
+
+    def prefill_done(self, id_: object) -> None:
+        """Its first token is there."""
+        known = self._mine.get(id_)
+        if known is not None and known[1][3]:
+            number, (name, rank, tokens, _, keys) = known
+            self._mine[id_] = (number, (name, rank, tokens, 0, keys))
+            self._tell(number, True)
+
+    def finished(self, id_: object) -> None:
+        """It is over, whichever way."""
+        known = self._mine.pop(id_, None)
+        if known is not None:
+            self._tell(known[0], False)
+
+    def worker_added(self, worker: Holder) -> None:
+        """The books know ``worker`` from now on: what others have there counts too."""
+        self._peers.worker_added(worker)
+
+    def _tell(self, number: int, change: Told | bool) -> None:
+        """Tell the others of a request: what it is, ``True`` at its first token, ``False`` at its end."""
+        raise NotImplementedError

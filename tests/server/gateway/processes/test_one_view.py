@@ -1,0 +1,249 @@
+"""Gateways that are processes to each other: loads, limits, breakers, changes, responses and figures are one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+
+from tests.server.gateway.processes.support import joined, several
+from tests.server.gateway.scripted_engine import ScriptedEngine, answer
+from tests.server.gateway.support import Gated, eventually, fleet, together
+
+from kvyard.clock import VirtualClock
+from kvyard.engine.timing import FixedTiming
+from kvyard.server.gateway.access_log import AccessLog
+from kvyard.server.gateway.processes.hub import Hub
+from kvyard.server.gateway.recording import TrafficRecorder
+
+pytestmark = pytest.mark.zmq
+
+SAID = b'{"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":10}}'
+
+
+class Held:
+    """An engine that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def __call__(self, head: str, body: bytes) -> Sequence[bytes]:
+        self.go.wait(30)
+        return [answer("200 OK", SAID)]
+
+
+def booked(gated: Gated) -> int:
+    """How many requests a gateway takes to be under way, its own and others'."""
+    (pool,) = gated.gateway.members.pools.values()
+    return len(pool.router.loads.active)
+
+
+def test_load_counts_everywhere_and_goes_with_its_process() -> None:
+    engine = Held()
+    with ScriptedEngine(engine) as scripted:
+        settings: dict[str, Any] = {"engines": [{"url": scripted.url, "name": "e"}], "engine_requests": 3}
+        with several(2, **settings) as (gateways, between):
+            a, b = (gated.ready(1) for gated in gateways)
+            statuses: list[int] = []
+
+            def ask(gated: Gated) -> threading.Thread:
+                thread = threading.Thread(target=lambda: statuses.append(gated.complete("x").status_code))
+                thread.start()
+                return thread
+
+            threads = [ask(a), ask(a)]
+            eventually(lambda: booked(a) == booked(b) == 2)
+            threads += [ask(b)]
+            eventually(lambda: booked(a) == booked(b) == 3)
+            # The engine has as much as it may have, though neither process sent it that much: the next ones wait.
+            threads += [ask(a), ask(b)]
+            eventually(lambda: a.client.get("/health").json()["queued"] == 2)
+            for gated in gateways:
+                health = gated.client.get("/health").json()
+                assert (health["under_way"], health["engines"]) == (5, {"ready": 1})
+                (told,) = gated.client.get("/admin/engines").json()
+                assert (told["in_flight"], told["state"]) == (3, "ready")
+            # A third that comes later is told of all of it, and what it has is gone with it.
+            channel = between.join(3, 3)
+            with Gated(channel=channel, **settings) as c:
+                eventually(lambda: booked(c.ready(1)) == 3)
+            between.do(lambda: between.hub.remove(3))
+            engine.go.set()
+            for thread in threads:
+                thread.join()
+            assert statuses == [200] * 5
+            eventually(lambda: booked(a) == booked(b) == 0)
+            for gated in gateways:
+                gated.idle()
+
+
+@pytest.mark.slow
+def test_a_lost_process_takes_its_bookings_along() -> None:
+    engine = Held()
+    with ScriptedEngine(engine) as scripted:
+        settings: dict[str, Any] = {"engines": [{"url": scripted.url, "name": "e"}]}
+        with several(1, **settings) as ((a,), between):
+            a.ready(1)
+            channel = between.join(2, 2)
+            with Gated(channel=channel, **settings) as b:
+                thread = threading.Thread(
+                    target=lambda: b.ready(1).client.post("/v1/completions", json={"prompt": "x"})
+                )
+                thread.start()
+                eventually(lambda: booked(a) == 1)
+                between.do(lambda: between.hub.remove(2))  # as when it is killed
+                eventually(lambda: booked(a) == 0)
+                engine.go.set()
+                thread.join()
+            assert a.complete("x").status_code == 200
+
+
+def test_rates_hold_for_all_together(tmp_path: Path) -> None:
+    """No more is let in than by one process, however fast it comes to all of them."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        '[[keys]]\nname = "a"\nkey = "sk-a"\nrequests_per_minute = 20\n'
+        '[[keys]]\nname = "b"\nkey = "sk-b"\ntokens_per_minute = 10\n'
+    )
+    with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as scripted:
+        with several(3, engines=[{"url": scripted.url}], keys_file=str(keys)) as (gateways, _):
+            statuses: list[int] = []
+            a, b = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
+
+            def ask(gated: Gated) -> None:
+                for _ in range(12):
+                    reply = gated.client.post("/v1/completions", json={"prompt": "x"}, headers=a)
+                    statuses.append(reply.status_code)
+                    assert reply.headers["x-ratelimit-limit-requests"] == "20"
+
+            for gated in gateways:
+                gated.ready(1)
+            began = time.monotonic()
+            together([partial(ask, gated) for gated in gateways])
+            took = time.monotonic() - began
+            assert statuses.count(429) + statuses.count(200) == 36
+            assert 20 <= statuses.count(200) <= 20 + took / 3 + 1, "one more for each three seconds that this took"
+            # One process hears how long an answer was, and that leaves nothing for the others either.
+            gateways[1].complete("x", headers=b)
+            gateways[2].complete("x", 429, headers=b)
+            refused = gateways[0].metrics()['kvyard_gateway_key_refused_total{key="a"}']
+            assert refused == statuses.count(429)
+
+
+def test_changes_by_operators_hold_for_all() -> None:
+    with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as scripted:
+        settings: dict[str, Any] = {"engines": [{"url": scripted.url, "name": "e"}]}
+        with several(2, **settings) as (gateways, between):
+            a, b = (gated.ready(1) for gated in gateways)
+            a.post("/admin/engines", 201, url=scripted.url, name="f")
+            b.post("/admin/engines", 409, url=scripted.url, name="f")
+            eventually(lambda: set(b.gateway.members.engines) == {"e", "f"})
+            b.post("/admin/drain", engine="f")
+            b.post("/admin/remove", engine="e")
+            b.post("/admin/remove", 404, engine="e")
+            eventually(lambda: {name: one["draining"] for name, one in a.engines().items()} == {"f": True})
+            # One that is started later makes the same changes, before it serves.
+            with joined(between, 3, 3, **settings) as c:
+                members = c.gateway.members.engines
+                assert {name: one.draining for name, one in members.items()} == {"f": True}
+            a.post("/admin/resume", engine="f")
+            eventually(lambda: not b.gateway.members.engines["f"].draining)
+
+
+@pytest.mark.slow
+def test_what_one_finds_failing_others_know() -> None:
+    gone = ScriptedEngine(lambda head, body: [answer("200 OK", SAID)])
+    gone.hangs_up = True  # so that no connection outlives it
+    with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as scripted:
+        engines = [{"url": scripted.url, "name": "good"}]
+        slow = {"health_seconds": 3000.0, "recovery_seconds": 3000.0}  # no look finds it out
+        with several(2, engines=engines, router={"policy": "round-robin"}, **slow) as (gateways, _):
+            with gone:
+                a, b = gateways
+                a.post("/admin/engines", 201, url=gone.url, name="gone")
+                for gated in gateways:
+                    members = gated.gateway.members
+                    eventually(lambda members=members: members.engines["gone"].up)
+            host, _, port = gone.url.removeprefix("http://").partition(":")
+            with contextlib.suppress(OSError):
+                socket.create_connection((host, int(port))).close()  # it was waiting for one more
+            for _ in range(2):
+                assert a.complete("x").status_code == 200
+            eventually(lambda: not a.gateway.members.engines["gone"].up and not b.gateway.members.engines["gone"].up)
+            assert b.client.get("/health").json()["engines"] == {"ready": 1, "down": 1}
+
+
+@pytest.mark.slow
+def test_a_response_is_found_by_all(tmp_path: Path) -> None:
+    def keeper(head: str, body: bytes) -> Sequence[bytes]:
+        return [answer("200 OK", json.dumps({"id": "resp_1", "head": head.split(" ")[1]}).encode())]
+
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\n[[keys]]\nname = "b"\nkey = "sk-b"\n')
+    with ScriptedEngine(keeper) as scripted:
+        with several(2, engines=[{"url": scripted.url}], keys_file=str(keys)) as (gateways, _):
+            one, other = (gated.ready(1) for gated in gateways)
+            a, b = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
+            one.post("/v1/responses", headers=a, model="odd", input="x")
+            assert other.client.get("/v1/responses/resp_1", headers=a).status_code == 200
+            assert other.client.get("/v1/responses/resp_1", headers=b).status_code == 404
+            assert other.client.get("/v1/responses/resp_2", headers=a).status_code == 404
+
+
+def test_figures_are_those_of_all() -> None:
+    timing = {"engine": {"timing": FixedTiming(prefill_ms=1, decode_ms=1)}}
+    with fleet(workers=2, **timing) as served, several(2, fleets=[served.url]) as (gateways, between):
+        a, b = (gated.ready(2, 2) for gated in gateways)
+        prompt = "a prompt of some blocks, so that something is cached of it " * 4
+        for gated in (a, b, a):
+            gated.complete(prompt)
+        done = 'kvyard_gateway_requests_total{model="mock",outcome="finished"}'
+        counts = 'kvyard_gateway_request_seconds_count{model="mock"}'
+        for gated in gateways:
+            found = gated.metrics()
+            assert (found[done], found[counts], found["kvyard_gateway_processes"]) == (3, 3, 2)
+            assert found['kvyard_gateway_process_requests_total{process="1"}'] == 2
+            assert found["kvyard_gateway_under_way"] == 0
+            view = gated.client.get("/dashboard/view").json()
+            assert (view["totals"]["finished"], view["totals"]["ttft"]["count"], len(view["decisions"])) == (3, 3, 3)
+            assert sum(worker["requests"] for worker in view["workers"]) == 3
+        # Every process has the whole index: it is counted once.
+        stored = [value for name, value in found.items() if name.startswith("kvyard_index_feed_stored_blocks_total")]
+        (model,) = a.gateway.index.models.values()
+        assert sum(stored) == sum(feed.counters.stored for _, feed in model.indexer.feeds())
+        # Of one that ended, its counters stay.
+        between.do(lambda: between.hub.remove(2))
+        eventually(lambda: a.metrics()["kvyard_gateway_processes"] == 1)
+        assert a.metrics()[done] == 3
+        health = a.client.get("/health").json()
+        assert [one["code"] for one in health["reasons"]] == ["process-missing"] and health["ready"]
+
+
+@pytest.mark.slow
+def test_one_file_is_written_for_all(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    recorder = TrafficRecorder(tmp_path / "t.jsonl", clock=clock)
+    hub = Hub(2, recorder, clock, AccessLog(str(tmp_path / "a.jsonl")))
+    settings = {"record": str(tmp_path / "t.jsonl"), "access_log": str(tmp_path / "a.jsonl")}
+    with fleet(workers=1) as served, several(2, hub, fleets=[served.url], **settings) as (gateways, _):
+        for gated in gateways:
+            gated.ready(1, 1)
+        for turn in range(4):
+            gateways[turn % 2].complete("the same prompt for all of them, with some length to it")
+        assert gateways[0].metrics()["kvyard_gateway_recorded_requests_total"] == 4
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [row["hash_ids"] for row in rows] == [rows[0]["hash_ids"]] * 4, "ids are of one file"
+    assert [row["timestamp"] for row in rows] == sorted(row["timestamp"] for row in rows)
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 4
