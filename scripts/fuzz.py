@@ -170,6 +170,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("targets", nargs="*", help="some of those in tests/fuzz/targets.py (all)")
     parser.add_argument("--seconds", type=float, default=60.0, help="in all (60)")
+    parser.add_argument(
+        "--cpu", type=float, default=float("inf"), help="end earlier, when it took so many seconds of CPU"
+    )
     parser.add_argument("--coverage", action="store_true", help="show what is reached")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -188,14 +191,16 @@ def main() -> int:
     end = time.monotonic() + asked.seconds
     each = min(TURN, asked.seconds / len(names))
     broken: dict[str, int] = {}
+    spent = 0.0
     with (KEPT / "runs.jsonl").open("a") as runs:
-        while time.monotonic() < end:
+        while time.monotonic() < end and spent < asked.cpu:
             for name in names:
-                if time.monotonic() >= end:
+                if time.monotonic() >= end or spent >= asked.cpu:
                     break
                 (KEPT / name).mkdir(exist_ok=True)
                 told = turn(name, each)
                 broken[name] = told["broken"]
+                spent += told["cpu_s"]
                 runs.write(json.dumps(told) + "\n")
                 runs.flush()
                 print(

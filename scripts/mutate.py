@@ -5,7 +5,7 @@
     scripts/mutate.py --count 50 --seed 7 --package tiers
     scripts/mutate.py --list              what would be tried, without trying it
     scripts/mutate.py --retry --tests tests/tiers/test_store.py      the survivors again, with tests that were written since
-    scripts/mutate.py --near              with the tests of each module alone, which kill half of them in little time
+    scripts/mutate.py --guess             with tests whose files name the place; then --retry with all that reach it
     scripts/mutate.py --report            what is known so far
 
 A mutant is one place in ``src/kvyard`` where one operator, constant, condition or statement is another. The draw takes packages
@@ -24,6 +24,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from reach import Reach, survey
@@ -50,6 +51,8 @@ USAGE = 4
 """What pytest exits with when it can't find a test."""
 FIRST_STAGE = 12.0
 """Seconds of the tests that are tried first. They kill most, and a few files are quickly collected."""
+RELATED = 6
+"""Files of tests that are tried by guess."""
 LAST_STAGE = 120.0
 """Seconds of the tests tried at most. What hundreds of seconds of tests run for another reason hardly notices a small fault."""
 
@@ -219,7 +222,7 @@ def draw(count: int, seed: int, package: str | None) -> list[Mutant]:
 def stages(mutant: Mutant, reached: dict[str, float]) -> Iterator[list[str]]:
     """Tests to run, of those that reach it: nearest and quickest first; a stage leaves out what an earlier one ran."""
     if not reached:  # run when its module is imported, or by no test at all
-        yield from _around(mutant)
+        yield from related(mutant)
         return
     relative = Path(mutant.path).relative_to("src/kvyard")
 
@@ -242,24 +245,33 @@ def stages(mutant: Mutant, reached: dict[str, float]) -> Iterator[list[str]]:
     yield last
 
 
-def _around(mutant: Mutant) -> Iterator[list[str]]:
-    """The tests of a module, of its folder and of its package."""
+def related(mutant: Mutant) -> Iterator[list[str]]:
+    """The module's own tests, and then those whose files name what the mutant lies in: a guess, without a run of the suite."""
     relative = Path(mutant.path).relative_to("src/kvyard")
-    folder = ROOT / "tests" / relative.parent
-    done: list[Path] = sorted(folder.glob(f"test_{relative.stem}*.py")) if folder.is_dir() else []
-    yield [str(path.relative_to(ROOT)) for path in done]
-    while not folder.is_dir():
-        folder = folder.parent
-    while True:
-        deep = folder != ROOT / "tests"
-        found = [
-            path for path in sorted(folder.rglob("test_*.py") if deep else folder.glob("test_*.py")) if path not in done
-        ]
-        yield [str(path.relative_to(ROOT)) for path in found]
-        done += found
-        if folder == ROOT / "tests" or folder.parent == ROOT / "tests":
-            return
-        folder = folder.parent
+    own = ROOT / "tests" / relative.parent / f"test_{relative.stem}.py"
+    if own.exists():
+        yield [str(own.relative_to(ROOT))]
+    module = ".".join(Path(mutant.path).relative_to("src").with_suffix("").parts).removesuffix(".__init__")
+    names = [module, *_enclosing(mutant)]
+    scored: list[tuple[int, int, str]] = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text()
+        score = sum(weight for name, weight in zip(names, (2, 2, 3), strict=False) if re.search(rf"\b{name}\b", text))
+        score += 2 * (path.parent == own.parent) + (relative.stem in path.stem)
+        if path != own and score > 2 and "/real/" not in str(path):
+            scored.append((-score, len(text), str(path.relative_to(ROOT))))
+    yield [path for _, _, path in sorted(scored)[:RELATED]]
+
+
+def _enclosing(mutant: Mutant) -> list[str]:
+    """The names of the class and the function that a mutant lies in."""
+    names: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse((ROOT / mutant.path).read_text())):
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or node.name.startswith("__"):
+            continue
+        if node.lineno <= mutant.line <= (node.end_lineno or node.lineno):
+            names.append((node.lineno, node.name))
+    return [name for _, name in sorted(names)]
 
 
 def attempt(mutant: Mutant, tree: Path, stages: Iterable[list[str]]) -> dict[str, object]:
@@ -381,7 +393,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no other after this time")
     parser.add_argument("--list", action="store_true", help="show what would be tried")
     parser.add_argument(
-        "--near", action="store_true", help="with a module's own tests only; what survives waits for the rest"
+        "--guess", action="store_true", help="try tests whose files name the place, not all that reach it"
     )
     parser.add_argument("--retry", action="store_true", help="try the survivors again")
     parser.add_argument("--tests", nargs="+", default=[], help="run these first: tests that were written since")
@@ -409,10 +421,10 @@ def main() -> int:
         todo = [mutant for key, mutant in of_draw.items() if key not in results]
     now = {mutant.key: found for mutant in todo if (found := find(mutant)) is not None}
     seen = KEPT / f"{name}.reach.json"
-    if not seen.exists() and not asked.near:
+    if not seen.exists() and not asked.guess:
         print("mutate: the whole suite once, to see which tests reach what", flush=True)
         survey(plant(0), [(mutant.path, mutant.line) for mutant in drawn]).write(seen)
-    reach = Reach({}) if asked.near else Reach.read(seen)
+    reach = Reach({}) if asked.guess else Reach.read(seen)
     trees = [plant(number) for number in range(asked.jobs)]
     end = time.monotonic() + asked.minutes * 60 if asked.minutes else float("inf")
     with file.open("a") as out, concurrent.futures.ThreadPoolExecutor(asked.jobs) as threads:
@@ -424,7 +436,7 @@ def main() -> int:
             reached = reach.tests.get((drawn.path, drawn.line), {})
             tree = trees.pop()
             try:
-                order = islice(_around(now[key]), 1) if asked.near else stages(now[key], reached)
+                order = related(now[key]) if asked.guess else stages(now[key], reached)
                 return attempt(now[key], tree, chain([asked.tests], order))
             finally:
                 trees.append(tree)
@@ -434,9 +446,8 @@ def main() -> int:
                 if done is None:
                     break
                 results[key] = done = {**done, **asdict(of_draw[key])}  # its line as drawn
-                if done["verdict"] == "killed" or not asked.near:
-                    out.write(json.dumps(done) + "\n")
-                    out.flush()
+                out.write(json.dumps(done) + "\n")
+                out.flush()
                 shown = f"{done['path']}:{done['line']} {done['before']} -> {done['after']}"
                 print(
                     f"{at + 1}/{len(now)} {done['verdict']:8} {done['seconds']:6} s  {shown}  {done['by']}", flush=True
