@@ -324,3 +324,12 @@ def test_aggregates_across_sources() -> None:
     filter_.repeated(0, [1])  # the row is the first source's, this the second's
     assert filter_.removed(0, [1]) == []
     assert filter_.removed(0, [1]) == [1]
+
+
+def test_a_restored_place_counts_as_the_first_did() -> None:
+    filter_, other = DedupFilter(), DedupFilter()
+    filter_.repeated(3, [7, 8, 7])
+    other.restore(3, filter_.snapshot(3))
+    assert other.snapshot(3) == filter_.snapshot(3) == [(7, 2), (8, 1)]
+    assert list(other.removed(3, [7, 8, 9])) == [9]
+    other.check_integrity()

@@ -348,3 +348,11 @@ def test_anything_can_be_checked(messages):
         checker.message(parts)
     report = judge(checker.facts())
     assert list(report_lines(report, "x")) and msgspec.json.encode(report_value(report, "x"))
+
+
+def test_five_of_many_malformed_messages_are_shown() -> None:
+    checker = Checker()
+    for frames in range(4, 12):
+        checker.message([b""] * frames)
+    (finding,) = [one for one in judge(checker.facts(), "auto").findings if one.code == "message"]
+    assert finding.count == 8 and len(finding.examples) == 5
