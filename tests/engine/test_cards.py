@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvyard.engine.cards import CARDS, GENERIC, Shares, find_card
@@ -47,3 +49,18 @@ def test_a_card_without_a_type_computes_in_16_bits() -> None:
 def test_shares_beyond_the_peak_are_refused() -> None:
     with pytest.raises(KvyardError, match="mem is a share of the card's peak, got 2"):
         Shares(mem=2).check("here")
+
+
+PFLOPS = re.compile(r"([\d.,]+(?:/[\d.,]+)+) ([PT])FLOPS dense")
+
+
+def test_rates_are_those_of_the_datasheet_that_is_named() -> None:
+    checked = 0
+    for card in CARDS.values():
+        if found := PFLOPS.search(card.source):
+            unit = {"P": 1e15, "T": 1e12}[found[2]]
+            assert list(card.flops.values()) == [float(one.replace(",", "")) * unit for one in found[1].split("/")], (
+                card.name
+            )
+            checked += 1
+    assert checked >= 8

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.events.fake_map import FakeMap, token_chain
 
-from kvyard.events import Batcher, Cleared, GroupMeta, Mirror, Tier
+from kvyard.events import Batcher, Cleared, EventBatch, GroupMeta, Mirror, Removed, Tier
 from kvyard.events.outbox import Outbox
 from kvyard.hashing import Run
 
@@ -94,6 +94,12 @@ class TestOutbox:
         assert [batch.seq for batch in taken] == list(range(taken[0].seq, taken[0].seq + len(taken)))
         assert outbox.counters.overflows >= 1 and outbox.counters.lost_batches >= 1
         assert outbox.waiting_events == 0
+
+    def test_as_many_wait_as_the_bound_says(self):
+        outbox = Outbox(lambda now: EventBatch(stream="s", seq=9, events=[Cleared()]), max_events=3)
+        one = EventBatch(stream="s", seq=0, events=[Removed(hashes=[1])])
+        assert [outbox.offer(one, 0) for _ in range(4)] == [True, True, True, False]
+        assert (outbox.waiting_events, len(outbox), outbox.counters.lost_batches) == (0, 1, 4)
 
     def test_a_bound_is_needed(self):
         with pytest.raises(ValueError, match="at least one event"):

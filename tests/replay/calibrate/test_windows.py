@@ -49,6 +49,13 @@ def test_tokens_that_came_together() -> None:
     assert (row.ms, row.shape[1], sum(times for times, _ in row.others)) == (40.0, 1, 3.0)
 
 
+def test_an_answer_of_two_tokens_is_seen_where_only_its_ends_are_known() -> None:
+    rough = msgspec.structs.replace(answered(0, 10, [20, 30]), gaps=None)
+    (row,) = windows([rough])
+    assert (row.ms, row.shape[1]) == (10.0, 1)
+    assert windows([msgspec.structs.replace(answered(0, 10, [20]), gaps=None)]) == []
+
+
 def test_a_long_prompt_is_computed_in_parts() -> None:
     long = answered(0, 10, [20, 30, 60, 75, 85])
     late = answered(25, 300, [75])

@@ -19,7 +19,7 @@ from tests.replay.traces.support import CONVERSATION
 from kvyard.cli.app import main
 from kvyard.errors import KvyardError
 from kvyard.replay.jobs import LocalExecutor, Task, TracePart, perform
-from kvyard.replay.jobs.cluster import RayExecutor, pack, unpack
+from kvyard.replay.jobs.cluster import RayExecutor, _check_reached, pack, unpack
 from kvyard.replay.league import league
 from kvyard.replay.settings import make_config
 from kvyard.replay.sweep import sweep
@@ -204,6 +204,17 @@ def counted(crew: RayExecutor) -> list[str]:
 
     crew._remote = Counting()  # type: ignore[assignment]
     return found
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+def test_an_address_that_nothing_listens_at_is_refused_at_once(address: str) -> None:
+    with pytest.raises(KvyardError, match=r"^no Ray cluster at .*see that it runs"):
+        _check_reached(address)
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "127.0.0.1:", "head:port"])
+def test_what_is_no_address_is_left_to_ray(address: str) -> None:
+    _check_reached(address)
 
 
 @pytest.mark.ray

@@ -240,3 +240,20 @@ def test_later_stretches_are_forgotten_first() -> None:
     assert len(known.path(digests)) == 2 and len(known.path(other)) == 1
     known.clear()
     assert known.held == 0 and not known.path(digests)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[1, -1], [1, 2**40], [1, 2, 3, 4, 5, -1], [1, "a"], [1, None], [1, 1.5], [1, 2, 3, 4, {}]]
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_are_no_token_ids_is_no_tail_to_be_recorded(prompt: list[Any], whole: bool) -> None:
+    """The engine refuses it, and a recording, which names what is behind the last block, must not fail before."""
+
+    async def scenario() -> ReadPrompt:
+        reader = PromptReader(Prompting("bytes", nobody), IDENTITY, 1 << 20)
+        return await reader.read(
+            read_body(openai.COMPLETIONS, json.dumps({"prompt": prompt}).encode()), PLAIN, bool, whole
+        )
+
+    found = asyncio.run(scenario())
+    assert (list(found.keys), found.tail) == ([], None)

@@ -168,6 +168,10 @@ class PromptReader:
             return NOTHING
         tokens, ids, single = sum(map(len, prompts)), prompts[0], len(prompts) == 1
         kept = ids if whole else None
+        try:
+            packed = _packed(ids)
+        except KvyardError:
+            return ReadPrompt((), tokens, None, kept, single)  # the engine will refuse it
         unnamed = ReadPrompt((), tokens, ids if len(ids) < size else None, kept, single)
         if not reads or too_long(len(ids)):
             return unnamed
@@ -175,7 +179,7 @@ class PromptReader:
             if direct:
                 keys = self._identity.keys(ids, namespace)
                 return ReadPrompt(keys, tokens, ids[len(keys) * size :], kept, single)
-            data = memoryview(_packed(ids)).cast("B")
+            data = memoryview(packed).cast("B")
             pieces = [data[at : at + STRETCH] for at in range(0, len(data), STRETCH)]
             if not pieces or len(pieces[-1]) == STRETCH:
                 pieces.append(data[:0])
@@ -219,7 +223,9 @@ class PromptReader:
         too_long: TooLong,
         by_thread: bool = False,
     ) -> ReadPrompt:
-        """The names of a prompt of these pieces, the last of which is no stretch. Tokens of much text are made in a thread."""
+        """The names of a prompt of these pieces, the last of which is no stretch. Tokens of much text are made in a thread.
+        Raises ``KvyardError`` where they are no token ids.
+        """
         known, identity = self.known, self._identity
         size = identity.block_size
         if namespace.lora_name is not None or namespace.salt is not None:
@@ -264,6 +270,7 @@ class PromptReader:
             if count - turn > TURN:
                 turn = count
                 await pause()
+        _packed(rest)  # what is behind the last full block was looked at by nothing yet
         known.read += count
         if stretches:
             known.add(digests[done:], stretches)
