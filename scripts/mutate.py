@@ -51,7 +51,7 @@ USAGE = 4
 """What pytest exits with when it can't find a test."""
 FIRST_STAGE = 12.0
 """Seconds of the tests that are tried first. They kill most, and a few files are quickly collected."""
-RELATED = 6
+RELATED = 3
 """Files of tests that are tried by guess."""
 LAST_STAGE = 120.0
 """Seconds of the tests tried at most. What hundreds of seconds of tests run for another reason hardly notices a small fault."""
@@ -385,6 +385,7 @@ def report(results: list[dict[str, object]]) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what runs is ended, and the tree is as it was
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=300, help="how many to draw (300)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")

@@ -37,6 +37,16 @@ def test_info_prints_the_published_table(capsys: pytest.CaptureFixture[str]) -> 
     assert all(float(best) >= float(recent) for _, recent, best in rows)
 
 
+@pytest.mark.parametrize(("columns", "all_of_them"), [("112", True), ("111", False)])
+def test_info_has_fewer_columns_where_there_is_less_room(
+    columns: str, all_of_them: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run("info", SAMPLES / "plain.csv") == 0
+    out = capsys.readouterr().out
+    assert ("p95" in out, "std" in out, "p99" in out) == (all_of_them, all_of_them, True)
+
+
 def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("info", CONVERSATION, "--json", "--limit", 100, "--capacity", "0,1k,1.5m") == 0
     value = json.loads(capsys.readouterr().out)

@@ -20,7 +20,8 @@ from kvyard.replay import replay
 from kvyard.replay.report.files import to_json
 from kvyard.replay.sweep import Sweep, sweep
 from kvyard.replay.sweep.axes import axis, axis_title, number_of
-from kvyard.replay.sweep.page import page
+from kvyard.replay.sweep.page import DRAWN, page
+from kvyard.replay.sweep.table import FIGURES
 from kvyard.replay.traces.writing import write_trace
 
 VARY = {"host_blocks": ["0", "1k", "4k"], "router": ["round-robin", "kv"]}
@@ -245,3 +246,10 @@ def test_columns_have_units(done: Sweep) -> None:
     heads = re.findall(r"<th>(.*?)</th>", text)
     assert {"TTFT mean, ms", "TTFT p50, ms", "TTFT p99, ms", "ITL mean, ms", "E2E mean, ms"} <= set(heads)
     assert not {"TTFT", "p50", "p99", "ITL", "E2E"} & set(heads)
+
+
+def test_charts_come_in_the_order_of_what_people_ask_first(done: Sweep) -> None:
+    titles = {figure.name: figure.title for figure in FIGURES}
+    text = page(done)
+    places = [at for name in DRAWN if (at := text.find(f">{titles[name]}<")) >= 0]
+    assert len(places) >= 5 and places == sorted(places)
