@@ -35,6 +35,8 @@ LONGEST_PLAN = 1024
 Instants: TypeAlias = "array[int]"
 """An array and not a list: few of a plan's passes are looked at one by one, and a number object for each would cost more than
 all that is done with them."""
+_SHORT: Final = 24
+"""Up to so many passes are added up one by one: numpy's fixed cost is more."""
 _NEVER: Final = array("q")
 """The ends of no passes. It is never changed: what is changed has an end to it."""
 
@@ -240,7 +242,17 @@ class EngineCore:
     def adopt(self, durations: Durations, now: int) -> None:
         """Run what was proposed from ``now`` on, in passes of these lengths."""
         self._durations = durations
-        self._run(now, array("q", (durations.cumsum(dtype=np.int64) + now).tobytes()))
+        if len(durations) > _SHORT:
+            ends = durations.cumsum()
+            ends += now
+            self._run(now, array("q", ends.tobytes()))
+            return
+        at = now
+        instants: list[int] = []
+        for duration in durations.tolist():
+            at += duration
+            instants.append(at)
+        self._run(now, array("q", instants))
 
     # -- in step with other ranks ---------------------------------------------------------------------------------
 

@@ -14,19 +14,11 @@ from kvyard.blocks.agreement import Agreement
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import NO_HIT, Demand
 from kvyard.blocks.spans import Spans, unite
-from kvyard.blocks.spec import ConfigError, GroupSpec
+from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
+from kvyard.tiers.contract import Contract
 from kvyard.tiers.store import PageRange
-
-
-class Contract(msgspec.Struct, frozen=True):
-    """What workers that share a tier must have in common."""
-
-    groups: tuple[GroupSpec, ...]
-    hash_block_size: int
-    block_bytes: int
-    blocks_per_chunk: int
 
 
 class PageLayout:

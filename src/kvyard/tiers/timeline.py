@@ -19,8 +19,9 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.errors import KvyardError
 from kvyard.events.types import Sink, Tier
 from kvyard.tiers.config import OffloadConfig, TierConfig
+from kvyard.tiers.contract import Contract
 from kvyard.tiers.copies import CopyQueue, LinkedTier, WorkerLink, make_tier, next_landing
-from kvyard.tiers.layout import Contract, PageLayout
+from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.links import LinkConfig, make_link
 
 

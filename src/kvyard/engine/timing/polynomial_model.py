@@ -6,38 +6,80 @@ both parts are rounded to nanoseconds, then divided by the speed-up and rounded 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
 
-from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, scaled, scaled_many
+from kvyard.engine.timing.model import NS_PER_MS, Durations, Times, scaled, scaled_many
 from kvyard.errors import KvyardError
 
 # Milliseconds by new tokens, and by the share of the cache in use. The constants are the mocker's, a fit to one H200.
 PREFILL = (4.209989e-7, 1.518344e-2, 16.50142)
 DECODE = (-25.74, 54.01, 5.74)
 
-_LONGEST: Final = 1024
-"""Passes whose numbers are kept, for plans up to that length."""
-_NUMBERS = np.arange(_LONGEST, dtype=np.float64)
-_A, _B, _C = (np.array(figure) for figure in DECODE)
-_NS = np.array(NS_PER_MS)
+_PAGE: Final = 1 << 14
+"""Contexts whose steps are worked out in one go."""
+
+
+class DecodeSteps:
+    """How long a decode pass takes by its context, for caches of one size: worked out once, where it is asked for.
+
+    A plan's passes have contexts at equal distances, so their durations are a slice. It keeps 8 bytes per token of the cache,
+    of pages that were asked for.
+    """
+
+    def __init__(self, capacity: float, ratio: float) -> None:
+        self._capacity = capacity
+        self._ratio = ratio
+        self._contexts = int(capacity) + 1
+        # Memory that isn't written to is not taken yet.
+        self._steps: Durations = np.empty(self._contexts, dtype=np.int64)
+        self._shown: Durations = self._steps.view()
+        self._shown.flags.writeable = False  # it is handed out in slices
+        self._known = bytearray(self._contexts // _PAGE + 1)
+
+    def of(self, context: int, batch: int, passes: int) -> Durations:
+        """The durations of ``passes`` passes, whose first has ``context``, not to be changed."""
+        end = context + batch * passes
+        last = end - batch
+        if last >= self._contexts:
+            return self._work_out(np.arange(context, end, batch, dtype=np.float64))
+        page = context // _PAGE
+        while page <= last // _PAGE:
+            if not self._known[page]:
+                start, stop = page * _PAGE, min((page + 1) * _PAGE, self._contexts)
+                self._steps[start:stop] = self._work_out(np.arange(start, stop, dtype=np.float64))
+                self._known[page] = 1
+            page += 1
+        return self._shown[context:end:batch]
+
+    def _work_out(self, contexts: Times) -> Durations:
+        # Token counts are exact in floats.
+        a, b, c = DECODE
+        used = np.minimum(contexts / self._capacity, 1.0)
+        return scaled_many(np.rint((a * used * used + b * used + c) * NS_PER_MS), self._ratio)
+
+
+@lru_cache(maxsize=4)
+def decode_steps(capacity: float, ratio: float) -> DecodeSteps:
+    """One for all workers of a kind."""
+    return DecodeSteps(capacity, ratio)
 
 
 class PolynomialModel:
     """Needs the capacity of the engine's cache in tokens: decoding slows down as it fills."""
 
     needs_longest: ClassVar[bool] = False
-    __slots__ = ("_batch", "_capacity", "_context", "_decode_ratio", "_prefill_ratio", "_whole")
+    __slots__ = ("_capacity", "_decode_ratio", "_prefill_ratio", "_steps")
 
     def __init__(self, capacity_tokens: int, prefill_ratio: float, decode_ratio: float) -> None:
         if capacity_tokens < 1:
             raise KvyardError(f"timing: polynomial needs the cache's capacity in tokens, got {capacity_tokens}")
         self._capacity = float(capacity_tokens)
-        self._whole = np.array(self._capacity)
-        self._batch, self._context = np.zeros(()), np.zeros(())
         self._prefill_ratio = prefill_ratio
         self._decode_ratio = decode_ratio
+        self._steps = decode_steps(self._capacity, decode_ratio)
 
     def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
         ns = 0
@@ -55,32 +97,7 @@ class PolynomialModel:
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
-        capacity, ratio = self._capacity, self._decode_ratio
-        if passes <= SHORT:
-            a, b, c = DECODE
-            shares = [at / capacity for at in range(context, context + batch * passes, batch)]
-            if shares and shares[-1] > 1.0:
-                shares = [min(used, 1.0) for used in shares]
-            steps = [round((a * used * used + b * used + c) * NS_PER_MS) for used in shares]
-            return np.array(steps if ratio == 1.0 else [scaled(ns, ratio) for ns in steps], dtype=np.int64)
-        # Most of what such short vectors cost is making them, and turning plain numbers into arrays: so that is done as seldom
-        # as can be. Token counts are exact in floats.
-        numbers = _NUMBERS[:passes] if passes <= _LONGEST else np.arange(passes, dtype=np.float64)
-        used, spent = np.empty(passes), np.empty(passes)
-        self._batch[()] = batch
-        self._context[()] = context
-        np.multiply(numbers, self._batch, used)
-        np.add(used, self._context, used)
-        np.divide(used, self._whole, used)
-        if context + batch * (passes - 1) > capacity:
-            np.minimum(used, 1.0, out=used)
-        np.multiply(used, _A, spent)
-        np.multiply(spent, used, spent)
-        np.multiply(used, _B, used)
-        np.add(spent, used, spent)
-        np.add(spent, _C, spent)
-        np.multiply(spent, _NS, spent)
-        return scaled_many(np.rint(spent, spent), ratio)
+        return self._steps.of(context, batch, passes)
 
     def _step(self, context: int) -> int:
         # The mocker's floor of 1 ms is left out: the parabola never gets there for shares from 0 to 1.

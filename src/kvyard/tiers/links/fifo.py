@@ -53,11 +53,16 @@ class FifoLink(LinkBase[FifoTransfer]):
 
     def _queue(self, ticket: FifoTransfer, first_byte: int) -> None:
         lane = self._lanes[ticket.direction]
-        ticket.begin = begin = max(lane.tail, first_byte * lane.speed)
-        ticket.end = lane.tail = begin + self._load(ticket) * lane.unit
-        ticket.due = -(-lane.tail // lane.speed)
-        ticket.queued = ticket.due - first_byte - self._alone_ns(ticket)
-        ticket.started = -(-begin // lane.speed)
+        speed, work = lane.speed, self._load(ticket) * lane.unit
+        begin = first_byte * speed
+        ticket.started = first_byte
+        if begin < lane.tail:
+            begin = lane.tail
+            ticket.started = -(-begin // speed)
+        ticket.begin = begin
+        ticket.end = lane.tail = end = begin + work
+        ticket.due = due = -(-end // speed)
+        ticket.queued = due - first_byte - -(-work // speed)
         lane.queue.append(ticket)
 
     def _drop(self, ticket: FifoTransfer) -> None:
@@ -68,8 +73,14 @@ class FifoLink(LinkBase[FifoTransfer]):
         """When the next transfer lands; see ``Link``."""
         if self._landed:
             return self._now
-        heads = [next((t.due for t in lane.queue if not t.cancelled), None) for lane in self._lanes]
-        return min((due for due in heads if due is not None), default=None)
+        soonest: int | None = None
+        for lane in self._lanes:
+            for ticket in lane.queue:
+                if not ticket.cancelled:
+                    if soonest is None or ticket.due < soonest:
+                        soonest = ticket.due
+                    break
+        return soonest
 
     def _busy_ns(self, direction: Direction) -> int:
         lane = self._lanes[direction]

@@ -90,6 +90,8 @@ class LinkBase(ABC, Generic[T]):
         self._live: dict[int, T] = {}
         self._landed: list[Transfer] = []
         self._accounts = (LaneStats(), LaneStats())
+        self._first_bytes = tuple(lane.first_byte_ns for lane in config.lanes)
+        self._overheads = tuple(lane.piece_overhead for lane in config.lanes)
         # The speed of a transfer that has the link to itself.
         self._alone = tuple(
             min(
@@ -105,18 +107,20 @@ class LinkBase(ABC, Generic[T]):
         Raises ``LinkError`` for amounts that can't be, and changes nothing then. A transfer of 0 bytes lands when its first
         byte could have moved.
         """
-        if direction not in (0, 1):
-            raise LinkError(f"direction must be Direction.OUT or Direction.IN, got {direction!r}")
-        if index(nbytes) < 0:
+        if type(direction) is not Direction:
+            if direction not in (0, 1):
+                raise LinkError(f"direction must be Direction.OUT or Direction.IN, got {direction!r}")
+            direction = Direction(direction)
+        nbytes, pieces, way = index(nbytes), index(pieces), direction
+        if nbytes < 0:
             raise LinkError(f"nbytes must not be negative, got {nbytes}")
-        if index(pieces) < 1:
+        if pieces < 1:
             raise LinkError(f"pieces must be 1 or more, got {pieces}")
         now = self._advance(now)
-        way = Direction(direction)
-        first_byte = now + self.config.lanes[way].first_byte_ns
-        transfer = self._kind(self._number, way, client, index(nbytes), index(pieces), now, first_byte)
-        self._live[self._number] = transfer
-        self._number += 1
+        first_byte = now + self._first_bytes[way]
+        number = self._number
+        self._live[number] = transfer = self._kind(number, way, client, nbytes, pieces, now, first_byte)
+        self._number = number + 1
         self._accounts[way].submitted += 1
         self._queue(transfer, first_byte)
         return transfer
@@ -233,7 +237,7 @@ class LinkBase(ABC, Generic[T]):
 
     def _load(self, transfer: T) -> int:
         """What it puts on the link, in bytes: its payload, and the overhead of its pieces."""
-        return transfer.nbytes + transfer.pieces * self.config.lanes[transfer.direction].piece_overhead
+        return transfer.nbytes + transfer.pieces * self._overheads[transfer.direction]
 
     def _alone_ns(self, transfer: T) -> int:
         """How long it would move on an idle link."""
