@@ -123,6 +123,8 @@ class TierStore:
         """What is on its way in and can't be found yet."""
         self.reserved: dict[Table, PageRange] = {}
         """The pages that wait for it."""
+        self._behind: dict[Table, Extent] = {}
+        """What they come right behind, where that was here when they were reserved: a place to look from when they land."""
         self.arrivals = 0
         """Counts what became resident: requests that wait for something ask again when it has changed."""
         self.evicted = 0
@@ -157,9 +159,11 @@ class TierStore:
         An eviction order that learns is told of its ``use``, if that is given. Returns how many of the pages are free to be
         evicted.
         """
+        return self._make_recent(group, chain, self._first_copies(group, chain.keys, limit), use)
+
+    def _make_recent(self, group: int, chain: Chain, found: list[Extent], use: Use | None) -> int:
         order = self.pool.order
         free = 0
-        found = self._first_copies(group, chain.keys, limit)
         if use is not None and self.pool.learner is not None:
             free = sum([len(extent.ids) for extent in found if not extent.refs])
             held = self.pool.hold(found)  # while it is told it may split them
@@ -203,11 +207,15 @@ class TierStore:
         pool = self.pool
         spare = pool.free
         chains: list[PageRange] = []
+        last: Extent | None = None
         for piece in reversed(pieces):
             if chains and piece.chain is chains[-1].chain and piece.group == chains[-1].group:
                 continue  # part of what the later piece has touched
             chains.append(piece)
-            spare -= self.touch(piece.group, piece.chain, piece.stop, use)
+            found = self._first_copies(piece.group, piece.chain.keys, piece.stop)
+            spare -= self._make_recent(piece.group, piece.chain, found, use)
+            if found and len(pieces) == 1 and found[-1].stop == piece.start:
+                last = found[-1]
         if count > spare:
             return None
         # At the end of a line by recency what was touched is safe, since enough else is left to evict. Other orders differ.
@@ -222,6 +230,8 @@ class TierStore:
             self.pending[piece.group].add(piece)
             held = pool.hold_new(piece.stop - piece.start, piece.start)
             self.reserved[held] = piece
+            if last is not None:
+                self._behind[held] = last
             tables.append(held)
         for held in own:
             pool.let_go(held)
@@ -256,7 +266,8 @@ class TierStore:
         """
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
-        enter_pages(self.pool, piece, held)
+        behind = self._behind.pop(held, None) if self._behind else None
+        enter_pages(self.pool, piece, held, behind if behind is not None and _leads_to(behind, piece) else None)
         if self.pool.learner is not None:
             size = piece.chain.block_size
             self._tell_use(piece.group, piece.chain, held, use or Use("", piece.stop * size))
@@ -268,6 +279,7 @@ class TierStore:
         """What was reserved won't come: the pages are free again."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
+        self._behind.pop(held, None)
         self.pool.let_go(held)
 
     def put(self, piece: PageRange) -> None:
@@ -315,12 +327,18 @@ def hold_pages(pool: Pool, piece: PageRange) -> Table:
     return pool.hold([node.copies[0] for node in nodes])
 
 
-def enter_pages(pool: Pool, piece: PageRange, held: Table) -> None:
-    """``held`` has been filled with ``piece``: it can be found from now on."""
+def _leads_to(extent: Extent, piece: PageRange) -> bool:
+    """Whether ``extent``, which came right before ``piece`` once, is still a copy of something earlier on its chain."""
+    node = extent.node
+    return node is not None and node.stop <= piece.start and node.keys[node.stop - 1] == piece.chain.keys[node.stop - 1]
+
+
+def enter_pages(pool: Pool, piece: PageRange, held: Table, before: Extent | None = None) -> None:
+    """``held`` has been filled with ``piece``: it can be found from now on. ``before``: see ``CacheMap.enter``."""
     chain = piece.chain
     resident = pool.maps[piece.group]
     for extent in held.settle():
-        for part in resident.enter(chain, extent):
+        for part in resident.enter(chain, extent, before):
             node = part.node
             if node is not None and node.chain is chain:
                 # What outlives the request lets go of the rest of its chain.
