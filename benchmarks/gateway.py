@@ -47,6 +47,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import _dynamo_frontend
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 PEERS = ROOT / "build" / "peers"
@@ -165,9 +167,11 @@ def command(
         return [script[0], "-m", "sglang_router.launch_router", *here, *chosen, *metrics, "--log-level", "warn"]
     if name == "vllm-router":
         return [*script, *here, *chosen, *metrics, "--log-level", "warning"]
+    if name == "dynamo":
+        return _dynamo_frontend.frontend(port, policy, block_size)
     if name == "litellm":
         return [*script, *here, "--config", "litellm.yaml", "--num_workers", "1", "--telemetry", "False"]
-    raise SystemExit(f"there is no router {name}: choose kvyard, smg, sglang-router, vllm-router or litellm")
+    raise SystemExit(f"there is no router {name}: choose kvyard, smg, sglang-router, vllm-router, dynamo or litellm")
 
 
 def litellm_config(engines: list[str]) -> str:
@@ -196,16 +200,28 @@ def routed(
     events: list[tuple[str, str]] | None = None,
     block_size: int = 16,
     tokenizer: str = "bytes",
+    pace_ms: float = 0.0,
 ) -> Iterator[tuple[int, int]]:
-    """A router before ``engines``: its port and its process, once it answers. ``tokenizer`` is kvyard's."""
+    """A router before ``engines``: its port and its process, once it answers.
+
+    ``tokenizer`` is kvyard's. ``pace_ms`` is how workers of Dynamo answer that have no engine behind them.
+    """
     port = free_ports(3)
     more: dict[str, str] = {}
     if router.startswith("litellm"):
         (folder / "litellm.yaml").write_text(litellm_config(engines))
         more = LITELLM
+    if router.startswith("dynamo"):
+        _dynamo_frontend.prepare(folder)
+        more = _dynamo_frontend.environment(folder)
     log = folder / f"{router.replace(':', '-')}.log"
     given = command(router, port, engines, events=events or [], block_size=block_size, tokenizer=tokenizer)
-    with running(given, log, **more) as process:
+    with ExitStack() as stack:
+        if router.startswith("dynamo"):
+            started = _dynamo_frontend.workers(engines, events or [], folder, block_size, 16_384, pace_ms)
+            for at, worker in enumerate(started):
+                stack.enter_context(running(worker, folder / f"dynamo-worker{at}.log", **more))
+        process = stack.enter_context(running(given, log, **more))
         warm = chat("Are you there?", ["Well?"], 1)
         for _ in range(300):
             if process.poll() is not None:
@@ -367,7 +383,7 @@ def hop(routers: list[str], rounds: int, folder: Path) -> None:
                                 rows.setdefault((router, "short, requests/s"), []).append(count / took)
                     rows.setdefault((router, "memory, MiB"), []).append(resident(pid))
                 engines = [f"http://127.0.0.1:{ports + 4 + at}" for at in range(4)]
-                with routed(router, engines, folder) as (port, pid):
+                with routed(router, engines, folder, pace_ms=25.0) as (port, pid):
                     rng = random.Random(turn)
                     streams = [chat(text(100, rng), [text(300, rng)], 160, streamed=True) for _ in range(200)]
                     tally, cpu, _ = measured(port, pid, streams, 200)
@@ -681,6 +697,7 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=2.0, help="of the mock engines, but for hop")
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "gateway-benchmark")
     given = parser.parse_args()
+    given.logs = given.logs.absolute()
     given.logs.mkdir(parents=True, exist_ok=True)
     if given.what == "hop":
         hop(given.routers, given.rounds, given.logs)

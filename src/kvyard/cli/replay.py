@@ -234,6 +234,8 @@ AT_AN_ENDPOINT = ("served_model_name", "token_file", "any_length", "vocabulary")
 """Flags for ``--live URL`` only."""
 NOT_LIVE = {
     "event_lag": "events take the time that sockets take",
+    "digest_every": "a gateway follows events",
+    "digest_error": "a gateway follows events",
     "plans": "a live engine computes one pass at a time",
     "samples": "a live report has no timeline of the fleet",
     "peer_pull": "workers of a live fleet know nothing of each other's caches",

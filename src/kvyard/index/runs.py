@@ -26,6 +26,8 @@ from kvyard.index.roster import Roster
 from kvyard.index.scorer import Scorer, Standing
 
 _TRUSTED = Standing()
+_GOLDEN = 0.6180339887
+"""Multiples of it spread evenly over the unit, however many there are."""
 Change: TypeAlias = tuple[bool, int, Chain | None, int, int]
 """Stored or removed, the place, and which blocks of which chain; without a chain the place was cleared."""
 
@@ -33,11 +35,23 @@ Change: TypeAlias = tuple[bool, int, Chain | None, int, int]
 class RunFeed:
     """What one holder's caches announce, on its way into the index. It stands where a batcher stands (``EventBatcher``).
 
-    Changes of a pass become visible when it ends, in order, and a configured lag later. Generated blocks of a trace are left
-    out: no prompt can ask for them, since no other text has their names.
+    Changes of a pass become visible when it ends, or with the next exchange, in order, and a configured lag later. Generated
+    blocks of a trace are left out: no prompt can ask for them, since no other text has their names.
     """
 
-    __slots__ = ("_block_size", "_dedup", "_due", "_index", "_lag", "_number", "_pending", "_places", "_queue")
+    __slots__ = (
+        "_block_size",
+        "_dedup",
+        "_due",
+        "_every",
+        "_index",
+        "_lag",
+        "_number",
+        "_pending",
+        "_phase",
+        "_places",
+        "_queue",
+    )
 
     def __init__(
         self,
@@ -48,15 +62,20 @@ class RunFeed:
         lag: int,
         due: list[tuple[int, int]],
         number: int,
+        every: int = 0,
     ) -> None:
         """``places`` numbers the (group, tier)s that count; ``block_size`` is the index's. ``due`` is a heap that is told when
-        this feed, which has a ``number`` there, next has something to flush.
+        this feed, which has a ``number`` there, next has something to flush. Where changes are exchanged now and then, it is
+        done ``every`` so many nanoseconds.
         """
         self._index = index
         self._dedup = dedup
         self._places = dict(places)
         self._block_size = block_size
         self._lag = lag
+        self._every = every
+        self._phase = int(every * ((number + 0.5) * _GOLDEN % 1.0))
+        """Each feed exchanges at times of its own, so that requests which come in ticks don't meet all of them."""
         self._pending: list[Change] = []
         self._queue: deque[tuple[int, list[Change]]] = deque()
         self._due = due
@@ -103,10 +122,13 @@ class RunFeed:
     # -- iterations -------------------------------------------------------------------------------------------------
 
     def end_iteration(self, now: int) -> None:
-        """A pass is over at ``now``: what it changed can be seen from then on, plus the lag."""
+        """A pass is over at ``now``: what it changed can be seen from then on, or from the next exchange on, plus the lag."""
         if self._pending:
-            heappush(self._due, (now + self._lag, self._number))
-            self._queue.append((now + self._lag, self._pending))
+            seen = now + self._lag
+            if self._every:
+                seen += (self._phase - now) % self._every
+            heappush(self._due, (seen, self._number))
+            self._queue.append((seen, self._pending))
             self._pending = []
 
     def flush(self, now: int) -> None:
@@ -166,15 +188,16 @@ class RunIndexer:
     A router asks it as it asks an ``Indexer``: ``identity``, ``roster``, ``reaches``.
     """
 
-    def __init__(self, block_size: int, *, lag: int = 0) -> None:
-        """``lag``: nanoseconds until a change can be seen."""
+    def __init__(self, block_size: int, *, lag: int = 0, every: int = 0, backend: ChainIndex | None = None) -> None:
+        """``lag``: nanoseconds until a change can be seen. ``every``: changes are exchanged so often, 0 for at once."""
         self.identity = Identity(block_size, direct=True)
-        self.backend = ChainIndex()
+        self.backend = ChainIndex() if backend is None else backend
         self.dedup = DedupFilter()
         self.places = Places()
         self.catalog = Catalog()
         self.scorer = Scorer(self.places, self.catalog, self.backend, block_size)
         self._lag = lag
+        self._every = every
         self._feeds: dict[Holder, RunFeed] = {}
         self._narrow: dict[tuple[Tier, ...], Scorer] = {}
         """Scorers for which only some tiers exist."""
@@ -195,7 +218,7 @@ class RunIndexer:
         number = self._numbers[holder] = self._attached
         self._attached += 1
         feed = self._feeds[holder] = self._numbered[number] = RunFeed(
-            self.backend, self.dedup, places, self.identity.block_size, self._lag, self._due, number
+            self.backend, self.dedup, places, self.identity.block_size, self._lag, self._due, number, self._every
         )
         for scorer in (self.scorer, *self._narrow.values()):
             scorer.join(holder, _TRUSTED)

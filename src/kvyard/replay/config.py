@@ -337,6 +337,17 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     event_lag: Annotated[
         int, Setting("Until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
     ] = 0
+    digest_every: Annotated[
+        int,
+        Setting("The router sees caches by what workers send it so often, such as 10s.", flag=True, parse=duration),
+    ] = 0
+    digest_error: Annotated[
+        float,
+        Setting(
+            "What they send are fingerprints; so large a share of other blocks has the same, such as 0.01.", flag=True
+        ),
+    ] = 0.0
+    """0 for names, which are exact."""
     plans: Annotated[bool, Setting("Off: one pass at a time, for checking.")] = True
     """The same results, slowly."""
     samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
@@ -430,6 +441,10 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             raise KvyardError(f"samples must be at least 2, got {self.samples}")
         if self.event_lag < 0:
             raise KvyardError(f"event_lag must not be negative, got {self.event_lag}")
+        if self.digest_every < 0:
+            raise KvyardError(f"digest_every must not be negative, got {self.digest_every}")
+        if not 0 <= self.digest_error < 1:
+            raise KvyardError(f"digest_error is a share from 0 to below 1, got {self.digest_error:g}")
         sizes = {min(spec.block_size for spec in kind.engine.specs) for kind in self.workers}
         policy = make_policy(self.router)
         if len(sizes) > 1 and (policy.needs_index or policy.memory is not None or self.peer_pull is not None):

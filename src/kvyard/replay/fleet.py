@@ -20,6 +20,7 @@ from kvyard.events.types import Tier
 from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
 from kvyard.index import Holder
 from kvyard.index.chains import WholeChain
+from kvyard.index.digests import DigestIndex
 from kvyard.index.runs import RunFeed, RunIndexer
 from kvyard.replay.agenda import (
     ARRIVAL,
@@ -87,7 +88,7 @@ class Fleet:
         self._reads_keys = pulling or any(policy.needs_keys for policy in policies)
         self._heeds = any(kind.engine.heed_hints for kind in config.workers)
         indexed = pulling or any(policy.needs_index for policy in policies)
-        self.indexer = RunIndexer(self._block_size, lag=config.event_lag) if indexed else None
+        self.indexer = _make_indexer(config, self._block_size) if indexed else None
         self._by_holder: dict[Holder, tuple[Worker, int]] = {}
         self._paces: dict[Holder, Pace | None] = {}
         """How fast they are, where the router asks."""
@@ -465,7 +466,7 @@ class Fleet:
                 watcher=recorder,
                 batcher=self._feed(kind, holder),
                 plans=self.config.plans,
-                bulk=self.config.event_lag == 0,
+                bulk=self.config.event_lag == 0 and self.config.digest_every == 0,
                 timeline=self._shared.timeline(kind.engine),
                 ranks=kind.dp_size,
                 foresight=True,
@@ -661,3 +662,11 @@ class Fleet:
         homeless, self._homeless = self._homeless, []
         for row in homeless:
             self._dispatch(row, self.records[row.id], now)
+
+
+def _make_indexer(config: ReplayConfig, block_size: int) -> RunIndexer:
+    """What the router knows of caches: all of it, or what digests tell."""
+    digests: DigestIndex | None = None
+    if config.digest_error:
+        digests = DigestIndex(max(kind.engine.num_gpu_blocks for kind in config.workers), config.digest_error)
+    return RunIndexer(block_size, lag=config.event_lag, every=config.digest_every, backend=digests)

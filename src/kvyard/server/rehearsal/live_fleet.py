@@ -234,6 +234,8 @@ def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
         raise KvyardError("--live self hands prompts over as vLLM does: leave protocol out")
     if config.event_lag:
         raise KvyardError("--live self has the lag that its sockets have: leave event_lag out")
+    if config.digest_every or config.digest_error:
+        raise KvyardError("--live self follows events: leave digest_every and digest_error out")
     found = MockConfig(
         engine=plain[0].engine,
         workers=kind.count,
