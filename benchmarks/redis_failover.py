@@ -187,7 +187,8 @@ def by_cluster(folder: Path, blocks: int) -> None:
         made = ["redis-cli", "--cluster", "create", *(f"127.0.0.1:{port}" for port in nodes)]
         subprocess.run([*made, "--cluster-replicas", "1", "--cluster-yes"], check=True, stdout=subprocess.DEVNULL)
         any_of = list(nodes)
-        until(lambda: redis.Redis(port=any_of[0], decode_responses=True).cluster("info")["cluster_state"] == "ok")
+        asked = [redis.Redis(port=port, decode_responses=True) for port in any_of]
+        until(lambda: all(node.cluster("info")["cluster_state"] == "ok" for node in asked))
         try:
             RedisIndex(f"redis://127.0.0.1:{any_of[0]}/0")
         except KvyardError as refused:

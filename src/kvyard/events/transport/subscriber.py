@@ -80,9 +80,12 @@ class SubscriberSockets:
             self._sub.setsockopt(zmq.RCVHWM, self._hwm)
             self._sub.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes)
             self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
-            # Notice a peer that vanished without closing, as machines do.
-            self._sub.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-            self._sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+            # Notice a peer that vanished without closing, as machines do. Not by ZeroMQ's heartbeats: a socket that has as many
+            # messages as it may doesn't read them, gives a healthy connection up, and aborts the process when it is read again
+            # (libzmq #3937). The kernel's are answered meanwhile.
+            for option, value in ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 5), (zmq.TCP_KEEPALIVE_INTVL, 5)):
+                self._sub.setsockopt(option, value)
+            self._sub.setsockopt(zmq.TCP_KEEPALIVE_CNT, 2)
             self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
             self._monitor = self._sub.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
