@@ -7,6 +7,7 @@ whole process but imports and reading nothing: making the fleet, running it, and
     python benchmarks/scale.py [--workers 8,64,512] [--policies kv,least-time] [--requests 12000]
     python benchmarks/scale.py --idle                 memory per worker that has seen nothing
     python benchmarks/scale.py --million              a million requests on a thousand workers
+    python benchmarks/scale.py --peer                 the same trace and fleets on Dynamo's replay, as far as it goes
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _peers import conversation_trace
+from _peers import conversation_trace, peer_python
 from _plain import plain_environment
 
 WORKERS = (8, 64, 512, 2048, 10_000)
@@ -30,6 +31,8 @@ REQUESTS = 12_000
 TRACE_REQUESTS = 12_031
 USUAL = 8
 """Workers that the trace loads as it was recorded."""
+PATIENCE = 1200
+"""Seconds that the peer may take for a line."""
 ENVIRONMENT: dict[str, str] = {}
 
 
@@ -117,6 +120,38 @@ def table(workers: list[int], policies: list[str], requests: int) -> None:
             )
 
 
+def peer(workers: list[int], requests: int) -> None:
+    """Dynamo's replay of the same requests, ``kv`` on either side. It has the first copy of the trace alone."""
+    python = peer_python("dynamo")
+    if python is None:
+        sys.exit("Dynamo's replay isn't there: make peers")
+    for count in workers:
+        asked = {
+            "trace": "conversation",
+            "workers": count,
+            "router": "kv_router",
+            "block_size": 64,
+            "requests": min(requests, TRACE_REQUESTS),
+            "speedup": count / USUAL,
+        }
+        script = Path(__file__).parent / "peers" / "dynamo_replay.py"
+        command = [python, str(script), "--conversation", str(conversation_trace()), "--one", json.dumps(asked)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            print(f"Dynamo kv    {count:8} {asked['requests']:9} not done after {PATIENCE} s", flush=True)
+            break
+        if done.returncode:
+            sys.exit(f"the peer failed:\n{done.stderr[-2000:]}")
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        print(
+            f"Dynamo kv    {count:8} {asked['requests']:9} {found['cpu_s']:7.2f} s of CPU, "
+            f"{found['cpu_s'] / asked['requests'] * 1e6:.0f} us/request, {found['peak_rss_mb']:.0f} MB, "
+            f"TTFT {found['report']['mean_ttft_ms']:.1f} ms",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--workers", default=",".join(map(str, WORKERS)))
@@ -124,14 +159,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--idle", action="store_true", help="memory per worker that has seen nothing")
     parser.add_argument("--million", action="store_true", help="a million requests on a thousand workers")
+    parser.add_argument("--peer", action="store_true", help="Dynamo's replay instead of ours, kv alone")
     parser.add_argument("--source", action="store_true", help="measure the uncompiled checkout, not a plain install")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.point:
         print(json.dumps(run(json.loads(args.point))))
         return
-    ENVIRONMENT.update(plain_environment(args.source))
     workers, policies = [int(one) for one in args.workers.split(",")], args.policies.split(",")
+    if args.peer:
+        peer(workers, args.requests)
+        return
+    ENVIRONMENT.update(plain_environment(args.source))
     if args.idle:
         for policy in policies:
             for count in workers:

@@ -83,6 +83,7 @@ def point(
     tag=None,
     repeat=1,
     split=None,
+    speedup=1.0,
 ):
     """One benchmark configuration, described in engine-neutral terms. ``split``, if any, is {"prefill": workers, "decode":
     workers, "sends": options of the hand-over, "prefill_engine": options of the prefill workers' engine}; ``workers`` is
@@ -102,6 +103,7 @@ def point(
         tag=tag,
         repeat=repeat,
         split=split,
+        speedup=speedup,
     )
 
 
@@ -186,6 +188,7 @@ def child(cfg, trace_path):
             router_mode=cfg["router"],
             trace_block_size=512,
             replay_mode="offline",
+            arrival_speedup_ratio=cfg["speedup"],
         )
         wall = time.perf_counter() - start
         walls.append(wall)
