@@ -60,6 +60,10 @@ class Ranks:
         due = running or [core.next_decision() for core in self.cores]
         return min((when for when in due if when is not None), default=None)
 
+    def next_change(self) -> int | None:
+        """When caches of any rank may next change; see ``EngineCore.next_change``."""
+        return min((when for core in self.cores if (when := core.next_change()) is not None), default=None)
+
     def advance(self, now: int) -> None:
         """Carry out every pass that has ended by ``now``."""
         if not self.ahead or len(self.cores) == 1:

@@ -13,7 +13,6 @@ from heapq import heappop, heappush
 from msgspec.structs import replace
 
 from kvyard.engine.build import make_core
-from kvyard.engine.core import EngineCore
 from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.events.types import Tier
@@ -160,12 +159,8 @@ class Fleet:
         return made
 
     def _can_follow(self) -> bool:
-        """Whether passes alone change caches, each worker's its own, and are planned by single ranks."""
-        return (
-            not self._shared.active
-            and self.pulls is None
-            and all(isinstance(worker.engine, EngineCore) for worker in self.workers)
-        )
+        """Whether passes alone change caches, each worker's its own."""
+        return not self._shared.active and self.pulls is None
 
     def _keeps_still(self) -> bool:
         """Whether a worker that starts no pass, and has none under way, stays as it is."""
@@ -358,7 +353,7 @@ class Fleet:
     def _follow(self, worker: Worker) -> None:
         """Note when the caches of ``worker`` next change, unless that is when its plan ends, which is on the agenda."""
         engine = worker.engine
-        when = engine.next_change() if isinstance(engine, EngineCore) else None
+        when = engine.next_change()
         if when is None or when == engine.next_decision():
             self._next_change[worker.number] = -1
         elif when != self._next_change[worker.number]:
