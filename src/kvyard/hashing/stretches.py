@@ -32,11 +32,11 @@ def paint(
     neighbours are equal. Returns the runs that were there, as (low, high, bits).
     """
     first = run = bisect_right(stops, low)
-    keep = ~drop
     if high <= stops[run]:
         was = masks[run]
-        if (was | add) & keep != was:
-            repaint(stops, masks, start, run, low, high, (was | add) & keep)
+        new = _changed(was, add, drop)
+        if new != was:
+            repaint(stops, masks, start, run, low, high, new)
         return [(low, high, was)]
     begin = stops[run - 1] if run else start
     before: list[tuple[int, int, int]] = []
@@ -50,7 +50,7 @@ def paint(
         old, stop = masks[run], stops[run]
         end = stop if stop < high else high
         before.append((at, end, old))
-        new = (old | add) & keep
+        new = _changed(old, add, drop)
         if new_masks and new_masks[-1] == new:
             new_stops[-1] = end
         else:
@@ -72,6 +72,15 @@ def paint(
     stops[first:run] = new_stops
     masks[first:run] = new_masks
     return before
+
+
+def _changed(row: int, add: int, drop: int) -> int:
+    """A row with the bits ``add`` and without the bits ``drop``. No complement is made: rows may have thousands of bits."""
+    if add:
+        row |= add
+    if drop:
+        row ^= row & drop
+    return row
 
 
 def repaint(stops: list[int], masks: list[int], start: int, run: int, low: int, high: int, new: int) -> None:

@@ -189,7 +189,9 @@ class Indexer:
             self._update_trust()
         return roster.reaches(keys, tokens)
 
-    def levels(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[tuple[int, int]] | None:
+    def levels(
+        self, roster: Roster, keys: Sequence[int], tokens: int | None = None
+    ) -> list[list[tuple[int, int]]] | None:
         """The same by lengths, where the roster is flat; see ``Roster.levels``."""
         return roster.levels(keys, tokens)
 

@@ -105,6 +105,7 @@ class Places:
 _BYTES = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
 _LATER: dict[int, tuple[int, ...]] = {}
 _WIDE = 32
+_SPARSE = 8
 _FILLED = re.compile(rb"[^\0]")
 
 
@@ -113,9 +114,16 @@ def bits(mask: int) -> Sequence[int]:
     if mask < 256:
         return _BYTES[mask]
     out: list[int] = []
+    if mask.bit_length() > 8 * _WIDE and mask.bit_count() <= _SPARSE:
+        # Of thousands of workers few are in most sets.
+        while mask:
+            top = mask.bit_length() - 1
+            out.append(top)
+            mask ^= 1 << top
+        out.reverse()
+        return out
     row = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
     if len(row) > _WIDE:
-        # Of thousands of workers few are in most sets.
         for match in _FILLED.finditer(row):
             at = match.start()
             out += [at * 8 + bit for bit in _BYTES[row[at]]]

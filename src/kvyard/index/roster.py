@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvyard.events.types import Tier
+from kvyard.index.backend import Rows
 from kvyard.index.places import Holder, bits
 from kvyard.index.scorer import Scorer
 from kvyard.index.views import RowFold, Views, WorkerView
@@ -83,15 +84,16 @@ class Roster:
 
     @property
     def flat(self) -> bool:
-        """Whether ``levels`` has an answer: one tier counts, every block of it, and all that is counted is trusted in full."""
+        """Whether ``levels`` has an answer: every block counts, and all that is counted is trusted in full."""
         views = self._scorer.views
         if views is not self._views or self._scorer.standings is not self._standings:
             self._look(views)
-        return len(self._folds) == 1 and not self._coarse and not self._hybrid and self.confidence is None
+        return bool(self._folds) and not self._coarse and not self._hybrid and self.confidence is None
 
-    def levels(self, keys: Sequence[int], tokens: int | None = None) -> list[tuple[int, int]] | None:
-        """``reaches`` the other way round: the longest usable prefixes, in blocks, longest first, each with the workers that
-        have just so much, as bits by position. Those that have nothing are left out; ``None`` where no place has anything.
+    def levels(self, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]] | None:
+        """``reaches`` the other way round: per tier of ``tiers`` the longest usable prefixes from it and all closer ones, in
+        blocks, longest first, each with the workers that have just so much, as bits by position. Those that have nothing are
+        left out; ``None`` where no place has anything.
 
         It costs by the rows of the prompt, however many workers there are. The roster must be ``flat``.
         """
@@ -102,8 +104,9 @@ class Roster:
         limit = len(keys) * size
         if tokens is not None and tokens - 1 < limit:
             limit = max(0, tokens - 1)
-        longest = limit // size
-        fold = self._folds[0]
+        return [self._level(fold, rows, limit // size) for fold in self._folds]
+
+    def _level(self, fold: RowFold, rows: Rows, longest: int) -> list[tuple[int, int]]:
         known, same = fold.known, fold.same
         out: list[tuple[int, int]] = []
         alive = self._plain & fold.counted if same else self._plain

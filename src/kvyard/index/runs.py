@@ -264,7 +264,9 @@ class RunIndexer:
         """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
         return roster.reaches(keys, tokens)
 
-    def levels(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[tuple[int, int]] | None:
+    def levels(
+        self, roster: Roster, keys: Sequence[int], tokens: int | None = None
+    ) -> list[list[tuple[int, int]]] | None:
         """The same by lengths, where the roster is flat; see ``Roster.levels``."""
         return roster.levels(keys, tokens)
 

@@ -82,9 +82,17 @@ class WorkerView:
         self.layout = layout
         self.plain = layout.is_plain
         self.block_size = block_size
-        self.agreement = Agreement(layout.specs, [spec.eagle for spec in layout.specs], layout.alignment)
+        self._agreement: Agreement | None = None
         self.levels: list[tuple[int, ...]] = []
         """Per level, per group of the layout, the places that count."""
+
+    @property
+    def agreement(self) -> Agreement:
+        """The rule of its groups: made when it is first asked for, since most workers have one group and need none."""
+        if self._agreement is None:
+            layout = self.layout
+            self._agreement = Agreement(layout.specs, [spec.eagle for spec in layout.specs], layout.alignment)
+        return self._agreement
 
     @property
     def widest(self) -> tuple[int, ...]:
@@ -153,13 +161,19 @@ class Views:
         """Plain workers whose blocks are larger than ours: two texts may part inside one of theirs."""
         self.through_holes = any(not any(spec.is_full for spec in view.layout.specs) for view in self.hybrid)
         """Whether any worker can use a prompt's end without having its start."""
-        self.folds = [
-            RowFold([(at, view.levels[level]) for at, view in enumerate(self.plain)])
-            for level in range(len(self.tiers))
-        ]
-        """Per level, rows as sets of plain workers, by position in ``plain``."""
+        self._folds: list[RowFold] | None = None
         self.named: dict[int, dict[Holder, None]] = {}
         """What ``names`` has worked out so far: look here first."""
+
+    @property
+    def folds(self) -> list[RowFold]:
+        """Per level, rows as sets of plain workers, by position in ``plain``. A router has its own, by its own positions."""
+        if self._folds is None:
+            self._folds = [
+                RowFold([(at, view.levels[level]) for at, view in enumerate(self.plain)])
+                for level in range(len(self.tiers))
+            ]
+        return self._folds
 
     def names(self, workers: int) -> dict[Holder, None]:
         """The workers of a fold. A dict, since that keeps their hashes: answers are made from it by the million."""
@@ -172,13 +186,15 @@ class Views:
 
     def _fill(self, view: WorkerView, places: Places, untrusted: int) -> None:
         holders = [view.worker, *places.pools(view.worker)]
-        trusted = [n for holder in holders for n in places.of.get(holder, ()) if not untrusted >> n & 1]
+        trusted = [n for holder in holders for n in places.of.get(holder, ()) if not (untrusted and untrusted >> n & 1)]
         masks: dict[int | None, int] = dict.fromkeys(view.layout.groups, 0)
         for tier in self.tiers:
             for number in trusted:
-                group = _group_in(view.layout, places[number])
-                if places[number].tier == tier and group in masks:
-                    masks[group] |= 1 << number
+                place = places.all[number]
+                if place.tier == tier:
+                    group = _group_in(view.layout, place)
+                    if group in masks:
+                        masks[group] |= 1 << number
             view.levels.append(tuple(masks.values()))
 
 

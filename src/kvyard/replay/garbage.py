@@ -13,10 +13,15 @@ OBJECTS = 200_000
 
 @contextmanager
 def rarely_collected() -> Iterator[None]:
-    """Look for cycles rarely, until the end of the block."""
+    """Look for cycles rarely, until the end of the block, and not among what was there before: a large fleet is."""
     often = gc.get_threshold()
+    first = not gc.get_freeze_count()  # else what is frozen is another's to thaw
     gc.set_threshold(OBJECTS, often[1], often[2])
+    if first:
+        gc.freeze()
     try:
         yield
     finally:
+        if first:
+            gc.unfreeze()
         gc.set_threshold(*often)

@@ -7,7 +7,7 @@ share count once. Tokens of a prefill count net of what the worker was credited 
 from typing import Final
 
 from kvyard.clock import MS
-from kvyard.router.ranking import Rank, Ranking
+from kvyard.router.ranking import Ranking
 from kvyard.router.request import Load, RouteRequest
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
@@ -18,11 +18,18 @@ TOKENS: Final = 2
 REQUESTS: Final = 3
 """by requests,"""
 WORK: Final = 4
-"""by tokens to prefill, then requests,"""
+"""by tokens to prefill, then requests (see ``MORE``),"""
 WEIGHT: Final = 5
-"""or by requests, then a figure of the policy's own; those that compute prompts come last, by when these may be done."""
+"""by requests, then a figure of the policy's own; those that compute prompts come last, by when these may be done,"""
+BATCH: Final = 6
+"""by requests, then tokens to prefill,"""
+BOTH: Final = 7
+"""or by the sum of requests and tokens to prefill."""
 COMPUTING: Final = 1 << 40
-"""What the ranks of those begin with."""
+"""The shelf of those that compute prompts."""
+MORE: Final = 1 << 20
+"""A token to prefill counts as so many requests: more than a worker ever has. Sums are exact, as long as fewer than 2^33 tokens
+wait at a worker."""
 
 
 class Active:
@@ -94,7 +101,7 @@ class ActiveLoads:
             self.ranking = Ranking()
             self._ranked_by = kind
         for slot in range(len(self.prefill)):
-            self.ranking.put(slot, self._rank(slot))
+            self._changed(slot)
         return self.ranking
 
     def weigh(self, slot: int, weight: float) -> None:
@@ -103,7 +110,7 @@ class ActiveLoads:
             while len(self._weights) <= slot:
                 self._weights.append(0.0)
             self._weights[slot] = weight
-            self.ranking.put(slot, self._rank(slot))
+            self._changed(slot)
 
     def most_blocks(self, more: int, capacity: int) -> int:
         """Blocks of the worker that holds most; or, where ``more`` beside them fit into ``capacity`` in any case, a bound."""
@@ -111,24 +118,31 @@ class ActiveLoads:
             self._high = max(self.blocks)
         return self._high
 
-    def _rank(self, slot: int) -> Rank:
+    def _changed(self, slot: int) -> None:
+        ranking = self.ranking
+        if ranking is not None:
+            shelf, figure = self._place(slot)
+            ranking.put(slot, shelf, figure)
+
+    def _place(self, slot: int) -> tuple[int, float]:
+        """The shelf and figure of a worker."""
         kind = self._ranked_by
         if kind == BLOCKS:
-            return self.prefill[slot] + self.blocks[slot] * self.block_size, 0.0
+            return 0, float(self.prefill[slot] + self.blocks[slot] * self.block_size)
         if kind == TOKENS:
-            return self.prefill[slot], 0.0
+            return 0, float(self.prefill[slot])
         if kind == REQUESTS:
-            return self.requests[slot], 0.0
+            return 0, float(self.requests[slot])
         if kind == WORK:
-            return self.prefill[slot], float(self.requests[slot])
+            return 0, float(self.prefill[slot] * MORE + self.requests[slot])
+        if kind == BOTH:
+            return 0, float(self.prefill[slot] + self.requests[slot])
+        if kind == BATCH:
+            return self.requests[slot], float(self.prefill[slot])
         waiting = self.prefill[slot]
         if waiting:
             return COMPUTING, self.computing_since[slot] + (self._per_token * waiting + self.past[slot]) * MS
         return self.requests[slot], self._weights[slot] if slot < len(self._weights) else 0.0
-
-    def _changed(self, slot: int) -> None:
-        if self.ranking is not None:
-            self.ranking.put(slot, self._rank(slot))
 
     def grow(self, slots: int) -> None:
         """Keep figures for ``slots`` workers from now on."""
@@ -138,7 +152,7 @@ class ActiveLoads:
         self.past += [0.0] * missing
         if self.ranking is not None:
             for slot in range(slots - missing, slots):
-                self.ranking.put(slot, self._rank(slot))
+                self._changed(slot)
 
     def begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, reserved: int, now: int) -> Active:
         """Book a request on ``slot``, and return its entry. ``found`` is its way in ``tree``; ``reserved`` blocks are held for
@@ -247,7 +261,7 @@ class ActiveLoads:
         if self.ranking is not None:
             self.ranking.check_integrity()
             for slot in range(len(self.prefill)):
-                assert self.ranking.of(slot) == self._rank(slot), f"slot {slot}: its rank is out of date"
+                assert self.ranking.of(slot) == self._place(slot), f"slot {slot}: its place is out of date"
         for slot, prefill in enumerate(self.prefill):
             mine = [entry for entry in self.active.values() if entry.slot == slot]
             assert prefill == sum(entry.prefill_tokens for entry in mine), f"slot {slot}: prefill tokens drifted"

@@ -10,10 +10,14 @@ Every term is in ``docs/routing.md``. Plain functions of a routing input; nothin
 
 from collections.abc import Sequence
 from math import exp
+from typing import Final
 
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
 from kvyard.router.ranking import classes, lowest
+
+_FINE: Final = 1024
+"""Credits that are whole numbers of such parts make sums that aren't rounded."""
 
 
 def costs(config: RouterConfig, at: RoutingInput) -> list[float]:
@@ -66,21 +70,31 @@ def has_candidates(config: RouterConfig) -> bool:
     """
     return (
         config.prefill_scale == config.held_weight == config.overlap_credit == 1
+        and all(0 <= credit <= 1 and (credit * _FINE).is_integer() for credit in config.lower_credits)
         and not config.request_weight
         and not config.overlap_decay
         and not config.temperature
     )
 
 
-def _cheapest_candidate(at: RoutingInput, why: str) -> Choice:
+def _worth(config: RouterConfig, blocks: tuple[int, ...]) -> float:
+    """What blocks by tier are worth, where a block of the device counts 1."""
+    worth = float(blocks[0])
+    for lower, credit in zip(blocks[1:], config.lower_credits):
+        worth += credit * lower
+    return worth
+
+
+def _cheapest_candidate(config: RouterConfig, at: RoutingInput, why: str) -> Choice:
     """What ``cheapest`` says, by the least loaded of those that have equally much of the prompt, cached and in use."""
     loads, ranking = at.loads, at.loads.ranking
     assert ranking is not None
     size, tokens, count = loads.block_size, at.request.num_tokens, at.blocks
     best, found = -1.0, 0
-    for worth, holders in classes(at.prefixes.levels, at.among) if at.prefixes is not None else [(0, at.among)]:
+    for blocks, holders in at.prefixes.split(at.among) if at.prefixes is not None else [((0,), at.among)]:
+        worth = _worth(config, blocks)
         for shared, users in classes(at.shared_levels, holders):
-            _, slots = ranking.least(users)
+            _, _, slots = ranking.least(users)
             slot = lowest(slots)
             cost = (loads.prefill[slot] + tokens) / size - worth + (loads.blocks[slot] + count - shared)
             if not found or cost < best:
@@ -93,7 +107,7 @@ def _cheapest_candidate(at: RoutingInput, why: str) -> Choice:
 def cheapest(config: RouterConfig, at: RoutingInput, why: str) -> Choice:
     """The least cost, or with a temperature a draw: softmax over costs scaled to 0 .. 1, the least being the likeliest."""
     if at.sparse:
-        return _cheapest_candidate(at, why)
+        return _cheapest_candidate(config, at, why)
     found = costs(config, at)
     if not config.temperature or len(found) == 1:
         return least(at.slots, found, at.rng, why)

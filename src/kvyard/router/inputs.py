@@ -9,13 +9,13 @@ A policy that chooses by these needn't look at every worker; for all others the 
 
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvyard.engine.role import Role
 from kvyard.index.places import bits
 from kvyard.router.active import ActiveLoads
 from kvyard.router.pace import Pace
-from kvyard.router.ranking import Levels, as_list, nth_slot, of_slot
+from kvyard.router.ranking import Levels, as_list, classes, nth_slot, of_slot
 from kvyard.router.request import RouteRequest
 
 
@@ -48,23 +48,61 @@ class Overlaps:
         return self.device[slot] - self.known[slot] if self.known is not None else 0
 
 
+Parts: TypeAlias = list[tuple[tuple[int, ...], int]]
+"""Blocks by tier and the slots, as bits, that have just these."""
+
+
 class PrefixLevels:
-    """``Overlaps`` by lengths, where workers have nothing but device memory, trusted in full."""
+    """``Overlaps`` by lengths, where all of it is trusted in full."""
 
-    __slots__ = ("known", "levels")
+    __slots__ = ("known", "levels", "parts", "tiers")
 
-    def __init__(self, levels: Levels, known: Levels | None = None) -> None:
+    def __init__(self, levels: Levels, known: Levels | None = None, parts: Parts | None = None, tiers: int = 1) -> None:
+        """``levels`` are of all ``tiers`` together, ``parts`` says how much is on which. Without, all is on the device."""
         self.levels = levels
         self.known = known
-        """What events told of, where predictions add to it."""
+        """What events told of device memory, where predictions add to it."""
+        self.parts = parts
+        self.tiers = tiers
+
+    def at(self, slot: int) -> tuple[int, ...]:
+        """One worker's, by tier."""
+        if self.parts is None:
+            return (of_slot(self.levels, slot),)
+        for mine, mask in self.parts:
+            if mask >> slot & 1:
+                return mine
+        return (0,) * self.tiers
 
     def predicted(self, slot: int) -> int:
         """What of a worker's is a prediction."""
-        return of_slot(self.levels, slot) - of_slot(self.known, slot) if self.known is not None else 0
+        return self.at(slot)[0] - of_slot(self.known, slot) if self.known is not None else 0
+
+    def split(self, among: int) -> Parts:
+        """The set ``among`` by how many blocks its slots have on which tier, those that have nothing last; no part is empty."""
+        if self.parts is None:
+            return [((blocks,), slots) for blocks, slots in classes(self.levels, among)]
+        out: Parts = []
+        for mine, mask in self.parts:
+            found = mask & among
+            if found:
+                out.append((mine, found))
+                among ^= found
+        if among:
+            out.append(((0,) * self.tiers, among))
+        return out
 
     def spread_out(self, count: int) -> Overlaps:
         """The same for each of ``count`` workers."""
-        return Overlaps([as_list(self.levels, count)], as_list(self.known, count) if self.known is not None else None)
+        known = as_list(self.known, count) if self.known is not None else None
+        if self.parts is None:
+            return Overlaps([as_list(self.levels, count)], known)
+        tiers = [[0] * count for _ in range(self.tiers)]
+        for mine, mask in self.parts:
+            for slot in bits(mask):
+                for tier, blocks in enumerate(mine):
+                    tiers[tier][slot] = blocks
+        return Overlaps(tiers, known)
 
 
 class Reach(NamedTuple):
@@ -83,9 +121,9 @@ class RoutingInput:
         "_shared",
         "among",
         "blocks",
+        "capacity",
         "loads",
         "now",
-        "pace",
         "paces",
         "prefixes",
         "request",
@@ -94,6 +132,7 @@ class RoutingInput:
         "shared_levels",
         "slots",
         "sparse",
+        "speeds",
     )
 
     def __init__(
@@ -113,10 +152,12 @@ class RoutingInput:
         among: int = 0,
         prefixes: PrefixLevels | None = None,
         shared_levels: Levels | None = None,
-        pace: Pace | None = None,
+        speeds: Sequence[tuple[Pace, int]] = (),
+        capacity: int | None = None,
     ) -> None:
         """With ``sparse``, overlaps and shared blocks are given by lengths, as ``prefixes`` and ``shared_levels``, and who may
-        be chosen also as the bits ``among``; ``pace`` is that of all workers, where they are equally fast.
+        be chosen also as the bits ``among``; ``speeds`` are
+        workers by how fast they are, and ``capacity`` the blocks that the smallest one has.
         """
         self.request = request
         self.blocks = blocks
@@ -130,7 +171,10 @@ class RoutingInput:
         self.among = among
         self.prefixes = prefixes
         """``None`` for none anywhere."""
-        self.pace = pace
+        self.speeds = speeds
+        """Every pace with the slots, as bits, that have it."""
+        self.capacity = capacity
+        """No worker has room for fewer blocks, where that is known."""
         self.shared_levels: Levels = shared_levels if shared_levels is not None else []
         self.rng = rng
         self.roles = roles
@@ -168,7 +212,7 @@ class RoutingInput:
     def tiers_at(self, slot: int) -> tuple[int, ...]:
         """Blocks of the prompt's prefix that a worker has, by tier."""
         if self.sparse:
-            return (of_slot(self.prefixes.levels, slot),) if self.prefixes is not None else ()
+            return self.prefixes.at(slot) if self.prefixes is not None else ()
         return self._overlaps.at(slot) if self._overlaps is not None else ()
 
     def predicted_at(self, slot: int) -> int:

@@ -9,9 +9,9 @@ from typing import Protocol, TypeAlias
 
 from kvyard.events.types import Tier
 from kvyard.index import Holder, Identity, Roster
-from kvyard.router.inputs import Overlaps, PrefixLevels, Reach
+from kvyard.router.inputs import Overlaps, Parts, PrefixLevels, Reach
 from kvyard.router.memory import RoutedMemory
-from kvyard.router.ranking import Levels
+from kvyard.router.ranking import Levels, classes
 from kvyard.router.request import RouteRequest
 from kvyard.router.tree import Path
 
@@ -32,7 +32,9 @@ class PrefixIndex(Protocol):
     def is_flat(self, roster: Roster) -> bool:
         """Whether ``levels`` has an answer about ``roster`` now."""
 
-    def levels(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[tuple[int, int]] | None:
+    def levels(
+        self, roster: Roster, keys: Sequence[int], tokens: int | None = None
+    ) -> list[list[tuple[int, int]]] | None:
         """The same by lengths, each with the workers that have just so much; see ``Roster.levels``."""
 
 
@@ -99,7 +101,7 @@ class OverlapView:
         return self._indexer.is_flat(self._roster)
 
     def look_levels(self, request: RouteRequest, now: int) -> PrefixLevels | None:
-        """``look`` by how much workers have, where it is all of one kind (``is_flat``). It costs by branches, not workers."""
+        """``look`` by how much workers have (``is_flat``). It costs by branches, not workers."""
         memory, size = self.memory, self._size
         longest = max(0, request.num_tokens - 1) // size  # engines always compute the last token
         ahead: Levels = []
@@ -113,14 +115,21 @@ class OverlapView:
                     return PrefixLevels(ahead)
             if self._alone:
                 return None
-        if self._indexer is None or self._roster is None:
+        roster = self._roster
+        if self._indexer is None or roster is None:
             return None
-        known = self._indexer.levels(self._roster, request.keys, request.num_tokens)
-        if memory is None or not self._path[0]:
-            return None if known is None else PrefixLevels(known)
-        if known is not None:
-            memory.confirm_levels(self._path, known)
-        return _joined(ahead, known)
+        told = self._indexer.levels(roster, request.keys, request.num_tokens)
+        device: Levels | None = None
+        if told is not None:
+            device = told[0] if roster.tiers[0] == Tier.G1 else []
+        if memory is not None and self._path[0] and device is not None:
+            memory.confirm_levels(self._path, device)
+        if told is None or (len(told) == 1 and roster.tiers[0] == Tier.G1):
+            if not ahead:
+                return None if device is None else PrefixLevels(device)
+            return _joined(ahead, device)
+        assert device is not None
+        return _with_tiers(ahead, device, _parts(roster.tiers, told), int(roster.tiers[-1]))
 
     def sent(self, slot: int, keys: Sequence[int], now: int) -> int:
         """The prompt that was looked at last went to ``slot``. Returns a number by which it can be taken back, or 0."""
@@ -227,6 +236,71 @@ def _joined(ahead: Levels, known: Levels | None) -> PrefixLevels | None:
     for blocks, mask in more:
         _have(levels, blocks, mask)
     return PrefixLevels(levels, left)
+
+
+def _parts(tiers: Sequence[Tier], reaches: Sequence[Levels]) -> Parts:
+    """How far each tier reaches with all closer ones, as what each adds: workers by all of their figures together."""
+    # A tier reaches at least as far as those before it, so the last one has everyone that has anything.
+    found: list[tuple[list[int], int]] = [([blocks], mask) for blocks, mask in reaches[-1]]
+    for levels in reversed(reaches[:-1]):
+        finer: list[tuple[list[int], int]] = []
+        for reach, mask in found:
+            for blocks, part in classes(levels, mask):
+                finer.append(([blocks, *reach], part))
+        found = finer
+    parts: Parts = []
+    for reach, mask in found:
+        mine: list[int] = []
+        before = 0
+        for tier, blocks in zip(tiers, reach, strict=True):
+            while len(mine) < tier - 1:
+                mine.append(0)  # a tier that no worker has
+            mine.append(blocks - before)
+            before = blocks
+        parts.append((tuple(mine), mask))
+    return parts
+
+
+def _with_tiers(ahead: Levels, device: Levels, parts: Parts, tiers: int) -> PrefixLevels:
+    """What is known by tiers, with predictions of device memory that go beyond it."""
+    lifted: Parts = []
+    predicted = False
+    for mine, mask in parts:
+        for blocks, slots in ahead:
+            hit = slots & mask
+            if hit and blocks > mine[0]:
+                lifted.append((_lifted(mine, blocks), hit))
+                predicted = True
+            elif hit:
+                lifted.append((mine, hit))
+            mask ^= hit
+        if mask:
+            lifted.append((mine, mask))
+    known = 0
+    for _, mask in parts:
+        known |= mask
+    for blocks, slots in ahead:
+        more = slots ^ slots & known
+        if more:
+            lifted.append(((blocks, *[0] * (tiers - 1)), more))
+            predicted = True
+    totals: dict[int, int] = {}
+    for mine, mask in lifted:
+        blocks = sum(mine)
+        totals[blocks] = totals.get(blocks, 0) | mask
+    levels = [(blocks, totals[blocks]) for blocks in sorted(totals, reverse=True)]
+    return PrefixLevels(levels, device if predicted else None, lifted, tiers)
+
+
+def _lifted(mine: tuple[int, ...], blocks: int) -> tuple[int, ...]:
+    """One worker's figures by tier, if its device had so many ``blocks``: those below have less to add."""
+    more = blocks - mine[0]
+    out = [blocks]
+    for tier in mine[1:]:
+        less = min(more, tier)
+        out.append(tier - less)
+        more -= less
+    return tuple(out)
 
 
 def _blocks_of(level: tuple[int, int]) -> int:

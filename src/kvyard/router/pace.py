@@ -13,6 +13,7 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import make_timing
 from kvyard.engine.timing.model import NS_PER_MS, TimingModel
 from kvyard.engine.timing.polynomial_model import PolynomialModel
+from kvyard.index.places import bits
 
 PEAK_TOKENS_PER_S = 15_928.0
 """What llm-d's router assumes of an engine before it was measured: prompt tokens per second."""
@@ -295,6 +296,7 @@ class PaceBook:
 
     FORGOTTEN = 200
     _KEPT = 0.98
+    _SLOWER = 2.0
 
     def __init__(self) -> None:
         self.all: list[Pace] = []
@@ -307,24 +309,79 @@ class PaceBook:
         self._seen: list[int] = []
         """By slot, at which first token of the fleet it was seen last; -1 where the pace was given."""
         self._count = 0
-        self.common: Pace | None = None
-        """That of every worker, as long as all were given the same."""
-        self._mixed = False
+        self._alike = 0
+        """Slots, as bits, that are learnt and as fast as the usual one,"""
+        self._apart = 0
+        """and those that differ from it."""
+        self._given: list[tuple[Pace, int]] | None = None
+        self._speeds: list[tuple[Pace, int]] | None = None
+        self.capacity: int | None = None
+        """No worker has room for fewer blocks; ``None`` where that isn't known of any. As of ``speeds``."""
+        self._floor = 0.0
 
     def put(self, slot: int, pace: Pace | None) -> None:
         """A worker takes ``slot``, the next one or one that is free; without a pace it starts as the usual one."""
         if slot == len(self.all):
             self.all.append(self._usual)
             self._seen.append(-1)
+        known, bit = self._learnt.get(slot), 1 << slot
+        self._alike ^= self._alike & bit
+        self._apart ^= self._apart & bit
         if pace is None:
             self.all[slot] = self._learnt[slot] = RelativePace(self._usual)
             self._seen[slot] = self._count
+            self._alike |= bit
+            if known is None:
+                self._given = None
         else:
             self.all[slot] = pace
             self._learnt.pop(slot, None)
             self._seen[slot] = -1
-        self._mixed = self._mixed or pace is None or (self.common is not None and pace is not self.common)
-        self.common = None if self._mixed else pace
+            self._given = None
+        self._speeds = None
+
+    @property
+    def speeds(self) -> list[tuple[Pace, int]]:
+        """Slots, as bits, by their pace. One that is learnt and doesn't clearly differ has the usual pace, to the bit."""
+        if self._speeds is None:
+            if self._given is None:
+                self._given = self._by_pace()
+            self._speeds = [*self._given, *[(self.all[slot], 1 << slot) for slot in bits(self._apart)]]
+            if self._alike:
+                self._speeds.append((self._usual, self._alike))
+            sizes = [pace.capacity for pace, _ in self._speeds if pace.capacity is not None]
+            self.capacity = min(sizes) if sizes else None
+        return self._speeds
+
+    def _by_pace(self) -> list[tuple[Pace, int]]:
+        """Slots, as bits, by the pace that they were given."""
+        found: list[tuple[Pace, int]] = []
+        places: dict[int, int] = {}
+        for slot, pace in enumerate(self.all):
+            if slot not in self._learnt:
+                at = places.setdefault(id(pace), len(found))
+                if at == len(found):
+                    found.append((pace, 0))
+                found[at] = (pace, found[at][1] | 1 << slot)
+        return found
+
+    def floor(self) -> float:
+        """Milliseconds: no token of a prompt takes less at any worker that has the usual pace or a model's, as long as
+        ``is_above_floor``; 0 where that can't be said.
+        """
+        least: list[float] = [self._usual.per_token / self._SLOWER] if self._alike else []
+        for pace, _ in self.speeds:
+            if isinstance(pace, ModelPace):
+                least.append(pace.least_per_token)
+            elif not isinstance(pace, RelativePace | LearntPace):
+                least.append(0.0)
+        self._floor = min(least) if least else 0.0
+        return self._floor
+
+    @property
+    def is_above_floor(self) -> bool:
+        """Whether ``floor`` still holds. What is learnt may get faster."""
+        return not self._alike or self._usual.per_token >= self._floor
 
     def observe(self, slot: int, tokens: int, ms: float, pairs: int) -> None:
         """``Pace.observe`` of that worker."""
@@ -337,7 +394,12 @@ class PaceBook:
         if expected > 0 and ms > 0:
             most = usual.OUTLIER
             x = log(max(1.0 / most, min(most, ms / expected)))
+            was = own.factor == 1.0
             own.compared(x - self._level)
+            if was != (own.factor == 1.0):
+                self._alike ^= 1 << slot
+                self._apart ^= 1 << slot
+                self._speeds = None
             self._level = self._KEPT * self._level + (1.0 - self._KEPT) * x
         usual.observe(tokens, ms, pairs)
         self._count += 1

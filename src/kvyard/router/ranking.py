@@ -1,90 +1,193 @@
 """Workers in order of their load, so that the least loaded of any set is found without looking at all of them.
 
-Slots with an equal rank are the bits of one number, as everywhere in the index: a set of workers is an integer, and the least
-loaded of a set is the first rank that has a bit in common with it. Ten thousand workers are then a few hundred machine words.
+A set of workers is an integer, as everywhere in the index: slots are bits. With ten thousand workers that is a few hundred
+machine words, so it isn't made for each of them. Most loads are one worker's alone, and such a slot stays a number; those that
+many have, idle ones above all, are sets. Loads lie side by side in arrays: a search looks at few places of memory.
 """
 
+from array import array
 from bisect import bisect_left
 from typing import Final, TypeAlias
 
 from kvyard.index.places import bits
 
-Rank: TypeAlias = tuple[int, float]
-"""What slots are ordered by, least first."""
 Levels: TypeAlias = list[tuple[int, int]]
 """A number of blocks and the slots, as bits, that have just so many: most first, no slot twice, none that has nothing."""
 FEW: Final = 32
-"""Slots of a set that are looked at one by one, rather than all ranks."""
+"""Slots of a set that are looked at one by one, rather than all loads."""
+_SOME: Final = 4
+"""Loads to look at before a set is made into bytes, of which one is read at once."""
+
+
+class Shelf:
+    """Slots of one kind by a figure each, least first."""
+
+    __slots__ = ("_lone", "_many", "figures")
+
+    def __init__(self) -> None:
+        self.figures: array[float] = array("d")
+        """Every figure that a slot has, once, in order."""
+        self._lone: dict[float, int] = {}
+        """The slot of a figure that no other has,"""
+        self._many: dict[float, int] = {}
+        """and the slots, as bits, of one that several had."""
+
+    def add(self, slot: int, figure: float) -> None:
+        """``slot``, which isn't here, has this figure."""
+        many = self._many.get(figure)
+        if many is not None:
+            self._many[figure] = many | 1 << slot
+            return
+        other = self._lone.get(figure, -1)
+        if other >= 0:
+            del self._lone[figure]
+            self._many[figure] = 1 << slot | 1 << other
+        else:
+            self._lone[figure] = slot
+            self.figures.insert(bisect_left(self.figures, figure), figure)
+
+    def remove(self, slot: int, figure: float) -> None:
+        """``slot``, which has this figure, isn't here any more."""
+        many = self._many.get(figure)
+        if many is None:
+            del self._lone[figure]
+        else:
+            many ^= 1 << slot
+            if many:
+                self._many[figure] = many
+                return
+            del self._many[figure]
+        del self.figures[bisect_left(self.figures, figure)]
+
+    def lone(self, figure: float) -> int:
+        """The slot that has this figure, where no other has or had it beside; else -1."""
+        return self._lone.get(figure, -1)
+
+    def slots(self, figure: float) -> int:
+        """The slots that have this figure, as bits."""
+        many = self._many.get(figure)
+        return many if many is not None else 1 << self._lone[figure]
+
+    def least(self, among: int) -> tuple[float, int]:
+        """The least figure of any slot of the set ``among``, and its slots that have it; 0 for none."""
+        row = b""
+        looked = 0
+        for figure in self.figures:
+            slot = self.lone(figure)
+            if slot < 0:
+                found = self.slots(figure) & among
+                if found:
+                    return figure, found
+                continue
+            looked += 1
+            if looked == _SOME:
+                row = as_bytes(among)
+            if is_in(row, slot) if row else among >> slot & 1:
+                return figure, 1 << slot
+        return 0.0, 0
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless figures and slots agree."""
+        assert list(self.figures) == sorted([*self._lone, *self._many]), "figures are out of order"
+        assert all(self._many.values()), "a figure that no slot has"
 
 
 class Ranking:
-    """Ranks by slot, and slots by rank."""
+    """Slots by shelf, and on each shelf by figure: one on a lower shelf comes first, whatever its figure."""
 
-    __slots__ = ("_bits", "_of", "masks", "ranks")
+    __slots__ = ("_figure_of", "_shelf_of", "order", "shelves")
 
     def __init__(self) -> None:
-        self.ranks: list[Rank] = []
-        """Every rank that a slot has, in order."""
-        self.masks: dict[Rank, int] = {}
-        """The slots of each."""
-        self._of: list[Rank | None] = []
-        self._bits: list[int] = []
+        self.order: list[int] = []
+        """The numbers of shelves, in order. There are few."""
+        self.shelves: dict[int, Shelf] = {}
+        self._shelf_of: list[int] = []
+        """By slot; -1 for one that has no place."""
+        self._figure_of: list[float] = []
 
-    def put(self, slot: int, rank: Rank) -> None:
-        """``slot`` has this rank from now on."""
-        while len(self._of) <= slot:
-            self._bits.append(1 << len(self._of))
-            self._of.append(None)
-        before = self._of[slot]
-        if before == rank:
+    def put(self, slot: int, shelf: int, figure: float) -> None:
+        """``slot`` has this place from now on."""
+        while len(self._shelf_of) <= slot:
+            self._shelf_of.append(-1)
+            self._figure_of.append(0.0)
+        before, had = self._shelf_of[slot], self._figure_of[slot]
+        if before == shelf and had == figure:
             return
-        bit, masks = self._bits[slot], self.masks
-        if before is not None:
-            left = masks[before] ^ bit
-            if left:
-                masks[before] = left
-            else:
-                del masks[before]
-                del self.ranks[bisect_left(self.ranks, before)]
-        self._of[slot] = rank
-        known = masks.get(rank)
-        if known is None:
-            masks[rank] = bit
-            self.ranks.insert(bisect_left(self.ranks, rank), rank)
-        else:
-            masks[rank] = known | bit
+        if before >= 0:
+            old = self.shelves[before]
+            old.remove(slot, had)
+            if not old.figures and before != shelf:
+                del self.shelves[before]
+                self.order.remove(before)
+        self._shelf_of[slot], self._figure_of[slot] = shelf, figure
+        new = self.shelves.get(shelf)
+        if new is None:
+            new = self.shelves[shelf] = Shelf()
+            self.order.insert(bisect_left(self.order, shelf), shelf)
+        new.add(slot, figure)
 
-    def of(self, slot: int) -> Rank:
-        """The rank of a slot that has one."""
-        rank = self._of[slot]
-        assert rank is not None, f"slot {slot} has no rank"
-        return rank
+    def of(self, slot: int) -> tuple[int, float]:
+        """The shelf and the figure of a slot that has a place."""
+        assert self._shelf_of[slot] >= 0, f"slot {slot} has no place"
+        return self._shelf_of[slot], self._figure_of[slot]
 
-    def least(self, among: int) -> tuple[Rank, int]:
-        """The least rank of any slot of the set ``among``, which isn't empty, and those slots of it that have that one."""
+    def least(self, among: int) -> tuple[int, float, int]:
+        """The first shelf and figure of any slot of the set ``among``, which isn't empty, and its slots that have just that."""
         if among.bit_count() <= FEW:
-            found, rank = 0, (0, 0.0)
+            found, first, low = 0, -1, 0.0
             for slot in bits(among):
-                mine = self.of(slot)
-                if not found or mine < rank:
-                    found, rank = self._bits[slot], mine
-                elif mine == rank:
-                    found |= self._bits[slot]
-            return rank, found
-        for rank in self.ranks:
-            found = self.masks[rank] & among
+                shelf, figure = self.of(slot)
+                if not found or shelf < first or (shelf == first and figure < low):
+                    found, first, low = 1 << slot, shelf, figure
+                elif shelf == first and figure == low:
+                    found |= 1 << slot
+            return first, low, found
+        for number in self.order:
+            figure, found = self.shelves[number].least(among)
             if found:
-                return rank, found
-        raise AssertionError("a slot without a rank")
+                return number, figure, found
+        raise AssertionError("a slot without a place")
+
+    def firsts(self, among: int) -> list[tuple[int, float, int]]:
+        """Of each shelf that has any slot of the set ``among``: its number, the least figure of those, and who has it."""
+        out: list[tuple[int, float, int]] = []
+        for number in self.order:
+            figure, found = self.shelves[number].least(among)
+            if found:
+                out.append((number, figure, found))
+        return out
+
+    def counted(self, among: int) -> list[tuple[float, int]]:
+        """Every figure of the first shelf, least first, with its slots of the set ``among``, where it has any: for figures that
+        many share.
+        """
+        on = self.shelves[self.order[0]]
+        pairs = [(figure, on.slots(figure) & among) for figure in on.figures]
+        return [(figure, slots) for figure, slots in pairs if slots]
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless ranks and slots agree."""
-        assert self.ranks == sorted(self.masks), "ranks are out of order"
-        for slot, rank in enumerate(self._of):
-            assert rank is None or self.masks[rank] >> slot & 1, f"slot {slot} isn't among those of its rank"
-        assert sum(mask.bit_count() for mask in self.masks.values()) == len(
-            [one for one in self._of if one is not None]
-        )
+        """Raise ``AssertionError`` unless shelves and slots agree."""
+        assert self.order == sorted(self.shelves), "shelves are out of order"
+        held = 0
+        for number, on in self.shelves.items():
+            on.check_integrity()
+            for figure in on.figures:
+                slots = on.slots(figure)
+                held += slots.bit_count()
+                for slot in bits(slots):
+                    assert self.of(slot) == (number, figure), f"slot {slot} is out of place"
+        assert held == sum(shelf >= 0 for shelf in self._shelf_of), "a slot has no place, or two"
+
+
+def as_bytes(slots: int) -> bytes:
+    """A set for many a question whether a slot is in it: see ``is_in``."""
+    return slots.to_bytes((slots.bit_length() + 7) // 8, "little")
+
+
+def is_in(row: bytes, slot: int) -> bool:
+    """Whether ``slot`` is in a set."""
+    at = slot >> 3
+    return at < len(row) and bool(row[at] >> (slot & 7) & 1)
 
 
 def of_slot(levels: Levels, slot: int) -> int:
@@ -146,3 +249,8 @@ def nth_slot(mask: int, number: int) -> int:
 def lowest(mask: int) -> int:
     """The first slot of a set that isn't empty."""
     return (mask & -mask).bit_length() - 1
+
+
+def highest(mask: int) -> int:
+    """The last slot of a set that isn't empty."""
+    return mask.bit_length() - 1

@@ -24,7 +24,7 @@ from kvyard.router.explain import explain
 from kvyard.router.inputs import Choice, RoutingInput, least
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
-from kvyard.router.pace import ModelPace, Pace, PaceBook, pairs_of
+from kvyard.router.pace import Pace, PaceBook, pairs_of
 from kvyard.router.policies import Policy, load_of, make_policy
 from kvyard.router.ranking import lowest, most
 from kvyard.router.request import Candidate, Decision, Load, RouteRequest
@@ -307,6 +307,8 @@ class Router:
             among = self._among
             if slots is not self._open:
                 among = mask_of(slots)
+            if self.policy.needs_pace and not self._paces.is_above_floor:
+                self._rank()
             return RoutingInput(
                 request,
                 len(request.keys),
@@ -322,7 +324,8 @@ class Router:
                 among=among,
                 prefixes=self.overlaps.look_levels(request, now),
                 shared_levels=self.loads.tree.levels(found),
-                pace=self._paces.common,
+                speeds=self._paces.speeds if self.policy.needs_pace else (),
+                capacity=self._paces.capacity,
             )
         shared = self.loads.tree.depths(found, len(self._workers))
         overlaps = self.overlaps.look(request, now, known)
@@ -366,19 +369,15 @@ class Router:
         """
         request = at.request
         config, size = self.config, self.block_size
-        if at.sparse:
-            return max(0, request.num_tokens - sum(at.tiers_at(slot)) * size)
-        overlaps = at.overlaps
-        if overlaps is None:
+        tiers = at.tiers_at(slot)
+        if not tiers:
             return request.num_tokens
-        device = overlaps.device[slot]
-        cached = device * size
+        cached = tiers[0] * size
         if self.policy.needs_pace:
-            return max(0, request.num_tokens - overlaps.total[slot] * size)
-        lower = [tier[slot] for tier in overlaps.tiers[1:]] if len(overlaps.tiers) > 1 else []
-        if any(lower):
-            worth = float(device)
-            for blocks, credit in zip(lower, config.lower_credits):
+            cached = sum(tiers) * size
+        elif any(tiers[1:]):
+            worth = float(tiers[0])
+            for blocks, credit in zip(tiers[1:], config.lower_credits):
                 worth += credit * blocks
             cached = round(worth * size)
         return max(0, request.num_tokens - cached)
@@ -423,9 +422,12 @@ class Router:
         if policy.ranked_by and len(self._open) >= self._large and not self.block_size & self.block_size - 1:
             # Of block sizes that are powers of two no cost is rounded.
             self._among = mask_of(self._open)
-            pace = self._paces.common
-            self.loads.rank_by(policy.ranked_by, pace.least_per_token if isinstance(pace, ModelPace) else 0.0)
-            policy.rank(self.loads)
+            self._rank()
+
+    def _rank(self) -> None:
+        """Have workers in order of their load."""
+        self.loads.rank_by(self.policy.ranked_by, self._paces.floor())
+        self.policy.rank(self.loads)
 
 
 def _block_size(config: RouterConfig, identity: Identity | None, remembers: bool) -> int:

@@ -1,6 +1,6 @@
 """What least time costs at each worker, apart from the policy so that it can be compiled; the policy says what each term is."""
 
-from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 from kvyard.clock import MS
@@ -8,7 +8,7 @@ from kvyard.index.places import bits
 from kvyard.router.active import COMPUTING
 from kvyard.router.inputs import Choice, RoutingInput, least_of
 from kvyard.router.pace import ModelPace, Pace
-from kvyard.router.ranking import FEW, Levels, classes, lowest, most
+from kvyard.router.ranking import FEW, Levels, as_bytes, is_in, lowest, most
 
 MS_PER_S: Final = 1000
 _ALMOST: Final = 1 - 1e-9
@@ -46,6 +46,10 @@ class TimeCost:
         """Of those, what requests under way share."""
         self._least_step = 0.0
         """No pass takes less that decodes what is under way."""
+        self._best = -1.0
+        """The least cost so far,"""
+        self._found = 0
+        """and the slots, as bits, that have it; 0 for none."""
 
     def all(self) -> list[float]:
         """Per worker that may be chosen, milliseconds."""
@@ -63,73 +67,92 @@ class TimeCost:
             costs.append(self._one(pace, slot, cached[place], load, rooms[place], beyond[place]))
         return costs
 
-    def least(self, pace: Pace, why: str) -> Choice:
-        """The least of all, each worker being equally fast and having room for the prompt: what ``all`` has least.
+    def least(self, speeds: Sequence[tuple[Pace, int]], why: str) -> Choice:
+        """The least of all, each worker having room for the prompt: what ``all`` has least. ``speeds`` are their paces, each
+        with the slots, as bits, that have it.
 
         It takes workers by requests and by what was computed there, those that still compute prompts by when these may be
         done, and goes on for as long as another could cost less.
         """
-        at, loads, ranking = self._at, self._loads, self._loads.ranking
-        assert ranking is not None
+        at, loads = self._at, self._loads
         requests = loads.total - sum([loads.requests[slot] for slot in at.closed()])
         self._interference /= max(1.0, requests / len(at.slots))
         levels: Levels = at.prefixes.levels if at.prefixes is not None else []
         self._kept = at.tokens_of(most(levels, at.among)[0])
         self._used = min(self._kept, most(at.shared_levels, at.among)[0] * self._size)
-        self._least_step = pace.least_step if isinstance(pace, ModelPace) else 0.0
-        ranks, masks = ranking.ranks, ranking.masks
-        idle = bisect_left(ranks, (COMPUTING, -1.0))
-        best, found = -1.0, 0
-        for blocks, holders in classes(levels, at.among):
-            has = at.tokens_of(blocks) if blocks else 0
-            if holders.bit_count() <= FEW:
-                for slot in bits(holders):
-                    cost = self._one(pace, slot, has, 0.0, 0.0, 0)
-                    if not found or cost < best:
-                        best, found = cost, 1 << slot
-                    elif cost == best:
-                        found |= 1 << slot
+        for pace, members in speeds:
+            self._least_step = pace.least_step if isinstance(pace, ModelPace) else 0.0
+            mine = at.among if len(speeds) == 1 else at.among & members
+            if not mine:
                 continue
-            own, more = self._own(pace, has)
-            place = 0
-            while place < idle:
-                count, new = rank = ranks[place]
-                if found and self._at_least(own, more, count, 0.0) > best:
+            for blocks, holders in at.prefixes.split(mine) if at.prefixes is not None else [((0,), mine)]:
+                has = at.tokens_of(sum(blocks)) if at.prefixes is not None else 0
+                load = pace.load(blocks[1:]) if len(blocks) > 1 else 0.0
+                if holders.bit_count() <= FEW:
+                    for slot in bits(holders):
+                        self._note(self._one(pace, slot, has, load, 0.0, 0), 1 << slot)
+                else:
+                    self._walk(pace, has, load, holders)
+        return least_of(self._found, self._best, at.rng, why)
+
+    def _note(self, cost: float, slots: int) -> None:
+        """``slots`` cost so much."""
+        if not self._found or cost < self._best:
+            self._best, self._found = cost, slots
+        elif cost == self._best:
+            self._found |= slots
+
+    def _walk(self, pace: Pace, has: int, load: float, holders: int) -> None:
+        """Find the least of ``holders``: equally fast, with ``has`` tokens not to be computed, and ``load`` to load them."""
+        loads, ranking, now = self._loads, self._loads.ranking, self._at.now
+        assert ranking is not None
+        own, more = self._own(pace, has)
+        passes = pace.passes(self._tokens - has)
+        row = as_bytes(holders)
+        for count in ranking.order:
+            if count == COMPUTING or (self._found and self._at_least(own, more, passes, count, 0.0) > self._best):
+                break
+            shelf = ranking.shelves[count]
+            for figure in shelf.figures:
+                if self._found and self._at_least(own, more, passes, count, figure) > self._best:
                     break
-                if found and self._at_least(own, more, count, new) > best:
-                    place = bisect_left(ranks, (count + 1, -1.0))
+                lone = shelf.lone(figure)
+                if lone >= 0:
+                    if is_in(row, lone):
+                        self._note(self._calm(pace, lone, own, more, passes, load), 1 << lone)
                     continue
-                place += 1
-                alike = masks[rank] & holders
-                if not alike:
-                    continue
-                # Those without any request differ in nothing else.
-                for slot in bits(alike) if count and alike & alike - 1 else (lowest(alike),):
-                    cost = self._one(pace, slot, has, 0.0, 0.0, 0)
-                    mine = 1 << slot if count else alike
-                    if not found or cost < best:
-                        best, found = cost, mine
-                    elif cost == best:
-                        found |= mine
-            least = self._at_least(own, more, 1, 0.0)
-            for place in range(idle, len(ranks)):
-                rank = ranks[place]
-                ahead = max(0.0, (rank[1] - at.now) / MS - _ROUNDED)
-                if found and least + ahead > best:
-                    break
-                alike = masks[rank] & holders
-                if not alike:
-                    continue
-                for slot in bits(alike) if alike & alike - 1 else (lowest(alike),):
-                    bound = self._at_least(own, more, loads.requests[slot], self._computed[slot])
-                    if found and bound + ahead > best:
-                        continue
-                    cost = self._one(pace, slot, has, 0.0, 0.0, 0)
-                    if not found or cost < best:
-                        best, found = cost, 1 << slot
-                    elif cost == best:
-                        found |= 1 << slot
-        return least_of(found, best, at.rng, why)
+                alike = shelf.slots(figure) & holders
+                if alike and not count:  # those without any request differ in nothing else
+                    self._note(self._calm(pace, lowest(alike), own, more, passes, load), alike)
+                else:
+                    for slot in bits(alike):
+                        self._note(self._calm(pace, slot, own, more, passes, load), 1 << slot)
+        computing = ranking.shelves.get(COMPUTING)
+        if computing is None:
+            return
+        least = self._at_least(own, more, passes, 1, 0.0)
+        for figure in computing.figures:
+            ahead = max(0.0, (figure - now) / MS - _ROUNDED)
+            if self._found and least + ahead > self._best:
+                break
+            lone = computing.lone(figure)
+            if lone >= 0 and not is_in(row, lone):
+                continue
+            for slot in (lone,) if lone >= 0 else bits(computing.slots(figure) & holders):
+                bound = self._at_least(own, more, passes, loads.requests[slot], self._computed[slot])
+                if not self._found or bound + ahead <= self._best:
+                    self._note(self._one(pace, slot, has, load, 0.0, 0), 1 << slot)
+
+    def _calm(self, pace: Pace, slot: int, own: float, more: float, passes: int, load: float) -> float:
+        """``_one``, to the bit, for a worker at which no prompt waits, by what is the same for all that have equally much."""
+        requests = self._loads.requests[slot]
+        wait = 0.0
+        if requests:
+            wait += passes * pace.step(requests, self._loads.blocks[slot] * self._size)
+        if load > wait:
+            wait = load
+        weight = 1.0 + (self._interference + self._blocking * own) * requests + self._renewal * self._computed[slot]
+        return wait + weight * own + more
 
     def _one(self, pace: Pace, slot: int, has: int, load: float, room: float, beyond: int) -> float:
         """The milliseconds of a worker that needn't compute ``has`` tokens, takes ``load`` to load others, has room after
@@ -170,14 +193,14 @@ class TimeCost:
         again = pace.prefill(lacks) + pace.past(lacks, tokens - lacks)
         return own, self._stickiness * (again - pace.prefill(tokens - kept) - pace.past(tokens - kept, kept))
 
-    def _at_least(self, own: float, more: float, requests: int, computed: float) -> float:
-        """No worker with at least so many requests, and at least so much computed lately, costs less: all other terms of
-        ``_one`` are times, and so 0 or more.
+    def _at_least(self, own: float, more: float, passes: int, requests: int, computed: float) -> float:
+        """No worker with at least so many requests, and at least so much computed lately, costs less that takes at least so
+        many passes: all other terms of ``_one`` are times, and so 0 or more.
         """
         weight = 1.0 + (self._interference + self._blocking * own) * requests + self._renewal * computed
         bound = weight * own + more
         if requests:
-            bound += self._least_step  # there is at least one pass to take together
+            bound += passes * self._least_step
         return bound * _ALMOST if bound > 0 else bound / _ALMOST
 
 

@@ -86,7 +86,7 @@ class PrefixTree:
     def leave(self, node: PromptStretch, slot: int) -> None:
         """``slot`` has this stretch no longer. The owner goes from the end of a path towards the root."""
         del node.held[slot]
-        node.mask &= ~(1 << slot)
+        node.mask ^= node.mask & 1 << slot  # no complement: these may have thousands of bits
         self.size -= node.stop - node.start
         if not node.held:
             parent = node.parent

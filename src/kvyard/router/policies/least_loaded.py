@@ -14,7 +14,7 @@ class LeastLoaded(Policy):
     def choose(self, at: RoutingInput) -> Choice:
         if at.sparse:
             assert at.loads.ranking is not None
-            (rank, _), slots = at.loads.ranking.least(at.among)
-            load = rank / at.loads.block_size if self.ranked_by == BLOCKS else rank
+            _, figure, slots = at.loads.ranking.least(at.among)
+            load = figure / at.loads.block_size if self.ranked_by == BLOCKS else int(figure)
             return least_of(slots, load, at.rng, "load")
         return least(at.slots, load_of(self.config.load, at), at.rng, "load")

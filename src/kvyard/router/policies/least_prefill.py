@@ -3,7 +3,7 @@
 Source: "LPWL", least prefill work left, of gahow's agentic-kvc analysis (2026); it has no figures to set.
 """
 
-from kvyard.router.active import WORK
+from kvyard.router.active import MORE, WORK
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy
@@ -31,9 +31,10 @@ class LeastPrefill(Policy):
         """The same, by the least loaded of those that have equally much of the prompt."""
         ranking, tokens = at.loads.ranking, at.request.num_tokens
         assert ranking is not None
-        best, found = (0, 0.0), 0
+        best, found = (0, 0), 0
         for blocks, holders in classes(at.prefixes.levels, at.among) if at.prefixes is not None else [(0, at.among)]:
-            (waiting, requests), slots = ranking.least(holders)
+            _, figure, slots = ranking.least(holders)
+            waiting, requests = divmod(int(figure), MORE)
             work = (waiting + tokens - (at.tokens_of(blocks) if at.prefixes is not None else 0), requests)
             if not found or work < best:
                 best, found = work, slots

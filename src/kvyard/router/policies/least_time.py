@@ -60,11 +60,10 @@ class LeastTime(Policy):
         self.ranked_by = WEIGHT
 
     def choose(self, at: RoutingInput) -> Choice:
-        pace = at.pace
-        if at.sparse and pace is not None:
-            capacity = pace.capacity
+        if at.sparse:
+            capacity = at.capacity
             if capacity is None or at.loads.most_blocks(at.blocks, capacity) + at.blocks <= capacity:
-                return self._cost(at).least(pace, "time")
+                return self._cost(at).least(at.speeds, "time")
         return least(at.slots, self.costs(at), at.rng, "time")
 
     def costs(self, at: RoutingInput) -> list[float]:

@@ -8,14 +8,17 @@ their backlogs is more than ``peak_tokens_per_s * saturated_s`` tokens beyond th
 from collections.abc import Mapping
 from typing import ClassVar
 
-from kvyard.router.inputs import Choice, RoutingInput, least
+from kvyard.router.active import TOKENS
+from kvyard.router.inputs import Choice, RoutingInput, least, least_of
 from kvyard.router.pace import PEAK_TOKENS_PER_S
 from kvyard.router.policies import Policy
+from kvyard.router.ranking import classes
 
 
 class Sticky(Policy):
     needs_index = True
     guarded = True
+    ranked_by = TOKENS
     OPTIONS: ClassVar[Mapping[str, float]] = {
         "affinity": 0.8,
         "peak_tokens_per_s": PEAK_TOKENS_PER_S,
@@ -27,6 +30,8 @@ class Sticky(Policy):
         return [float(at.work(slot)) for slot in at.slots]
 
     def choose(self, at: RoutingInput) -> Choice:
+        if at.sparse:
+            return self._candidate(at)
         enough = self.options["affinity"] * at.request.num_tokens
         warm = [slot for slot in at.slots if at.cached(slot) >= enough]
         if warm and len(warm) < len(at.slots):
@@ -37,3 +42,32 @@ class Sticky(Policy):
                 warm = []
         slots = warm or at.slots
         return least(slots, [float(at.work(slot)) for slot in slots], at.rng, "load")
+
+    def _candidate(self, at: RoutingInput) -> Choice:
+        """The same, by the shortest backlog of those that have equally much of the prompt."""
+        ranking, tokens = at.loads.ranking, at.request.num_tokens
+        assert ranking is not None
+        enough = self.options["affinity"] * tokens
+        parts: list[tuple[int, int]] = [(0, at.among)]  # tokens that needn't be computed, and who has them
+        if at.prefixes is not None:
+            parts = [(at.tokens_of(blocks), slots) for blocks, slots in classes(at.prefixes.levels, at.among)]
+        warm = [part for part in parts if part[0] >= enough]
+        if warm and len(warm) < len(parts):
+            here, there = 0, 0
+            for cached, slots in parts:
+                if cached >= enough:
+                    here |= slots
+                else:
+                    there |= slots
+            room = self.options["peak_tokens_per_s"] * self.options["saturated_s"]
+            if ranking.least(here)[1] - ranking.least(there)[1] > room:
+                warm = []
+        best, found = 0, 0
+        for cached, slots in warm or parts:
+            _, backlog, idlest = ranking.least(slots)
+            work = int(backlog) + tokens - cached
+            if not found or work < best:
+                best, found = work, idlest
+            elif work == best:
+                found |= idlest
+        return least_of(found, float(best), at.rng, "load")
