@@ -110,7 +110,7 @@ def unpacked(commit: str, folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("other", nargs="?", help="a commit, or a folder that holds the package")
+    parser.add_argument("other", nargs="?", default="HEAD", help="a commit, or a folder that holds the package; HEAD")
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--here", type=Path, default=ROOT / "src", help="instead of this checkout: another folder")
@@ -123,8 +123,6 @@ def main() -> None:
             found[name] = (digest(SETTINGS[name], args.requests), time.process_time() - began)
         print(json.dumps(found))
         return
-    if args.other is None:
-        parser.error("name a commit or a folder to compare with")
     names = [name for name in SETTINGS if args.only in name]
     with tempfile.TemporaryDirectory() as folder:
         there = Path(args.other) if Path(args.other).is_dir() else unpacked(args.other, Path(folder))

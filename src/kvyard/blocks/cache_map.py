@@ -57,15 +57,7 @@ class CacheMap:
     def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:
         """The intervals of a chain's first ``limit`` blocks that have copies, and the nodes along it, holes included."""
         nodes, at = self.walk(keys, limit)
-        spans: list[tuple[int, int]] = []
-        for node in nodes:
-            if node.copies:
-                stop = node.stop if node.stop < at else at
-                if spans and spans[-1][1] == node.start:
-                    spans[-1] = (spans[-1][0], stop)
-                else:
-                    spans.append((node.start, stop))
-        return spans, nodes
+        return covered(nodes, at), nodes
 
     def enter(self, chain: Chain, extent: Extent, before: Extent | None = None) -> list[Extent]:
         """Register ``extent``, whose content is now that of ``chain`` at its positions.
@@ -320,3 +312,16 @@ class CacheMap:
             self.starts[node.key] = node
             if node.parent is not None:
                 node.parent.hole = node
+
+
+def covered(nodes: list[Node], at: int) -> Spans:
+    """The intervals that have copies, of ``nodes`` in order of position, up to position ``at``."""
+    spans: list[tuple[int, int]] = []
+    for node in nodes:
+        if node.copies:
+            stop = node.stop if node.stop < at else at
+            if spans and spans[-1][1] == node.start:
+                spans[-1] = (spans[-1][0], stop)
+            else:
+                spans.append((node.start, stop))
+    return spans

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvyard.blocks.extent import KEPT_THEN_FIRST, OVER, Extent
+from kvyard.blocks.cache_map import covered
+from kvyard.blocks.extent import KEPT_THEN_FIRST, OVER, Extent, Node
 from kvyard.blocks.hints import Hints
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.ownership import claim
@@ -125,6 +126,11 @@ class TierStore:
         """The pages that wait for it."""
         self._behind: dict[Table, Extent] = {}
         """What they come right behind, where that was here when they were reserved: a place to look from when they land."""
+        self._walked: tuple[Keys, int, int, int, int] | None = None
+        """The latest walk (whose, how far, in which group, and what the map was like), since a store asks what is missing and
+        then makes recent what is not,"""
+        self._found: tuple[list[Node], int] = ([], 0)
+        """and what it came to."""
         self.arrivals = 0
         """Counts what became resident: requests that wait for something ask again when it has changed."""
         self.evicted = 0
@@ -136,7 +142,24 @@ class TierStore:
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that are here and whole."""
-        return self.pool.maps[group].spans(keys, min(limit, len(keys)))[0]
+        nodes, at = self._walk(group, keys, min(limit, len(keys)))
+        return covered(nodes, at)
+
+    def _walk(self, group: int, keys: Keys, limit: int) -> tuple[list[Node], int]:
+        """``CacheMap.walk``, of which the latest is remembered. Nodes come and go by their number, or by the version."""
+        cache_map = self.pool.maps[group]
+        last = self._walked
+        if (
+            last is None
+            or last[0] is not keys
+            or last[1] != limit
+            or last[2] != group
+            or last[3] != cache_map.version
+            or last[4] != len(cache_map.starts)
+        ):
+            self._walked = (keys, limit, group, cache_map.version, len(cache_map.starts))
+            self._found = cache_map.walk(keys, limit)
+        return self._found
 
     def on_the_way(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that a transfer is bringing."""
@@ -184,10 +207,9 @@ class TierStore:
 
     def _first_copies(self, group: int, keys: Keys, limit: int) -> list[Extent]:
         """What is here of a chain's first ``limit`` pages, a copy of each, in order of position."""
-        cache_map = self.pool.maps[group]
-        nodes, at = cache_map.walk(keys, limit)
+        nodes, at = self._walk(group, keys, limit)
         if nodes and nodes[-1].stop > at:
-            nodes[-1] = cache_map.split(nodes[-1], at)
+            nodes = [*nodes[:-1], self.pool.maps[group].split(nodes[-1], at)]
         return [node.copies[0] for node in nodes if node.copies]
 
     def hold(self, piece: PageRange) -> Table:
