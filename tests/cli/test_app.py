@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import kvyard
-from kvyard.cli.app import COMMANDS, CommandEntry, build, main
+from kvyard.cli.app import COMMANDS, CommandEntry, _suggest, build, main
 
 SAMPLES = "tests.cli.sample_commands"
 TABLE = {
@@ -147,3 +147,22 @@ def test_module_runs_as_the_command() -> None:
         [sys.executable, "-m", "kvyard", "--version"], capture_output=True, text=True, timeout=110, check=True
     )
     assert done.stdout == f"kvyard {kvyard.__version__}\n"
+
+
+def test_three_options_at_most_are_suggested() -> None:
+    class Error:
+        option_name, possibilities, message = "--host-blocs", (), "No such option: --host-blocs"
+
+    class Shown:
+        hidden = False
+
+        def __init__(self, *opts: str) -> None:
+            self.opts = opts
+
+    class Command:
+        def get_params(self, _: object) -> list[Shown]:
+            return [Shown("--host-blocks", "-b"), Shown("--host-block"), Shown("--host-bloc"), Shown("--most-blocs")]
+
+    error = Error()
+    _suggest(Command(), None, error)
+    assert error.message.count("--") == 1 + 3 and "-b " not in error.message

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.index.support import Bench, hashes_of, stored
 
 from kvyard.events.types import Removed, Tier
 from kvyard.index import Holder, Source
+from kvyard.index.places import bits, mask_of
 
 TEXT = list(range(1000, 1128))
 
@@ -24,3 +26,9 @@ def test_d10_shared_storage_is_a_pool_and_no_phantom_worker() -> None:
     assert all(not holder.shared for holder in bench.indexer.matches(bench.indexer.identity.keys(TEXT)))
     bench.say(Removed(hashes=names[1:], tier=Tier.G3), stream="store")
     assert [bench.blocks(TEXT, worker) for worker in "abc"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("mask", [0, 1, 255, 256, 257, 1 << 255, (1 << 256) + 5, (1 << 300) - 1])
+def test_the_bits_of_a_mask(mask: int) -> None:
+    assert list(bits(mask)) == [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    assert mask_of(bits(mask)) == mask

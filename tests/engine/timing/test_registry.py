@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import kvyard
 from kvyard.engine.timing import FixedTiming, PolynomialTiming, parse_timing, timing_choices
+from kvyard.engine.timing.deployment import Deployment
 from kvyard.errors import KvyardError
 
 HALF = """
@@ -87,3 +89,13 @@ def test_a_kind_from_an_installed_package_is_replayed_with(tmp_path):
     for report in found:
         assert report["latency"] == plain["latency"]
         assert report["config"]["workers"][0]["engine"]["timing"]["kind"] == "half"
+
+
+def test_a_deployment_in_words() -> None:
+    plain = Deployment(model="/models/llama-3-8b", gpu="h100")
+    assert str(plain) == "llama-3-8b on h100"
+    split = replace(plain, tensor_parallel_size=2, data_parallel_size=4, enable_expert_parallel=True)
+    assert (
+        str(replace(split, weight_dtype="fp8", kv_cache_dtype="fp8"))
+        == "llama-3-8b on h100 TP2 DP4 EP fp8 weights fp8 cache"
+    )

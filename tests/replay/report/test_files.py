@@ -12,7 +12,8 @@ from tests.replay.report.support import SLO, config, ran, reported, trace
 
 from kvyard.errors import KvyardError
 from kvyard.replay.fleet import Fleet
-from kvyard.replay.report import make_report
+from kvyard.replay.record import Record
+from kvyard.replay.report import files, make_report
 from kvyard.replay.report.bounds import make_bounds
 from kvyard.replay.report.files import from_json, read_report, to_json, write_report, write_requests
 
@@ -132,3 +133,15 @@ def test_refusals_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(KvyardError, match=r"pip install 'kvyard\[parquet\]'"):
         write_requests([], tmp_path / "r.parquet")
+
+
+def test_what_is_nothing_is_told_from_what_never_was() -> None:
+    never = files.row(Record(id="a", arrival=0, input=5, wanted=1, loading=-1))
+    nothing = files.row(Record(id="a", arrival=0, input=5, wanted=1, loaded=(7,), loading=0))
+    assert (never["loading_ms"], nothing["loading_ms"]) == (None, 0.0)
+    assert (never["host_tokens"], nothing["host_tokens"], nothing["storage_tokens"], nothing["remote_tokens"]) == (
+        0,
+        7,
+        0,
+        0,
+    )
