@@ -159,3 +159,8 @@ def test_what_is_not_yours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match="isn't yours"):
         write_whole(path, "new")
     assert path.read_text() == "older"
+
+
+def test_outputs_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match="can't write"):
+        check_outputs(None, tmp_path / "fine", tmp_path / "missing" / "file")
