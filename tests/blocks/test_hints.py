@@ -12,8 +12,8 @@ from tests.blocks.test_eviction import Now
 
 from kvyard.blocks import BlockManager, ConfigError, GroupSpec, Hints, RequestError
 from kvyard.blocks.eviction.priority import PriorityOrder
-from kvyard.blocks.extent import DEFAULT_PRIORITY, Extent
-from kvyard.blocks.ownership import SHARED, claim, end_session
+from kvyard.blocks.extent import DEFAULT_PRIORITY, KEPT, Extent
+from kvyard.blocks.ownership import SHARED, _claimed, claim, end_session
 from kvyard.hashing import Key
 
 SYSTEM = range(8)
@@ -341,3 +341,12 @@ def test_no_session_can_be_called_like_what_is_shared():
     extent.owner = SHARED
     order.push(extent)
     assert end_session(order, SHARED) == 0
+
+
+def test_a_time_to_live_takes_the_place_of_a_priority_that_would_end() -> None:
+    """Only two times to live are compared: the longer holds. What a priority would have lasted says nothing of a session."""
+    extent = Extent([1], 0, priority=10)
+    extent.owner, extent.expires = "a", 7
+    assert _claimed(extent, "b", Hints(session="b", ttl=5)) == (KEPT, 5)
+    extent.priority = KEPT
+    assert _claimed(extent, "c", Hints(session="c", ttl=5)) == (KEPT, 7)

@@ -199,7 +199,7 @@ def body(data: bytes) -> None:
 
 def continuation(data: bytes) -> None:
     """Prompts that go on from one another, cut anywhere: the same names and tokens as if each were read whole."""
-    cuts, text = data[:3], data[3:].decode("utf-8", "replace")
+    cuts, text = data[:3], data[3:1500].decode("utf-8", "replace")
     reader = _reader()
     with mock.patch.object(reading, "STRETCH", 16):
         for cut in (*cuts, 255):

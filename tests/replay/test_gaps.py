@@ -38,3 +38,15 @@ def test_every_gap_is_counted(parts: list[tuple[list[int], int]], singles: list[
     assert dict(zip(durations_.tolist(), counts.tolist())) == expected
     assert durations_.tolist() == sorted(expected)
     assert together([gaps])[1].sum() == sum(expected.values())
+
+
+@pytest.mark.source
+def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROOM", 100)
+    found = Gaps()
+    for at in range(1000):
+        found.add(np.arange(at, at + 30, dtype=np.int64) * 1000, 2)
+        found.add_one(at * 1000, 1)
+        assert sum(map(len, found._buffer)) < 100 and len(found._singles) < 100
+    durations, counts = found.columns()
+    assert counts.sum() == 1000 * 61 and len(durations) == 1029

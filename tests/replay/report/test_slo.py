@@ -12,6 +12,7 @@ from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
+from kvyard.replay.traces import TraceRequest
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,10 @@ def test_a_limit_of_requests_goes_before_that_of_a_percentile() -> None:
     assert both.goodput is not None and alone.goodput is not None
     assert both.goodput.requests == alone.goodput.requests
     assert b"percentiles" not in to_json(alone), "reports without percentiles are what they were"
+
+
+@pytest.mark.parametrize(("tokens", "limit", "good"), [(1, 1, 1.0), (2, 5, 0.0), (2, 6, 1.0), (3, 5, 0.0), (3, 6, 1.0)])
+def test_the_time_between_tokens_counts_from_the_second_on(tokens: int, limit: int, good: float) -> None:
+    rows = [TraceRequest("a", 0, 16, tokens)]
+    found = replay(rows, workers=1, num_gpu_blocks=100, block_size=16, timing="fixed:18,6", slo=f"itl={limit}").report
+    assert found.goodput is not None and found.goodput.requests.value == good

@@ -140,3 +140,19 @@ def test_an_engine_goes_down_and_comes_back_by_looks_and_by_requests() -> None:
     for _ in range(5):
         health.served(other, [one])
     assert one.state == "ready", "the last one is never shunned"
+
+
+def test_one_that_comes_back_with_as_much_as_it_may_have_gets_no_more() -> None:
+    async def run() -> None:
+        made = make_pool(count=1)
+        _, engine = await made.place(place("a"))
+        made.shut(engine)
+        made.open(engine)
+        waiting = asyncio.create_task(made.place(place("b")))
+        await asyncio.sleep(0)
+        assert len(made.waiting) == 1 and not waiting.done()
+        made.release(engine, "a")
+        assert (await waiting)[1] is engine
+        made.release(engine, "b")
+
+    asyncio.run(run())
