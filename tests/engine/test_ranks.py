@@ -224,3 +224,15 @@ def test_experts_take_what_all_ranks_compute(ahead: bool) -> None:
     engine = Ranks([make_core(config, name=f"w@{at}", watcher=one, ranks=2) for at, one in enumerate(logs)])
     drive_ranks(engine, [Row(0, 20, 1, (1,)), Row(0, 50, 1, (2,))], Timeline())
     assert logs[0].passes[0][:2] == logs[1].passes[0][:2] == (0, max(1_020_000 + 30_000_000, 1_050_000 - 30_000_000))
+
+
+def test_the_first_rank_is_meant_where_none_is_named() -> None:
+    config = EngineConfig(num_gpu_blocks=100, timing=FixedTiming(prefill_ms=1, decode_ms=1))
+    engine = Ranks([make_core(config), make_core(config)])
+    job = Job("a", TraceChain(range(1), 64, 64, 64, 1), 5)
+    engine.submit(job, 0)
+    engine.begin(0)
+    assert [core.busy for core in engine.cores] == [True, False]
+    engine.cancel(job, 0)
+    engine.advance(10_000_000)
+    assert job.output < 5 and not engine.busy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from tests.index.support import Bench, hashes_of, stored
 
 from kvyard.events.types import Removed, Stored
 from kvyard.index import Identity, IdentityError
-from kvyard.index.bridge import Bridge
+from kvyard.index.bridge import Bridge, TextSpan
 
 TEXT = list(range(1000, 1128))
 
@@ -68,3 +70,9 @@ def test_a_restored_bridge_finds_what_the_first_did(size: int) -> None:
         ours, theirs = bridge.find(key), other.find(key)
         assert ours is not None and theirs is not None
         assert (ours[0].begin, ours[0].keys, ours[1]) == (theirs[0].begin, theirs[0].keys, theirs[1])
+
+
+def test_the_block_before_a_span_is_its_parents_last() -> None:
+    parent = TextSpan(0, 4, [1], None, keys=array("Q", [7]), last=7)
+    child = TextSpan(4, 4, [2], parent, first=1, keys=array("Q", [8]), last=8)
+    assert [child.last_before(2), child.last_before(1), parent.last_before(1), parent.last_before(0)] == [8, 7, 7, None]

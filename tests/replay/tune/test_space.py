@@ -89,6 +89,8 @@ def test_edges() -> None:
     space = parse_space(["router=kv|random,host_bytes=0..1TiB,workers=2..32,overlap_credit=0.5..2"], {})
     inside = {"router": "kv", "host_bytes": "64GiB", "workers": 5, "overlap_credit": 1.0}
     assert space.edges(inside) == {}
+    assert space.edges({**inside, "overlap_credit": 0.54}) == {}, "a fiftieth of the range is near"
+    assert space.edges({**inside, "overlap_credit": 0.52}) == {"overlap_credit": "low"}
     assert space.edges({**inside, "host_bytes": 0}) == {}, "nothing lies below none"
     assert space.edges({**inside, "host_bytes": "1TiB", "workers": 2, "overlap_credit": 1.99}) == {
         "host_bytes": "high",
