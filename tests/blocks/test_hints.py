@@ -350,3 +350,14 @@ def test_a_time_to_live_takes_the_place_of_a_priority_that_would_end() -> None:
     assert _claimed(extent, "b", Hints(session="b", ttl=5)) == (KEPT, 5)
     extent.priority = KEPT
     assert _claimed(extent, "c", Hints(session="c", ttl=5)) == (KEPT, 7)
+
+
+def test_what_is_hit_after_its_time_is_an_ordinary_block_again() -> None:
+    now = 0
+    order = PriorityOrder(lambda: now)
+    extent = Extent([1], 0, priority=90)
+    extent.expires = 10
+    order.push(extent)
+    now = 20
+    order.remove(extent)
+    assert (extent.priority, extent.expires, extent.deadline) == (DEFAULT_PRIORITY, None, None)

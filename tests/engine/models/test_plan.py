@@ -10,7 +10,7 @@ from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.models import plan, preset, presets, read_config
 from kvyard.engine.models.fields import Fields
-from kvyard.engine.models.layers import mixers
+from kvyard.engine.models.layers import Precision, _mamba1_bytes, mixers
 from kvyard.engine.models.weights import count_weights, weight_bytes
 from kvyard.errors import KvyardError
 
@@ -380,3 +380,10 @@ def test_config_files(tmp_path):
         read_config(tmp_path / "none.json")
     with pytest.raises(KvyardError, match="no preset 'gpt-9'; choose one of bamba"):
         preset("gpt-9")
+
+
+def test_a_state_of_mamba_1() -> None:
+    """Per channel the inputs that the convolution looks back on, and the recurrent state."""
+    fields = Fields({"hidden_size": 8, "expand": 2, "conv_kernel": 4, "ssm_state_size": 16})
+    assert _mamba1_bytes(fields, Precision(cache=2, state=2, ssm=4), 1) == 16 * (3 * 2 + 16 * 4)
+    assert _mamba1_bytes(fields, Precision(cache=2, state=2, ssm=4), 2) == 8 * (3 * 2 + 16 * 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -44,6 +45,7 @@ def test_two_models() -> None:
             gated.ready(3, 3)
             models = gated.client.get("/v1/models").json()["data"]
             assert {one["id"] for one in models} == {"alpha", "beta"}
+            assert all(abs(time.time() - one["created"]) < 3600 for one in models), "in seconds since 1970"
             for _ in range(4):
                 assert gated.complete(PROMPT, model="alpha").json()["model"] == "alpha"
                 assert gated.complete(PROMPT, model="beta").json()["model"] == "beta"
