@@ -168,3 +168,13 @@ def test_refusals(config, words):
 def test_polynomial_needs_a_capacity():
     with pytest.raises(KvyardError, match="capacity"):
         make_timing({"kind": "polynomial"}, 0)
+
+
+@pytest.mark.parametrize("passes", [1, 2, SHORT, SHORT + 1, 300])
+@pytest.mark.parametrize("over", [0, 1, 5])
+def test_plans_that_fill_the_cache_equal_single_passes(passes, over):
+    """From where it is full on, nothing gets slower: also where only the last passes, or the very last, come to that."""
+    start = CAPACITY - 8 * (passes - 1) + 8 * over
+    plan = POLYNOMIAL.decode_ns(8, start, passes, 0).tolist()
+    assert plan == [POLYNOMIAL.pass_ns((), 8, start + 8 * step, 0) for step in range(passes)]
+    assert plan[-1] == POLYNOMIAL.pass_ns((), 8, CAPACITY, 0)
