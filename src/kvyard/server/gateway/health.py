@@ -113,10 +113,11 @@ class EngineHealth(msgspec.Struct, eq=False):
         engine.strikes += 1
         pool = engine.pool
         if engine.strikes >= self.config.unhealthy_after and pool is not None and engine.up and pool.spare(engine):
+            last = f", the last because {engine.reason}" if engine.reason else ""
+            engine.state, engine.reason = "down", f"it failed requests that others answered{last}"
             log.warning("%s gets no requests for %g s: %s", engine.name, self.config.shun_seconds, engine.reason)
             engine.strikes = 0
             engine.shunned_until = self.clock.now() + from_seconds(self.config.shun_seconds)
-            engine.state, engine.reason = "down", "it failed requests that others answered"
             engine.downs += 1
             pool.shut(engine)
 
