@@ -10,7 +10,7 @@ looking at its own segments only.
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import TypeAlias
 
@@ -322,6 +322,21 @@ class MemoryIndex:
                 if holds:
                     runs = list(group)
                     yield segment.keys[runs[0][0] : runs[-1][1]].tolist()
+
+    def segments_of(self, place: int) -> list[int]:
+        """Where ``place`` holds something now: for ``count_held``, a part at a time."""
+        return list(self._held_by(place))
+
+    def count_held(self, place: int, segments: Iterable[int]) -> int:
+        """How many blocks ``place`` holds in ``segments``, as far as these are still there."""
+        count = 0
+        for number in segments:
+            segment = self._segments.get(number)
+            if segment is not None:
+                for start, stop, mask in segment.runs():
+                    if mask >> place & 1:
+                        count += stop - start
+        return count
 
     def holding(self) -> list[int]:
         """The places that hold something."""

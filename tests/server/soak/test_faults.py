@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import random
@@ -58,7 +59,7 @@ SETTINGS: dict[str, Any] = {
     "health_timeout": 5.0,
     "recovery_seconds": 0.1,
     "shun_seconds": 1.0,
-    "silent_seconds": 6.0,
+    "silent_seconds": 6.0 * BUSY,
     "connect_seconds": 10.0,
     "streams": QUICK,
 }
@@ -68,6 +69,8 @@ pytestmark = [
     pytest.mark.zmq,
     pytest.mark.redis,
     pytest.mark.timeout(SECONDS * 3 + 600),
+    # A mock worker that dies while a connection is being accepted drops that without closing it, as a process that dies would.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.skipif(PROGRAM is None, reason="needs redis-server: scripts/setup-test-deps.sh"),
 ]
 
@@ -129,14 +132,13 @@ class Trouble:
             if way.__name__ not in self._busy:
                 task = asyncio.create_task(self._do(way))
                 running.add(task)
-                task.add_done_callback(running.discard)
             await asyncio.sleep(self.rng.uniform(1.0, 4.0))
-            for task in [one for one in running if one.done()]:
+            over, running = await asyncio.wait(running, timeout=0) if running else (set(), running)
+            if len(running) >= 2:
+                over, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in over:
                 task.result()
-            while len(running) >= 2:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        if running:
-            await asyncio.gather(*running)
+        await asyncio.gather(*running)
         await self._client.aclose()
 
     async def _do(self, way: Callable[[], Awaitable[None]]) -> None:
@@ -212,13 +214,13 @@ class Trouble:
             await asyncio.sleep(self.rng.uniform(1.0, 5.0))
             worker.faults = MockFaults()
             if kind == "silence":
-                await asyncio.sleep(SETTINGS["silent_seconds"] + 1)  # until all that went silent was noticed
+                await asyncio.sleep(float(SETTINGS["silent_seconds"]) + 1)  # until all that went silent was noticed
 
     async def drain(self) -> None:
         """An engine gets nothing new for a while."""
         name = f"worker{self.rng.randrange(WORKERS)}"
         for way in ("drain", "resume"):
-            reply = await self._client.post(f"{self.gateway.url}/admin/{way}", json={"name": name})
+            reply = await self._client.post(f"{self.gateway.url}/admin/{way}", json={"engine": name})
             assert reply.status_code == 200, reply.text
             await asyncio.sleep(self.rng.uniform(0.5, 3.0) if way == "drain" else 0)
 
@@ -305,6 +307,13 @@ def unlike(served: Served, url: str) -> list[str]:
     return found
 
 
+def unforeseen(text: str) -> list[str]:
+    """Ends of tracebacks in a log. asyncio and ZeroMQ write one where there is no file descriptor, which is foreseen."""
+    found = [part.splitlines() for part in text.split("Traceback (most recent call last):")[1:]]
+    ends = [next(line for line in lines if line and not line.startswith(" ")) for lines in found]
+    return [end for end in ends if "Too many open files" not in end]
+
+
 def test_five_minutes_of_faults(tmp_path: Path) -> None:
     redis = RedisServer(tmp_path)
     engine = {"num_gpu_blocks": 700, "max_model_len": 4096, "timing": FixedTiming(prefill_ms=5, decode_ms=8)}
@@ -352,6 +361,6 @@ def test_five_minutes_of_faults(tmp_path: Path) -> None:
         assert not wrong, "\n".join(wrong[:10])
         assert took < 5.0 * BUSY
         assert gateway.process.poll() is None
-        # asyncio says so itself where it has no descriptor for a connection, with a traceback.
-        assert gateway.text.count("Traceback") == gateway.text.count("socket.accept() out of system resource")
+        assert not unforeseen(gateway.text)
+        gc.collect()  # what that mark is about is said now, and not later in another test
         assert len(gateway.text) < 1_000_000, "a log that fills disks"

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import msgspec
+
 from kvyard.clock import MS, SECOND
 from kvyard.index import Holder, Indexer
 from kvyard.index.memory import MemoryIndex
@@ -33,8 +35,8 @@ from kvyard.server.indexer.measures import stream_samples
 from kvyard.server.indexer.service import Service
 
 STATES = ("fresh", "catching up", "stale")
-AT_ONCE = 50_000
-"""Blocks counted in one look; about a millisecond."""
+AT_ONCE = 2000
+"""Segments of an index that are counted in one look; one or two milliseconds."""
 
 
 class GatewaySource:
@@ -161,6 +163,18 @@ def _promises(tally: PromiseTally) -> PromisesView:
     return PromisesView(**picked(tally, "promised delivered unpromised"), missing=dict(tally.missing))
 
 
+class CountedPlace(msgspec.Struct):
+    """A place, as far as it was counted."""
+
+    indexer: Indexer
+    backend: MemoryIndex
+    holder: Holder
+    number: int
+    segments: list[int] | None = None
+    """Those that are left; ``None`` before the first look."""
+    blocks: int = 0
+
+
 class Holdings:
     """How many blocks the index knows of, by engine and tier. An index has no reason to count, so this does, a little with
     every look, and shows the last result of each place.
@@ -170,27 +184,34 @@ class Holdings:
         self._index = index
         self._blocks: dict[Holder, dict[tuple[str, int | None], int]] = {}
         """By holder, then by tier and attention group."""
-        self._next: list[tuple[Indexer, Holder, int]] = []
+        self._next: list[CountedPlace] = []
 
     def look(self) -> None:
         """Count on."""
         if not self._next:
             self._next = self._places()
-            there = {holder for _, holder, _ in self._next}
+            there = {one.holder for one in self._next}
             self._blocks = {holder: blocks for holder, blocks in self._blocks.items() if holder in there}
         left = AT_ONCE
         while self._next and left > 0:
-            indexer, holder, number = self._next.pop()
-            if number in indexer.places.of.get(holder, ()):
-                place = indexer.places[number]
-                count = sum(map(len, indexer.backend.held(number)))
-                self._blocks.setdefault(holder, {})[place.tier.name, place.group] = count
-                left -= count + 100
+            at = self._next[-1]
+            if at.number not in at.indexer.places.of.get(at.holder, ()):
+                self._next.pop()
+                continue
+            if at.segments is None:
+                at.segments = at.backend.segments_of(at.number)
+            some, at.segments = at.segments[:left], at.segments[left:]
+            at.blocks += at.backend.count_held(at.number, some)
+            left -= len(some) + 10
+            if not at.segments:
+                place = at.indexer.places[at.number]
+                self._blocks.setdefault(at.holder, {})[place.tier.name, place.group] = at.blocks
+                self._next.pop()
 
-    def _places(self) -> list[tuple[Indexer, Holder, int]]:
+    def _places(self) -> list[CountedPlace]:
         # Only what is in our own memory: asking Redis for everything once a minute would be a poor way to watch.
         return [
-            (model.indexer, holder, number)
+            CountedPlace(model.indexer, model.indexer.backend, holder, number)
             for model in self._index.models.values()
             if isinstance(model.indexer.backend, MemoryIndex)
             for holder in list(model.indexer.places.of)
