@@ -16,8 +16,9 @@ from tests.server.gateway.support import Gated, eventually, front
 from tests.server.support import asking
 
 pytestmark = pytest.mark.zmq
-OURS = ("kvyard.", "zmq.", "asyncio.", "uvicorn.")
-"""Modules whose objects may not be among the garbage; the test's own client leaves some."""
+OURS = ("kvyard.", "zmq.", "uvicorn.")
+"""Modules whose objects may not be among the garbage."""
+TRANSPORT = "asyncio.selector_events._SelectorSocketTransport"
 
 
 @contextmanager
@@ -61,3 +62,5 @@ def test_requests_leave_no_circles() -> None:
             gated.idle()
             eventually(lambda: all(worker.load == 0 for worker in served.fleet.workers))
         assert not [kind for kind in left if kind.startswith(OURS)], left
+        # One for each request at least, if they were left; the client that looks at engines' health may leave one or two.
+        assert left[TRANSPORT] < 5, left
