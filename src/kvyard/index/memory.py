@@ -346,7 +346,7 @@ class MemoryIndex:
         """See ``IndexBackend``."""
         return Usage(
             blocks=len(self._where),
-            rows=sum(sum(1 for mask in segment.masks if mask) for segment in self._segments.values()),
+            rows=sum(len(segment.masks) - segment.masks.count(0) for segment in self._segments.values()),
             bytes=self._bytes(),
             evicted=self._evicted,
         )

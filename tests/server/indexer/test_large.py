@@ -15,6 +15,9 @@ pytest.importorskip("starlette", reason="needs kvyard[server]")
 from tests.server.support import PATIENCE, Served, eventually
 from tests.server.wire import Wire
 
+from kvyard.events.transport import subscriber
+from kvyard.events.wire.decoder import Decoded, Decoder
+
 pytestmark = pytest.mark.zmq
 
 TEXT = list(range(16))
@@ -73,6 +76,24 @@ def test_others_are_answered_while_a_large_batch_is_applied(size: int) -> None:
         assert served.get("/health")["status"] == "ok"
         (model,) = served.service.models.values()
         assert model.indexer.backend.usage().blocks > size // 200
+
+
+def test_a_large_message_is_read_in_a_thread_though_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[threading.Thread] = []
+    read = Decoder._read
+
+    def watched(self: Decoder, payload: object) -> Decoded:
+        readers.append(threading.current_thread())
+        return read(self, payload)
+
+    monkeypatch.setattr(Decoder, "_read", watched)
+    monkeypatch.setattr(subscriber, "LARGE", 1000)
+    with Wire() as wire, Served(block_size=16) as served:
+        served.register(instance_id=1, endpoint=wire.endpoint)
+        eventually(lambda: served.get("/workers")[0]["status"] == "active")
+        wire.payload(large(4000))
+        eventually(lambda: served.get("/workers")[0]["listeners"]["0"]["sequence"] == 0)
+        assert len(readers) == 1 and readers[0].name.startswith("asyncio_")
 
 
 def test_a_message_that_is_too_large_costs_the_connection_and_not_the_memory() -> None:

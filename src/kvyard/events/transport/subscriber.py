@@ -131,14 +131,14 @@ class SubscriberSockets:
         for number, dealer in list(self._dealers.items()):
             if dealer.socket in ready:
                 for parts in await _read(dealer.socket):
-                    await _prepare(subscription, parts, number)
+                    await _prepare(subscription, parts, now, number)
                     subscription.reply(number, parts, now)
             if dealer.monitor in ready and await _read(dealer.monitor):
                 self._room_was_small(dealer)
         if self._sub in ready:
             for parts in await _read(self._sub):
                 self._heard(parts)
-                await _prepare(subscription, parts)
+                await _prepare(subscription, parts, now)
                 (message or subscription.message)(parts, now)
 
     async def connected(self, seconds: float) -> bool:
@@ -225,10 +225,10 @@ async def _read(socket: Any) -> list[list[bytes]]:
     return found
 
 
-async def _prepare(subscription: Subscription, parts: Sequence[bytes], number: int | None = None) -> None:
+async def _prepare(subscription: Subscription, parts: Sequence[bytes], now: int, number: int | None = None) -> None:
     """Have a large message read in a thread of its own, while others have their turn."""
     if parts and len(parts[-1]) > LARGE:
-        decoder = subscription.decoder_of(parts, number)
+        decoder = subscription.decoder_of(parts, now, number)
         if decoder is not None:
             await asyncio.to_thread(decoder.prepare, parts[-1])
 

@@ -179,11 +179,19 @@ class Subscription:
         if follower is not None:
             follower.resume(topic, *position, now)
 
-    def decoder_of(self, parts: Sequence[bytes], number: int | None = None) -> Decoder | None:
-        """Who will read a message: the decoder of its topic, or of request ``number``. ``None`` where that isn't known yet."""
-        for topic, follower in self._followers.items():
+    def decoder_of(self, parts: Sequence[bytes], now: int, number: int | None = None) -> Decoder | None:
+        """Who will read a message that arrived at ``now``: the decoder of its topic, which is followed from now on, or of
+        request ``number``. ``None`` where the message can't be read.
+        """
+        if number is None:
+            frame = read_live(parts)
+            follower = (
+                None if isinstance(frame, str) else self._followers.get(frame.topic) or self._find(frame.topic, now)
+            )
+            return None if follower is None else follower.decoder
+        for follower in self._followers.values():
             request = follower.inquiry.request
-            if (topic == parts[0]) if number is None else (request is not None and request.number == number):
+            if request is not None and request.number == number:
                 return follower.decoder
         return None
 

@@ -24,6 +24,8 @@ TURN = 5 * MS
 """How long updates are applied before others have their turn."""
 SLICE = 512
 """Blocks of an update that are applied together."""
+LOOKED_AT = 1 << 14
+"""Events that are looked at together before that."""
 
 
 class Listener:
@@ -124,7 +126,11 @@ class Listener:
             # Nothing was heard yet, not even the topic. The index knows as much by itself, and under the right name later.
             yield
             return
-        self.block_sizes |= {event.block_size for event in update.events if isinstance(event, Stored)} - {0}
+        for low in range(0, len(update.events), LOOKED_AT):
+            part = update.events[low : low + LOOKED_AT]
+            self.block_sizes |= {event.block_size for event in part if isinstance(event, Stored)} - {0}
+            if low:
+                yield
         if self._tier is not None and update.events:
             events: list[Any] = [
                 event if isinstance(event, Cleared) else msgspec.structs.replace(event, tier=self._tier)
