@@ -1,6 +1,6 @@
 """How the gateway's memory grows over an hour of churn: resident size every ten seconds, and the slope of the line through it.
 
-    .venv/bin/python benchmarks/memory.py --minutes 60               # after 12 minutes of warm-up
+    .venv/bin/python benchmarks/memory.py --minutes 60               # after 24 minutes of warm-up
 
 A gateway (policy ``kv``) and a mock of four workers with KV events, each a process of its own. 200 streams are under way all
 the time: conversations of one to four turns that no request before has had, each over a connection of its own and with a
@@ -218,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument(
-        "--warm", type=float, default=12.0, help="minutes before; two fifths of them with short answers"
+        "--warm", type=float, default=24.0, help="minutes before; two fifths of them with short answers"
     )
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
