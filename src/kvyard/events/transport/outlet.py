@@ -23,7 +23,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.mirror import Mirror, restates
 from kvyard.events.transport import frames
 from kvyard.events.transport.endpoint import at_rank, is_bound
-from kvyard.events.transport.zeromq import Waker, attach, require
+from kvyard.events.transport.zeromq import Waker, attach, require, shared_context
 from kvyard.events.types import Event, EventBatch, Stored
 from kvyard.events.wire import Encoder
 
@@ -216,7 +216,7 @@ class Outlet:
     def open(self) -> None:
         """Bind or connect. Raises ``KvyardError`` without pyzmq, or where an address can't be had; then nothing is open."""
         zmq = require()
-        context = zmq.Context.instance()
+        context = shared_context()
         try:
             self._pub = context.socket(zmq.XPUB if self._counts_subscribers else zmq.PUB)
             if self._counts_subscribers:

@@ -6,7 +6,7 @@ from kvyard.clock import MS, Clock, WallClock
 from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, check, is_bound_by_subscriber
 from kvyard.events.transport.frames import Frame, ReplyKind, fingerprint, read_live, read_reply, request
-from kvyard.events.transport.zeromq import attach, require
+from kvyard.events.transport.zeromq import attach, require, shared_context
 
 
 def raw_messages(
@@ -34,7 +34,7 @@ def _messages(
 ) -> Iterator[tuple[int, list[bytes]] | None]:
     zmq = require()
     replayed: dict[tuple[bytes, int], int] = {}
-    with zmq.Context.instance().socket(zmq.SUB) as sub:
+    with shared_context().socket(zmq.SUB) as sub:
         sub.setsockopt(zmq.LINGER, 0)
         sub.setsockopt(zmq.RCVHWM, 0)
         sub.setsockopt(zmq.SUBSCRIBE, topic)
@@ -63,7 +63,7 @@ def fetch_replay(endpoint: str, start: int = 0, *, timeout: float = 2.0) -> Iter
     Raises ``KvyardError`` where it is silent for ``timeout`` seconds before it said that this was all.
     """
     zmq = require()
-    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+    with shared_context().socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, 0)
         attach(dealer, check(endpoint), bind=False)

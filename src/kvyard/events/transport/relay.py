@@ -11,7 +11,7 @@ from kvyard.events.transport.endpoint import check, is_bound_by_subscriber
 from kvyard.events.transport.frames import Frame, read_live
 from kvyard.events.transport.outlet import Archive, Outlet, OutletThread
 from kvyard.events.transport.subscriber import READ_AT_ONCE
-from kvyard.events.transport.zeromq import Waker, attach, require
+from kvyard.events.transport.zeromq import Waker, attach, require, shared_context
 from kvyard.events.wire import Decoder
 
 
@@ -147,7 +147,7 @@ class FaultProxy(OutletThread):
     def _open(self) -> list[Any]:
         zmq = require()
         self.outlet.open()
-        sub = zmq.Context.instance().socket(zmq.SUB)
+        sub = shared_context().socket(zmq.SUB)
         try:
             sub.setsockopt(zmq.RCVHWM, 0)
             sub.setsockopt(zmq.SUBSCRIBE, b"")

@@ -17,7 +17,7 @@ from kvyard.events.transport.endpoint import at_rank, is_bound_by_subscriber
 from kvyard.events.transport.replay_socket import QUEUE_BYTES, ReplaySocket, rooms
 from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.transport.subscription import Subscription, SubscriptionCounters
-from kvyard.events.transport.zeromq import attach, require
+from kvyard.events.transport.zeromq import attach, require, shared_context
 from kvyard.events.wire import Decoder
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class SubscriberSockets:
         zmq = require()
         import zmq.asyncio  # noqa: F811
 
-        self._context = zmq.asyncio.Context(zmq.Context.instance())
+        self._context = zmq.asyncio.Context(shared_context())
         try:
             self._sub = self._context.socket(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, self._hwm)

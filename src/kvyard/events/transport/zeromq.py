@@ -17,6 +17,17 @@ def require() -> ModuleType:
     return zmq
 
 
+def shared_context() -> Any:
+    """The process's context, with room for as many sockets as ZeroMQ can have.
+
+    By itself it has 1,023, and a stream takes three: a process could follow 341 engines.
+    """
+    zmq = require()
+    found = zmq.Context.instance()
+    found.set(zmq.MAX_SOCKETS, found.get(zmq.SOCKET_LIMIT))  # counts until the first socket is made
+    return found
+
+
 def attach(socket: Any, endpoint: str, bind: bool) -> str:
     """Bind or connect ``socket`` and return its address, with the port that was found for port 0.
 
