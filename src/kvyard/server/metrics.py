@@ -4,11 +4,13 @@ each scrape.
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
+from kvyard.server.counting import ByLabels, Count, Spread
 
 
 def read_catalog(path: Path) -> dict[str, Any]:
@@ -29,11 +31,24 @@ class Metrics:
         self.sources: list[Callable[[], Iterable[Sample]]] = []
         """What is read at each scrape. Names that end in ``_total`` are counters, all others gauges."""
         self._texts = dict(texts)
+        self._counted: list[ByLabels[Any]] = []
         self.registry.register(self)
 
     def add_texts(self, texts: Mapping[str, str]) -> None:
         """Say what further metrics are, which a source will have."""
         self._texts.update(texts)
+
+    def counts(self, name: str, *labels: str) -> ByLabels[Count]:
+        """A counter for hot paths, of one event loop."""
+        made = ByLabels(name, self._texts[name], labels, Count)
+        self._counted.append(made)
+        return made
+
+    def spreads(self, name: str, buckets: Sequence[float], *labels: str) -> ByLabels[Spread]:
+        """A histogram for hot paths, of one event loop."""
+        made = ByLabels(name, self._texts[name], labels, partial(Spread, buckets))
+        self._counted.append(made)
+        return made
 
     def counter(self, name: str, *labels: str) -> "MetricChildren":
         from prometheus_client import Counter
@@ -49,6 +64,7 @@ class Metrics:
         """For the registry: the sources' samples as families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        yield from (one.family() for one in self._counted)
         families: dict[str, Any] = {}
         for source in self.sources:
             for name, labels, value in source():
@@ -76,8 +92,3 @@ class MetricChildren(dict[tuple[str, ...], Any]):
     def __missing__(self, labels: tuple[str, ...]) -> Any:
         found = self[labels] = self.metric.labels(*labels)
         return found
-
-    def remove(self, labels: tuple[str, ...]) -> None:
-        """Drop one series."""
-        del self[labels]
-        self.metric.remove(*labels)

@@ -89,7 +89,14 @@ def test_settings_and_flags_are_there() -> None:
     assert [one.disaggregation.decider for one in tables if not one.names and not one.services] == ["uncached"]
     options = {flag for one in build().commands["gateway"].load().params for flag in one.opts}  # type: ignore[attr-defined]
     said = set(re.findall(r"(--[a-z][a-z-]+)", re.sub(r"```sh\nvllm.*?```", "", PAGE, flags=re.DOTALL)))
-    theirs = {"--enable-prompt-tokens-details", "--kv-events-config", "--workers", "--kv-events", "--speed"}
+    theirs = {
+        "--enable-prompt-tokens-details",
+        "--router-mode",
+        "--kv-events-config",
+        "--workers",
+        "--kv-events",
+        "--speed",
+    }
     assert said - theirs <= options, said - theirs - options
     for name in (
         "unhealthy_after",

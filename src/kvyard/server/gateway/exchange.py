@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard.clock import Clock, pause
 from kvyard.router import Decision
-from kvyard.server.gateway.access import Admission
+from kvyard.server.gateway.access import RateAdmission
 from kvyard.server.gateway.client import ELSEWHERE, EngineClient
 from kvyard.server.gateway.connections import EngineConnection
 from kvyard.server.gateway.failures import AnswerCut, EngineFailed
@@ -66,7 +66,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     method: str = "POST"
     headers: list[tuple[bytes, bytes]]
     """For the engine."""
-    ticket: Admission | None = None
+    ticket: RateAdmission | None = None
     """What it draws on, where there are limits."""
     status_code: int = 200
     scope: Any = None

@@ -11,7 +11,7 @@ from kvyard.errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import RouteRequest
-from kvyard.server.gateway.access import AccessKey, Admission, KeyRing
+from kvyard.server.gateway.access import AccessKey, KeyRing, RateAdmission
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.disaggregation import SplitExchange, divisible
 from kvyard.server.gateway.exchange import Exchange, Proxy
@@ -91,7 +91,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         received = self.proxy.clock.now()
         traffic.counters.requests += 1
         key: AccessKey | None = None
-        ticket: Admission | None = None
+        ticket: RateAdmission | None = None
         try:
             key = self._key(headers)
             if traffic.held + len(body) > most:
@@ -145,7 +145,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         home = await self.proxy.homes.look_up(id_)
         return None if home is None or (key is not None and home.key != key.name) else home
 
-    async def _ticket(self, key: AccessKey, model: str, tokens: int) -> Admission | None:
+    async def _ticket(self, key: AccessKey, model: str, tokens: int) -> RateAdmission | None:
         if self.rates is not None:
             return await self.rates.admit(key, model, tokens)
         return None if self.keys is None else self.keys.admit(key, model, tokens)
@@ -184,7 +184,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         path: str,
         model: str,
         key: AccessKey | None = None,
-        ticket: Admission | None = None,
+        ticket: RateAdmission | None = None,
     ) -> Exchange:
         """The exchange for what has no prompt."""
         traffic = self.proxy.traffic

@@ -23,6 +23,8 @@ from kvyard.server.tokens import Tokenizer, make_tokenizer, render
 _NOT_TEXT = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"', b'"image_embeds"')
 """Parts whose tokens don't say what they are: engines set such blocks apart by hashes that we don't have."""
 _NULL = msgspec.Raw(b"null")
+_messages = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_tools = msgspec.json.Decoder(list[Any] | None).decode
 LONG_TEXT = 20_000
 """Characters from which on a tokenizer works in a thread of its own, so that streams go on meanwhile."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
@@ -320,8 +322,8 @@ class Prompting:
         if self.template is None or ask.chat_template != _NULL or ask.continue_final_message:
             return None
         try:
-            messages = msgspec.json.decode(ask.messages, type=list[dict[str, Any]])
-            tools = msgspec.json.decode(ask.tools, type=list[Any] | None)
+            messages = _messages(ask.messages)
+            tools = None if ask.tools == _NULL else _tools(ask.tools)
             more = template_variables(ask)
             if ask.documents != _NULL:
                 more["documents"] = msgspec.json.decode(ask.documents)
@@ -336,8 +338,8 @@ class Prompting:
     def _rendered(self, ask: PeekedChat) -> str | None:
         """A conversation as the mock writes it; ``None`` where that can't be done."""
         try:
-            messages = msgspec.json.decode(ask.messages, type=list[dict[str, Any]])
-            tools = msgspec.json.decode(ask.tools, type=list[Any] | None)
+            messages = _messages(ask.messages)
+            tools = None if ask.tools == _NULL else _tools(ask.tools)
             return render(messages, tools, ask.add_generation_prompt is not False, bool(ask.continue_final_message))
         except (Refusal, LookupError, TypeError, AssertionError, *DECODE_ERRORS):
             return None

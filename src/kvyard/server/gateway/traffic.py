@@ -113,26 +113,26 @@ class GatewayMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__({P + name: text for name, text in NAMES.items()} | INDEX_NAMES)
-        self.requests = self.counter(P + "requests_total", "model", "outcome")
-        self.decisions = self.counter(P + "decisions_total", "model", "engine", "why")
-        self.prompt = self.counter(P + "prompt_tokens_total", "model")
-        self.predicted = self.counter(P + "predicted_cached_tokens_total", "model")
-        self.regret = self.counter(P + "regret_tokens_total", "model")
-        self.said_prompt = self.counter(P + "reported_prompt_tokens_total", "model")
-        self.said_cached = self.counter(P + "reported_cached_tokens_total", "model")
-        self.said_predicted = self.counter(P + "reported_predicted_tokens_total", "model")
-        self.output = self.counter(P + "output_tokens_total", "model")
-        self.retries = self.counter(P + "retries_total", "model")
-        self.seconds = self.histogram(P + "request_seconds", _SLOW, "model")
-        self.first = self.histogram(P + "time_to_first_byte_seconds", _SLOW, "model")
-        self.handovers = self.counter(P + "handovers_total", "model", "outcome")
-        self.stages = self.histogram(P + "stage_seconds", _SLOW, "model", "stage")
-        self.placing = self.histogram(P + "placing_seconds", _FAST, "model")
+        self.requests = self.counts(P + "requests_total", "model", "outcome")
+        self.decisions = self.counts(P + "decisions_total", "model", "engine", "why")
+        self.prompt = self.counts(P + "prompt_tokens_total", "model")
+        self.predicted = self.counts(P + "predicted_cached_tokens_total", "model")
+        self.regret = self.counts(P + "regret_tokens_total", "model")
+        self.said_prompt = self.counts(P + "reported_prompt_tokens_total", "model")
+        self.said_cached = self.counts(P + "reported_cached_tokens_total", "model")
+        self.said_predicted = self.counts(P + "reported_predicted_tokens_total", "model")
+        self.output = self.counts(P + "output_tokens_total", "model")
+        self.retries = self.counts(P + "retries_total", "model")
+        self.seconds = self.spreads(P + "request_seconds", _SLOW, "model")
+        self.first = self.spreads(P + "time_to_first_byte_seconds", _SLOW, "model")
+        self.handovers = self.counts(P + "handovers_total", "model", "outcome")
+        self.stages = self.spreads(P + "stage_seconds", _SLOW, "model", "stage")
+        self.placing = self.spreads(P + "placing_seconds", _FAST, "model")
 
     def forget(self, engine: str) -> None:
         """An engine is gone, and so are its series: engines may come and go for ever."""
         for labels in [labels for labels in self.decisions if labels[1] == engine]:
-            self.decisions.remove(labels)
+            del self.decisions[labels]
 
 
 class TrafficCounters(msgspec.Struct):

@@ -67,7 +67,7 @@ class Allowance:
         return all(one is None or one.level >= one.limit for one in (self.requests, self.tokens))
 
 
-class Admission(Protocol):
+class RateAdmission(Protocol):
     """A request that was let in, with what it draws on."""
 
     taken: int

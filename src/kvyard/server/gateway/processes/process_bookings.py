@@ -17,7 +17,7 @@ from kvyard.server.gateway.processes.frames import ALL, FrameKind
 from kvyard.server.gateway.sharing import SharedBookings
 from kvyard.server.gateway.sharing.peers import Told
 
-DELAY = 0.002
+DELAY = 0.005
 """Seconds that bookings wait for more, so that a frame has several."""
 STATED = 5.0
 """Seconds between two statements of all that is under way."""

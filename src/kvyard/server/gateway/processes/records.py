@@ -5,7 +5,6 @@ taken to have come when the one before it did: a trace's rows are in order of ar
 """
 
 import logging
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from kvyard.clock import Clock, VirtualClock
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.recording import RecorderCounters, TrafficRecorder
+from kvyard.server.gateway.sharing.peers import packed, unpacked
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ToldRecorder:
         call = RecordedCall(
             at=self._clock.now(),
             id=str(id_),
-            keys=struct.pack(f"<{len(keys)}Q", *keys),
+            keys=packed(keys),
             tokens=num_tokens,
             key_tokens=key_tokens,
             tail=None if tail is None else list(tail),
@@ -102,7 +102,7 @@ def write_down(recorder: TrafficRecorder, clock: VirtualClock, process: int, cal
     if call.keys is None:
         recorder.ended(id_, call.output, first_token=call.first_token, cached=call.cached)
         return
-    keys = [key for (key,) in struct.iter_unpack("<Q", call.keys)]
+    keys = unpacked(call.keys)
     try:
         recorder.arrived(
             id_,

@@ -158,7 +158,7 @@ class Peers(msgspec.Struct, eq=False):
                 self.counters.dropped += 1
                 return
             name, rank, tokens, new_tokens, keys = change
-            request = RouteRequest(("@", who, number), _unpacked(keys), tokens)
+            request = RouteRequest(("@", who, number), unpacked(keys), tokens)
             entry = peer.requests[number] = _Foreign(request, Holder(name, rank), new_tokens)
             if not self._book(entry):
                 self.counters.unknown_workers += 1
@@ -211,5 +211,7 @@ def packed(keys: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(keys)}Q", *keys)
 
 
-def _unpacked(keys: bytes) -> list[int]:
-    return [key for (key,) in struct.iter_unpack("<Q", keys[: len(keys) // 8 * 8])]
+def unpacked(keys: bytes) -> list[int]:
+    """Names of blocks that were ``packed``."""
+    count = len(keys) // 8
+    return list(struct.unpack_from(f"<{count}Q", keys))
