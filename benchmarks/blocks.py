@@ -2,9 +2,10 @@
 
 First both run with a checksum over every block table: same ids, same hits, same counts. Then they take turns, each in a fresh
 process, and the medians are compared. With events both stop where event objects have been drained. ``make peers``
-makes vLLM's environment; without it only our side runs.
+makes vLLM's environment; without it only our side runs. Ours is what a plain install gives (see ``_plain.py``); ``--source``
+measures the uncompiled checkout.
 
-    python benchmarks/blocks.py [--repeats 5] [--requests 4000]
+    python benchmarks/blocks.py [--repeats 5] [--requests 4000] [--source]
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from _peers import VLLM_ORACLE, peer_python
+from _plain import plain_environment
 
 HERE = Path(__file__).resolve().parent
+ENVIRONMENT: dict[str, str] = {}
+"""Of our side's processes, where it isn't this one's."""
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -36,7 +40,10 @@ def one(python: str | None, work: dict[str, Any]) -> dict[str, Any]:
     """Run one side once: vLLM's by its ``python``, ours without."""
     side = "vllm" if python else "kvyard"
     command = [python, "_blocks_vllm.py", str(VLLM_ORACLE)] if python else [sys.executable, "_blocks_kvyard.py"]
-    done = subprocess.run([*command, json.dumps(work)], cwd=HERE, capture_output=True, text=True, check=False)
+    environment = None if python else ENVIRONMENT or None
+    done = subprocess.run(
+        [*command, json.dumps(work)], cwd=HERE, capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -48,7 +55,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--source", action="store_true", help="measure the uncompiled checkout, not a plain install")
     args = parser.parse_args()
+    ENVIRONMENT.update(plain_environment(args.source))
     peer = peer_python("vllm")
     print(f"{'case':24} {'unit':12} {'kvyard':>12} {'vLLM':>12} {'ratio':>7}  spread of ratio")
     for name, case in CASES.items():

@@ -80,6 +80,17 @@ def test_only_what_may_be_derived_from_is() -> None:
     assert not wrong
 
 
+def test_no_lambda_takes_any_number_of_arguments() -> None:
+    """mypyc makes C of it that no compiler takes, and the install is uncompiled without a test that fails."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{one.lineno}"
+        for path in listed()
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.Lambda) and (one.args.vararg or one.args.kwarg)
+    ]
+    assert not wrong
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """kvyard as ``pip install`` makes it, in an environment of its own that has only what the build asks for."""

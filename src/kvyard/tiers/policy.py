@@ -5,9 +5,6 @@ registry. A policy knows neither links nor room: it only says what is wanted.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
-
-from mypy_extensions import mypyc_attr
 
 from kvyard.blocks import Request
 from kvyard.blocks.spans import Spans, clip
@@ -16,11 +13,10 @@ from kvyard.hashing import Chain
 from kvyard.tiers.store import PageRange, TierStore
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # policies from outside the package derive from it
 class WriteThrough:
     """Every full block of the prompt, as soon as it is computed. The default, and what vLLM's connector does."""
 
-    ahead: ClassVar[bool] = False
+    ahead = False
     """Whether it copies from the head of the free line instead of at the end of a pass."""
 
     def reach(self, request: Request) -> int:
@@ -87,7 +83,7 @@ class AfterHits(WriteThrough):
 class OnEviction(WriteThrough):
     """Nothing at the end of a pass: blocks are copied when they come near the head of the free line (``ahead.py``)."""
 
-    ahead: ClassVar[bool] = True
+    ahead = True
 
     def reach(self, request: Request) -> int:
         return 0
