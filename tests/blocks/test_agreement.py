@@ -9,7 +9,7 @@ import pytest
 from tests.blocks.support import cache, make, spans_of
 
 from kvyard.blocks import BlockManager, GroupSpec
-from kvyard.blocks.agreement import Agreement
+from kvyard.blocks.agreement import Agreement, equal_groups
 
 FULL = GroupSpec(block_size=4)
 WINDOW = GroupSpec(kind="sliding_window", window=10, block_size=4)
@@ -86,3 +86,8 @@ def test_the_manager_is_the_oracle(specs: list[GroupSpec], eagle: bool) -> None:
         assert longest == expected
         different += expected > 0
     assert different > 10
+
+
+def test_full_attention_is_asked_first() -> None:
+    window, full = GroupSpec(kind="sliding_window", window=32), GroupSpec()
+    assert equal_groups([window, full, window, full]) == [[1, 3], [0, 2]]

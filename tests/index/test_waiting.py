@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.index.support import Bench, hashes_of, removed, stored
 
 from kvyard.events.types import Removed, Stored
+from kvyard.index.waiting import Waiting
 
 TEXT = list(range(1000, 1128))
 
@@ -59,3 +60,13 @@ def test_an_orphan_that_found_its_parent_leaves_the_other_to_its_removal() -> No
     bench.say(Removed(hashes=[names[2]]))
     bench.say(Removed(hashes=[names[2]]))
     assert bench.blocks(TEXT) == 2
+
+
+def test_nothing_waits_once_all_is_cleared() -> None:
+    waiting = Waiting(100)
+    waiting.add_nameless(0, [7, 8])
+    waiting.add_orphan(0, Stored(hashes=[1], parent=2, tokens=None, block_size=4))
+    assert waiting
+    waiting.clear_all()
+    assert not waiting and len(waiting) == 0 and waiting.snapshot({}) == ([], [])
+    assert list(waiting.named([7, 8])) == []

@@ -10,7 +10,9 @@ from tests.replay.report.support import config, reported
 
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
-from kvyard.replay.report.table import print_report, report_text
+from kvyard.replay.report import words as say
+from kvyard.replay.report.report import LATENCIES, LENGTHS
+from kvyard.replay.report.table import _measurements, print_report, report_text
 
 TIERED = {"policy": "kv", "blocks": 2200, "host": 4000}
 
@@ -80,3 +82,12 @@ def test_colours_on_a_terminal() -> None:
     out = StringIO()
     print_report(reported(), Console(file=out, force_terminal=True, width=110))
     assert "\x1b[1m" in out.getvalue()
+
+
+def test_figures_are_short_where_there_is_no_room() -> None:
+    report = reported()
+    for roomy in (True, False):
+        (shown,) = [list(column.cells) for column in _measurements(report, roomy).columns[1:2]]
+        means = [(report.latency[key].mean, say.measured) for key in LATENCIES]
+        means += [(report.lengths[key].mean, say.whole) for key in LENGTHS]
+        assert shown == [(show if roomy else say.short)(mean) for mean, show in means]

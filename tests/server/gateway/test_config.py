@@ -43,3 +43,9 @@ def test_names_and_urls_that_clients_would_see() -> None:
         assert "printed in one line" in said["error"]["message"]
         said = gate.post("/admin/engines", 400, url="http://user:secret@h:1").json()
         assert "has a password in it" in said["error"]["message"] and "secret" not in said["error"]["message"]
+
+
+def test_whether_some_engine_has_a_role() -> None:
+    both, prefill = GatewayEngine(url="http://h:1"), GatewayEngine(url="http://h:2", role="prefill")
+    assert not GatewayConfig().has_roles and not GatewayConfig(engines=(both,)).has_roles
+    assert GatewayConfig(engines=(prefill,)).has_roles and GatewayConfig(engines=(both, prefill)).has_roles
