@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The compiled build, tested: kvyard as a plain `pip install` makes it, with the hot modules compiled, under the tests that hold those.
 #
-# Called by the workflow in .github, in a job of its own, and by `make test-compiled`; .ci/run doesn't, since compiling alone takes
-# minutes. All packages are run compiled by `make test ARGS='-m slow tests/test_compiled.py'`, which takes much longer.
+# Called by .ci/run, through `make test-compiled`: four minutes of CPU, of which two and a half are the compiler's. All packages
+# are run compiled by `make test ARGS='-m slow tests/test_compiled.py'`, which takes much longer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
