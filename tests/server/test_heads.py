@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
@@ -74,3 +75,18 @@ def test_who_asks_for_another_protocol_keeps_his_body(apart: bool) -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         sent, got = engine.requests[-1]
         assert got == body and "upgrade" not in sent.lower() and "http2" not in sent.lower()
+
+
+@pytest.mark.parametrize(("path", "query", "passes"), [(100, 100, True), (60_000, 100, False), (100, 60_000, False)])
+def test_a_path_and_a_query_count_as_parts_of_the_head(path: int, query: int, passes: bool) -> None:
+    sent: list[dict[str, object]] = []
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        sent.append({"status": 200})
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    scope = {"headers": [(b"a", b"b" * 6000)], "raw_path": b"/" * path, "query_string": b"q" * query}
+    asyncio.run(heads.bounded(app)(scope, None, send))
+    assert sent[0]["status"] == (200 if passes else 431)
