@@ -11,7 +11,7 @@ from tests.server.gateway.scripted_engine import answer
 from tests.server.gateway.support import PATIENCE
 
 from kvyard.server.gateway import connections as module
-from kvyard.server.gateway.connections import EngineAddress, EngineConnections
+from kvyard.server.gateway.connections import IDLE_SECONDS, EngineAddress, EngineConnections
 from kvyard.server.gateway.failures import EngineFailed
 
 Writer = asyncio.StreamWriter
@@ -272,3 +272,25 @@ def test_the_end_cancels_those_who_wait() -> None:
 def test_addresses() -> None:
     found = EngineAddress.of("https://[::1]/v")
     assert (found.host, found.port, found.tls, found.authority, found.base) == ("::1", 443, True, b"[::1]", b"/v")
+
+
+def test_what_was_idle_for_just_so_long_is_closed() -> None:
+    class Idle:
+        busy, closed = False, False
+
+        def __init__(self, heard: float) -> None:
+            self.heard = heard
+
+        def close(self) -> None:
+            self.closed = True
+
+    async def look() -> list[bool]:
+        connections = EngineConnections(1.0, 1.0)
+        kept = [Idle(100.0 - IDLE_SECONDS + later) for later in (-1.0, 0.0, 1.0)]
+        connections.now = lambda: 100.0  # type: ignore[method-assign]
+        connections._all = set(kept)  # type: ignore[arg-type]
+        connections._look()
+        connections._timer.cancel()
+        return [one.closed for one in kept]
+
+    assert asyncio.run(look()) == [True, True, False]

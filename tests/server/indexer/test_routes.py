@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -18,6 +20,8 @@ from tests.server.support import Served, eventually
 from tests.server.wire import Wire
 
 from kvyard.index.metrics import NAMES
+from kvyard.server.health import HealthReason
+from kvyard.server.indexer import routes
 from kvyard.server.indexer.measures import OWN, IndexerMetrics
 from kvyard.server.indexer.routes import IndexerRoutes
 
@@ -513,3 +517,11 @@ def test_slow_clients_do_not_hold_up_others(served: Served) -> None:
         done = threading.Event()
         threading.Thread(target=lambda: (served.get("/health"), done.set())).start()
         assert done.wait(20), time.monotonic() - began
+
+
+@pytest.mark.parametrize(("grade", "status"), [("unready", 503), ("degraded", 200)])
+def test_who_is_not_ready_says_so_by_its_status(grade: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = HealthReason(code="x", why="y", grade=grade)  # type: ignore[arg-type]
+    monkeypatch.setattr(routes, "conditions", lambda service: [reason])
+    told = asyncio.run(routes.IndexerRoutes.ready(SimpleNamespace(service=None), None, {}))  # type: ignore[arg-type]
+    assert told.status == status
