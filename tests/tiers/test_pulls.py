@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from kvyard.blocks import GroupSpec, Request
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import Table
 from kvyard.events.types import Tier
-from kvyard.tiers import LoadStep
+from kvyard.tiers import LoadStep, offload
 from kvyard.tiers.fabric import Fabric
 from kvyard.tiers.network import Network
 from kvyard.tiers.pulls import Expectation, PeerPages, Pull, Pulls
@@ -360,3 +361,16 @@ def test_a_source_that_lets_go_too_early_is_noticed(monkeypatch, device):
     with pytest.raises(Corrupted):
         for seed in range(10):
             Fleet([FULL], seed, device, pool_for([FULL]) // 2).run(600)
+
+
+@pytest.mark.source
+@pytest.mark.parametrize(
+    ("landing", "pulled", "first"), [(10, 20, 10), (10, 5, 5), (None, 20, 20), (10, None, 10), (None, None, None)]
+)
+def test_the_next_deadline_is_that_of_what_lands_first(
+    landing: int | None, pulled: int | None, first: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "next_landing", lambda tiers: landing)
+    peers = SimpleNamespace(incoming=True, earliest=lambda: pulled)
+    made = SimpleNamespace(state=SimpleNamespace(inbox=[], peers=peers), _shared=[], tiers=[])
+    assert offload.Offload.earliest_deadline(made) == first  # type: ignore[arg-type]

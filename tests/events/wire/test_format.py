@@ -201,3 +201,11 @@ def batches() -> list:
             held.leave(Run(token_chain(at - 2, at + 98))[1:], 0, Tier.G1)
         made.append(batcher.end_iteration(at))
     return made
+
+
+def test_a_single_event_of_tensorrt_llm_is_known_as_well_as_a_list() -> None:
+    event = {"event_id": 0, "data": {"type": "removed", "block_hashes": [-1, 2]}}
+    for payload in (event, [event]):
+        guess = EngineGuess()
+        guess.look(msgspec.json.encode(payload))
+        assert guess.engine() == "trtllm" and guess.encodings["trtllm"] == 1
