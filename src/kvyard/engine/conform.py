@@ -38,6 +38,8 @@ FORMAT = "scheduler-log/1"
 SHOWN_BEFORE = 3
 """Steps shown that led to a difference."""
 COMPARED = ("start", "scheduled", "tokens", "order", "ns", "running", "waiting", "free", "line")
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What lines with other fields than a log's, or with other values in them, make of a replay."""
 LISTS = ("preempted", "gone", "aborted", "finished")
 MAPS = ("new", "resumed", "loading")
 REASONS = {JobState.FINISHED: "length", JobState.CANCELLED: "aborted", JobState.REJECTED: "rejected"}
@@ -143,9 +145,9 @@ class SchedulerLog:
             )
             self.config = engine_config(settings, timing)
             self._check_names(path)
-        except (KeyError, IndexError, TypeError, msgspec.ValidationError) as bad:
+            self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
+        except (*MALFORMED, msgspec.ValidationError) as bad:
             raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
-        self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
 
     def scripts(self) -> dict[str, LoadScript] | None:
         """What a connector has of each request, if there was one."""
@@ -404,6 +406,14 @@ def _sampler(stretches: list[list[int]]) -> Callable[[int, int], Sequence[int]]:
 def conform(path: Path) -> Verdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
     log = SchedulerLog(path)
+    try:
+        difference = _first_difference(log)
+    except MALFORMED as bad:
+        raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
+    return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
+
+
+def _first_difference(log: SchedulerLog) -> Difference | None:
     stepped = LoggedRun(log, plans=False)
     stepped.go()
     difference = _steps(log, stepped) or _ends(log, stepped)
@@ -411,7 +421,7 @@ def conform(path: Path) -> Verdict:
         planned = LoggedRun(log, plans=True)
         planned.go()
         difference = _planned(log, stepped, planned) or _ends(log, planned)
-    return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
+    return difference
 
 
 def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours: object) -> Difference:
