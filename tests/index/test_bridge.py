@@ -76,3 +76,12 @@ def test_the_block_before_a_span_is_its_parents_last() -> None:
     parent = TextSpan(0, 4, [1], None, keys=array("Q", [7]), last=7)
     child = TextSpan(4, 4, [2], parent, first=1, keys=array("Q", [8]), last=8)
     assert [child.last_before(2), child.last_before(1), parent.last_before(1), parent.last_before(0)] == [8, 7, 7, None]
+
+
+def test_nothing_is_left_of_an_engine_that_is_another_now() -> None:
+    bridge = Bridge(Identity(4))
+    names = hashes_of(TEXT, 4)[:3]
+    bridge.announce(stored(TEXT, 4, 0, 3), names)
+    bridge.rest(names[2])
+    bridge.clear()
+    assert (len(bridge), list(bridge.idle), bridge.snapshot()) == (0, [], ([], []))

@@ -6,7 +6,7 @@ import pytest
 from tests.index.support import Bench
 
 from kvyard.events.types import Stored
-from kvyard.hashing import PLAIN, Media, Namespace, algorithm
+from kvyard.hashing import PLAIN, Embeds, Media, Namespace, algorithm
 from kvyard.index import Identity
 
 TEXT = list(range(1000, 1128))
@@ -72,3 +72,13 @@ def test_keys_by_turns_are_the_same_keys(size: int) -> None:
     direct = Identity(size, algorithm("sha256_cbor", "0"), direct=True)
     assert list(direct.keys_by_turns(tokens, blocks=3)) == [direct.keys(tokens)]
     assert list(Identity(size).keys_by_turns([])) == [[]]
+
+
+def test_prompts_of_embeddings_meet_nothing_else() -> None:
+    identity, tokens = Identity(4), [0] * 12
+    plain = identity.keys(tokens)
+    rows = Namespace(embeds=Embeds(bytes(range(24)), 2))
+    ours = identity.keys(tokens, rows)
+    assert ours == identity.keys(tokens, rows) and not set(ours) & set(plain)
+    other = identity.keys(tokens, Namespace(embeds=Embeds(bytes([*range(8), 99, *range(9, 24)]), 2)))
+    assert [one == two for one, two in zip(ours, other, strict=True)] == [True, False, False]

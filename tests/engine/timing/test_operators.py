@@ -26,7 +26,7 @@ def test_matrices_add_up_to_the_models_parameters(name: str) -> None:
     assert found == pytest.approx(weights.linear + weights.experts, rel=0.04)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "bamba-9b-v2", "qwen3.5-9b"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_share_the_matrices(name: str, ranks: int) -> None:
     whole = parameters(make_operators(preset(name), Parallelism()))

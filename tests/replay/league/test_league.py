@@ -13,6 +13,7 @@ from tests.replay.traces.support import CONVERSATION
 from kvyard.errors import KvyardError
 from kvyard.replay import replay
 from kvyard.replay.league import League, league
+from kvyard.replay.league.page import DRAWN
 
 SMALL = {"limit": 40, "workers": 2, "num_gpu_blocks": 1500}
 POLICIES = ("round-robin", "kv", "least-time")
@@ -63,6 +64,7 @@ def test_files_say_the_same(played: League) -> None:
     for row, one in zip(rows, told["standings"], strict=True):
         assert float(row["ttft_mean_ms"]) == one["ttft_mean_ms"] and row["policy"] == one["policy"]
     assert all(name in page for name in POLICIES) and "ticks spread over 3s" in page
+    assert page.count("data-figure=") == len(DRAWN) * len(played.cells)
 
 
 def test_a_queue_that_decides_is_said(tmp_path: Path) -> None:
