@@ -15,6 +15,7 @@ line per turn.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -46,7 +47,10 @@ def fuzz_one(name: str, seconds: float) -> None:
 
     with atheris.instrument_imports(include=["kvyard"]):
         from tests.fuzz.mutating import mutate
-        from tests.fuzz.targets import TARGETS
+        from tests.fuzz.targets import LATER, TARGETS
+
+        for module in LATER:
+            importlib.import_module(module)
     target = TARGETS[name]
     broken = KEPT / name / "broken"
     broken.mkdir(parents=True, exist_ok=True)

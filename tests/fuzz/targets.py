@@ -52,6 +52,8 @@ from kvyard.server.indexer.config import load
 from kvyard.server.indexer.names import LocalNames
 
 Target = Callable[[bytes], None]
+LATER = ("kvyard.server.epp.messages", "kvyard.server.gateway.sharing.peers")
+"""Modules that targets import when they are called; who measures coverage imports them before."""
 MOST_ROWS = 2_000
 """Rows of a trace that are looked at: a short file can't have many, unless it is packed."""
 DIALECTS = dialects()
