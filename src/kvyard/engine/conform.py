@@ -38,6 +38,8 @@ FORMAT = "scheduler-log/1"
 SHOWN_BEFORE = 3
 """Steps shown that led to a difference."""
 COMPARED = ("start", "scheduled", "tokens", "order", "ns", "running", "waiting", "free", "line")
+MOST_TOKENS = 1 << 24
+"""Of a request, with its answer: a number that was damaged must not fill the memory."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What lines with other fields than a log's, or with other values in them, make of a replay."""
 LISTS = ("preempted", "gone", "aborted", "finished")
@@ -274,6 +276,10 @@ class LoggedRun(Watcher):
         size = self.core.scheduler.manager.geometry.hash_block_size
         self.jobs: dict[str, Job] = {}
         for request in log.requests:
+            if sum(count for _, count in (*request["prompt"], *_stretches(request["output"]))) > MOST_TOKENS:
+                raise LogError(
+                    f"request {request['request']!r:.80} has more than {MOST_TOKENS:,} tokens: the log is damaged"
+                )
             self.jobs[request["request"]] = Job(
                 request["request"],
                 TokenChain(
