@@ -129,3 +129,11 @@ def test_nothing_else_reads_a_clock_or_sleeps() -> None:
     assert others
     assert [reading for path in others for reading in clock_readings(path)] == []
     assert list(clock_readings(root / "clock.py"))  # the check can see
+
+
+@pytest.mark.parametrize(("speed", "passed"), [(1, 1000), (3, 3000), (0.5, 500), (0.75, 750)])
+def test_a_wall_clock_passes_as_fast_as_it_was_told(speed: float, passed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = WallClock(start=7, speed=speed)
+    origin = clock._origin
+    monkeypatch.setattr("time.monotonic_ns", lambda: origin + 1000)
+    assert clock.now() == 7 + passed

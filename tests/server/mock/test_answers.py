@@ -64,3 +64,9 @@ def test_a_stop_string_is_never_shown(at: int, length: int) -> None:
 )
 def test_any_schema_gives_json(schema: object) -> None:
     json.loads(json_text(schema, Random(0)))
+
+
+def test_a_schema_that_refers_to_itself_comes_to_an_end() -> None:
+    assert json.loads(json_text({"$ref": "#/a", "a": {"$ref": "#/a"}}, Random(0))) is None
+    made = json.loads(json_text({"$ref": "#/a", "a": {"const": 5}}, Random(0)))
+    assert made == 5
