@@ -9,7 +9,7 @@ and stays what it is. ``-`` is stdout, as is ``/dev/stdout``. A recording can't 
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from errno import EBUSY, EXDEV
 from pathlib import Path
@@ -23,9 +23,26 @@ MOST_LINKS = 40
 """Links that lead to links are followed so often; Linux does the same."""
 
 
+IsWhole = Callable[[], bool]
+"""Whether a result that was written has all that it should."""
+
+
+def always() -> bool:
+    """It has."""
+    return True
+
+
+def partial_name(path: str | Path) -> Path:
+    """What a result is called that isn't whole: ``requests.partial.jsonl``."""
+    path = Path(path)
+    return path.with_name(f"{path.stem}.partial{path.suffix}")
+
+
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write, by the rule above; of a regular one nothing is left if that fails. Raises ``KvyardError``."""
+def whole_file(path: str | Path, is_whole: IsWhole = always) -> Iterator[IO[bytes]]:
+    """A file to write, by the rule above; of a regular one nothing is left if that fails. Where ``is_whole`` says in the end that
+    something is missing, a regular one appears as ``partial_name(path)``, and what was at ``path`` stays. Raises ``KvyardError``.
+    """
     check_writable(path)
     try:
         number = _descriptor(path)
@@ -37,7 +54,7 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
             with open(path, "wb") as device:
                 yield device
             return
-        yield from _replaced(Path(os.path.realpath(path)))
+        yield from _replaced(Path(os.path.realpath(path)), is_whole)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -114,8 +131,8 @@ def name_of(path: str | Path) -> str:
     return "stdout" if is_stdout(path) else str(path)
 
 
-def _replaced(target: Path) -> Iterator[IO[bytes]]:
-    """A new file beside ``target`` that takes its place in the end."""
+def _replaced(target: Path, is_whole: IsWhole) -> Iterator[IO[bytes]]:
+    """A new file beside ``target`` that takes its place in the end, or its partial name."""
     there = target.exists()
     if there and not os.access(target.parent, os.W_OK):
         with target.open("wb") as file:
@@ -125,6 +142,9 @@ def _replaced(target: Path) -> Iterator[IO[bytes]]:
     try:
         with part.open("xb") as file:
             yield file
+        if not is_whole():
+            os.replace(part, partial_name(target))
+            return
         if there:
             copymode(target, part)
         try:

@@ -26,6 +26,7 @@ def test_every_gap_is_counted(parts: list[tuple[list[int], int]], singles: list[
     expected: Counter[int] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_ROOM", room)
+        patch.setattr(module, "_FRESH", room)
         gaps = Gaps()
         for durations, count in parts:
             gaps.add(np.array(durations, dtype=np.int64), count)

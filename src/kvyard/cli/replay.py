@@ -17,7 +17,7 @@ from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, read_trace, with_reading
 from kvyard.cli.serving import read_token
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
-from kvyard.files import STDOUT, check_outputs, is_regular
+from kvyard.files import STDOUT, check_outputs, is_regular, partial_name
 from kvyard.replay.config import DrivingConfig
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import chosen, settings_of
@@ -138,7 +138,7 @@ def replay(
                         bar.told(came, through, now)
                     obey()
 
-                done: ReplayOutcome = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=told)
+                done: ReplayOutcome = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=told, per_request=per_request)
         else:
             given = {"speed": speed, "timeout_s": timeout}
             pace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -173,13 +173,21 @@ def _finish(
     as_json: bool,
 ) -> None:
     """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
-    done.save(report, per_request, html)
+    from kvyard.replay.run import SimulatedRun
+
+    if isinstance(done, SimulatedRun):
+        done.save(report, None, html)  # requests were written while it ran
+    else:
+        done.save(report, per_request, html)
     if not quiet and not as_json:
         with words_beside(report, per_request, html):
             done.show()
     if not quiet:
         _say_more(done)
-        say_written([report, per_request, html])
+        rows = per_request
+        if rows is not None and not done.complete and is_regular(rows):
+            rows = partial_name(rows)
+        say_written([report, rows, html])
     if not done.complete:
         typer.echo("Interrupted: the report covers what had happened until then.", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -197,12 +205,10 @@ def _say_more(done: ReplayOutcome) -> None:
     if done.trace is not None:
         for note in done.trace.tally.notes():
             typer.echo(note, err=True)
-    rejected = [record for record in done.records if record.status == "rejected"]
-    if rejected:
-        typer.echo(
-            f"{len(rejected):,} requests were rejected, the first, {rejected[0].id}, because {rejected[0].reason}.",
-            err=True,
-        )
+    rejected = done.first_rejected()
+    if rejected is not None:
+        count = done.report.requests["rejected"]
+        typer.echo(f"{count:,} requests were rejected, the first, {rejected.id}, because {rejected.reason}.", err=True)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ A trace of single requests is read as far as needed and no further, and so is on
 loop. Any other with sessions is read whole: a turn may be due long before the file comes to it.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import chain, count
@@ -41,6 +42,8 @@ class TraceArrivals:
         self._rows: Iterator[TraceRequest] = cumulative(spread(requests, jitter) if jitter else requests)
         self._slots: dict[str, str] = {}
         """By request id: what its slot is taken by, where the request alone doesn't say."""
+        self._knows_waiters = False
+        """Whether a request was read that waits for others."""
         self._whole = False
         """Whether everything has been read."""
         self._speedup = speedup
@@ -58,6 +61,11 @@ class TraceArrivals:
         """How many must still end before a request can come."""
         self._ends: dict[str, int] = {}
         """When those ended that others may name."""
+        self._early = bytearray()
+        """Names of those that ended while no request that waits for others had been read: most traces have none at all, and
+        then these take far less room than ``_ends`` would."""
+        self._early_sizes = array("q")
+        self._early_ends = array("q")
         self._open: dict[str, int] = {}
         """In closed loop: requests read and not ended, by the session that has the slot."""
         self._next_row()
@@ -83,7 +91,14 @@ class TraceArrivals:
 
     def ended(self, request: TraceRequest, now: int) -> None:
         """``request`` is through, however it ended: those that wait for it may come."""
-        self._ends[request.id] = now  # those that name it may not have been read yet
+        # Those that name it may not have been read yet.
+        if self._knows_waiters:
+            self._ends[request.id] = now
+        elif not self._exhausted:
+            name = request.id.encode("utf-8", "surrogatepass")
+            self._early += name
+            self._early_sizes.append(len(name))
+            self._early_ends.append(now)
         for waiter in self._waiting.pop(request.id, ()):
             self._missing[waiter.id] -= 1
             if not self._missing[waiter.id]:
@@ -106,8 +121,20 @@ class TraceArrivals:
         self._row = row = next(self._rows, None)
         if row is None:
             self._exhausted = True
-        elif not self._whole and (row.session is not None or row.after) and (self._free is None or not self._grouped):
-            self._read_all(row)
+        elif row.session is not None or row.after:
+            if not self._knows_waiters:
+                self._recall()
+            if not self._whole and (self._free is None or not self._grouped):
+                self._read_all(row)
+
+    def _recall(self) -> None:
+        """The first request that waits for others was read: from now on those that ended are known by name."""
+        self._knows_waiters = True
+        at = 0
+        for size, end in zip(self._early_sizes, self._early_ends):
+            self._ends[self._early[at : at + size].decode("utf-8", "surrogatepass")] = end
+            at += size
+        self._early, self._early_sizes, self._early_ends = bytearray(), array("q"), array("q")
 
     def _read_all(self, row: TraceRequest) -> None:
         """Read the rest, from ``row`` on. In closed loop, put together what shares a slot."""

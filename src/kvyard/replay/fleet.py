@@ -43,6 +43,7 @@ from kvyard.replay.network import make_fabric
 from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder
+from kvyard.replay.records import Records
 from kvyard.replay.scaling.autoscaler import Autoscaler, make_autoscaler
 from kvyard.replay.seen import Seen
 from kvyard.replay.shared import SharedTiers
@@ -67,7 +68,7 @@ class Fleet:
         """Raises ``KvyardError`` for a config that can't be honoured."""
         config.check()
         self.config = config
-        self.records: dict[str, Record] = {}
+        self.records = Records()
         self.now = 0
         self.workers: list[Worker] = []
         self.interrupted = False
@@ -239,8 +240,8 @@ class Fleet:
         if progress is not None:
             progress(len(self.records), self._through, self.now)
         arrivals.check_empty()
-        left = [record.id for record in self.records.values() if not record.status]
-        assert not left, f"{len(left)} requests never ended, {left[0]} first (I9)"
+        left = self.records.open
+        assert not left, f"{len(left)} requests never ended, {next(iter(left))} first (I9)"
 
     def _is_over(self) -> bool:
         """Whether nothing is left to do but to sample, and to start, drain and fail workers for nothing."""
@@ -324,9 +325,10 @@ class Fleet:
         while batch := arrivals.take(now):
             for row in batch:
                 self._rows[row.id] = row
-                self.records[row.id] = record = Record(
+                record = Record(
                     id=row.id, session=row.session, arrival=now, input=row.input_length, wanted=row.output_length
                 )
+                self.records.begin(record)
                 if scaling is not None:
                     scaling.offered(row.input_length, row.output_length)
                 self._dispatch(row, record, now)
@@ -435,12 +437,13 @@ class Fleet:
         """Fail the requests that wait for a worker: none is there, and none will come."""
         homeless, self._homeless = self._homeless, []
         for row in homeless:
-            record = self.records[row.id]
+            record = self.records.open[row.id]
             record.status, record.reason, record.ended = "failed", "no worker was left to take it", self.now
             self._over(self._rows.pop(row.id), self.now)
 
     def _over(self, row: TraceRequest, now: int) -> None:
         self._through += 1
+        self.records.close(row.id)
         assert self._arrivals is not None
         self._arrivals.ended(row, now)
         self._agenda.put(self._arrivals.peek(), ARRIVAL)
@@ -481,7 +484,7 @@ class Fleet:
     def _recorder(self, worker: Worker, number: int) -> Recorder:
         return Recorder(
             number,
-            self.records,
+            self.records.open,
             self._seen,
             worker.block_size,
             first_token=self._first_token,
@@ -491,7 +494,7 @@ class Fleet:
     def _first_token(self, job: Job, now: int) -> None:
         self.router.prefill_done(job.id, now)
         if self.scaling is not None:
-            self.scaling.first_token(self.records[job.id])
+            self.scaling.first_token(self.records.open[job.id])
 
     def _host_link(self, worker: Worker, rank: int) -> LinkMaker:
         """What makes the link to a rank's host memory: its own, or one that shares the device's bus with other traffic."""
@@ -638,7 +641,7 @@ class Fleet:
 
     def _start_over(self, row: TraceRequest) -> None:
         """A request is to be routed again, from the beginning."""
-        record = self.records[row.id]
+        record = self.records.open[row.id]
         record.retries += 1
         record.admitted = record.first_token = -1
         self._homeless.append(row)
@@ -656,7 +659,7 @@ class Fleet:
         self._look(now)
         homeless, self._homeless = self._homeless, []
         for row in homeless:
-            self._dispatch(row, self.records[row.id], now)
+            self._dispatch(row, self.records.open[row.id], now)
 
 
 def _make_indexer(config: ReplayConfig, block_size: int) -> RunIndexer:

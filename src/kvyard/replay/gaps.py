@@ -4,6 +4,7 @@ A pass with n decoding requests is n equal gaps, and there are millions of passe
 to the nearest microsecond, and equal ones are put together now and then.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -14,56 +15,64 @@ from kvyard.clock import US
 
 Column: TypeAlias = npt.NDArray[np.int64]
 
+_NONE: Final = np.zeros(0, dtype=np.int64)
+
 _ROOM: Final = 1 << 16
-"""Passes kept as they come before they are put together."""
+"""Durations, in microseconds, that a table has a place for each of."""
+_FRESH: Final = 1 << 13
+"""Passes kept as they come before they are put together. A fleet may have thousands of these."""
 
 
 class Gaps:
     """Durations with counts."""
 
-    __slots__ = ("_buffer", "_counts", "_durations", "_held", "_singles", "_weights")
+    __slots__ = ("_counts", "_durations", "_fresh", "_lengths", "_weights")
 
     def __init__(self) -> None:
-        self._durations: Column = np.zeros(0, dtype=np.int64)
-        self._counts: Column = np.zeros(0, dtype=np.int64)
-        self._buffer: list[Column] = []
-        self._weights: list[int] = []
-        self._held = 0
-        self._singles: list[tuple[int, int]] = []
+        self._durations: Column = _NONE
+        self._counts: Column = _NONE
+        """As narrow as they can be."""
+        self._fresh = array("q")
+        """Copies: what durations are a part of may be long, and would be kept with them."""
+        self._weights = array("q")
+        self._lengths = array("q")
+        """How many of the fresh ones have each of the weights."""
 
     def add(self, durations: Column, count: int) -> None:
         """Each of ``durations`` (nanoseconds) was the gap of ``count`` requests."""
-        self._buffer.append(durations)
+        self._fresh.frombytes(durations.tobytes())
         self._weights.append(count)
-        self._held += len(durations)
-        if self._held >= _ROOM:
+        self._lengths.append(len(durations))
+        if len(self._fresh) + len(self._weights) >= _FRESH:
             self._settle()
 
     def add_one(self, duration: int, count: int) -> None:
         """``duration`` was the gap of ``count`` requests."""
-        self._singles.append((duration, count))
-        if len(self._singles) >= _ROOM:
+        self._fresh.append(duration)
+        self._weights.append(count)
+        self._lengths.append(1)
+        if len(self._fresh) + len(self._weights) >= _FRESH:
             self._settle()
 
     def columns(self) -> tuple[Column, Column]:
         """The durations, ascending, in nanoseconds, and how often each occurred."""
         self._settle()
-        return self._durations * US, self._counts
+        return self._durations.astype(np.int64) * US, self._counts.astype(np.int64)
 
     def _settle(self) -> None:
-        if not self._buffer and not self._singles:
-            return
-        singles = np.array(self._singles, dtype=np.int64).reshape(-1, 2)
-        fresh = np.concatenate((*self._buffer, singles[:, 0]))
-        if not len(fresh):
-            return  # of passes that no request had
-        lengths = np.array([len(part) for part in self._buffer], dtype=np.int64)
-        weights = np.repeat(np.array(self._weights, dtype=np.int64), lengths)
-        self._durations, self._counts = _merged(
-            np.concatenate((self._durations, (fresh + US // 2) // US)),
-            np.concatenate((self._counts, weights, singles[:, 1])),
-        )
-        self._buffer, self._weights, self._held, self._singles = [], [], 0, []
+        if self._fresh:
+            fresh = np.array(self._fresh, dtype=np.int64)
+            weights = np.repeat(np.array(self._weights, dtype=np.int64), np.array(self._lengths, dtype=np.int64))
+            durations, counts = _merged(
+                np.concatenate((self._durations, (fresh + US // 2) // US)), np.concatenate((self._counts, weights))
+            )
+            self._durations, self._counts = _narrow(durations), _narrow(counts)
+        self._fresh, self._weights, self._lengths = array("q"), array("q"), array("q")
+
+
+def _narrow(values: Column) -> Column:
+    """In four bytes each, where they fit."""
+    return values.astype(np.uint32) if int(values.max()) < 1 << 32 else values
 
 
 def _merged(values: Column, weights: Column) -> tuple[Column, Column]:
@@ -91,7 +100,20 @@ def _counted(values: Column, weights: Column, low: int) -> tuple[Column, Column]
     return found + low, table[found].astype(np.int64)
 
 
+_MOST: Final = 1 << 22
+"""Durations of several engines up to which they are only put side by side."""
+
+
 def together(parts: Sequence[Gaps]) -> tuple[Column, Column]:
     """The gaps of several engines as one: durations, not in order, and how often each occurred."""
-    durations, counts = zip(Gaps().columns(), *(part.columns() for part in parts))  # none at all is fine too
+    durations, counts = [_NONE], [_NONE]
+    held = 0
+    for part in parts:
+        more, often = part.columns()
+        durations.append(more)
+        counts.append(often)
+        held += len(more)
+        if held >= _MOST:  # equal ones are put together, so that a large fleet's take no more room than a small one's
+            values, sums = _merged(np.concatenate(durations) // US, np.concatenate(counts))
+            durations, counts, held = [values * US], [sums], 0
     return np.concatenate(durations), np.concatenate(counts)

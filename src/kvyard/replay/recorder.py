@@ -20,7 +20,7 @@ _STATUS: Final = {state: state.name.lower() for state in JobState}
 
 
 class Recorder(Watcher):
-    """Watches one worker; ``seen`` and ``records`` are the fleet's."""
+    """Watches one worker; ``seen`` and ``records``, those of requests under way, are the fleet's."""
 
     def __init__(
         self,

@@ -1,6 +1,8 @@
 """One replay from a trace to its report: what ``kvyard.replay(...)``, the command line and the sweep call."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,24 @@ Told = Callable[[int, int, int], None]
 class ReplayOutcome:
     """A replay that is over: its ``report``, and the ``records`` of its requests."""
 
-    def __init__(self, report: Report, records: dict[str, Record], complete: bool, trace: Trace | None) -> None:
+    def __init__(self, report: Report, records: Mapping[str, Record], complete: bool, trace: Trace | None) -> None:
         self.report = report
         self.complete = complete
         """Whether it went to the end of the trace."""
         self.trace = trace
         """The trace, where it can be read again."""
-        self.records = list(records.values())
-        """One for each request, in the order they came or were due."""
+        self._records = records
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """One for each request, in the order they came or were due. Made when first asked for, and then all in memory."""
+        return list(self._records.values())
+
+    def first_rejected(self) -> Record | None:
+        """The first request that was turned away, if any was."""
+        if not self.report.requests.get("rejected"):
+            return None
+        return next(record for record in self._records.values() if record.status == "rejected")
 
     def show(self) -> None:
         """Print the report's table."""
@@ -49,7 +61,7 @@ class ReplayOutcome:
         if report is not None:
             write_report(self.report, report)
         if per_request is not None:
-            write_requests(self.records, per_request)
+            write_requests(self._records.values(), per_request, lambda: self.complete)
         if html is not None:
             write_html(self.report, html)
 
@@ -75,6 +87,7 @@ def replay(
     label: str = "",
     bounds: bool = False,
     progress: Told | bool | None = None,
+    per_request: str | Path | None = None,
     format: str | None = None,
     skip_bad: bool = False,
     sort: bool = False,
@@ -88,6 +101,7 @@ def replay(
     num_gpu_blocks=16384, host_blocks="20k", ...``. ``config`` is where they start from, a TOML file or a mapping; or it is a
     whole ``ReplayConfig``, and then there are no others. ``slo`` says what a good request is: ``"ttft=500,itl=20"``, in
     milliseconds. ``bounds`` looks at the trace once more for what caches could have reached. ``progress=True`` draws a bar.
+    ``per_request`` names a file (.jsonl or .parquet) to which a row per request is written while the run goes on.
 
     The same arguments give the same report, byte for byte. A KeyboardInterrupt ends the run, and the report covers what
     happened until then. Raises ``KvyardError`` for what can't be read or can't be, and where no request at all fits.
@@ -101,14 +115,15 @@ def replay(
     if bounds and not isinstance(source, Trace):
         rows = list(rows)  # they are looked at twice
     fleet = SplitFleet(made) if made.disaggregated else Fleet(made)
-    if progress is True:
-        from kvyard.replay.progress import Bar
+    with streamed(fleet, per_request):
+        if progress is True:
+            from kvyard.replay.progress import Bar
 
-        with Bar(source, made.limit) as bar:
-            fleet.run(rows, bar.told)
-    else:
-        fleet.run(rows, progress or None)
-    check_served(fleet)
+            with Bar(source, made.limit) as bar:
+                fleet.run(rows, bar.told)
+        else:
+            fleet.run(rows, progress or None)
+        check_served(fleet)
     found = None
     if bounds and not fleet.interrupted:
         from kvyard.replay.report.bounds import make_bounds
@@ -117,6 +132,23 @@ def replay(
     with rarely_collected():
         report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
     return SimulatedRun(report, fleet, source if isinstance(source, Trace) else None)
+
+
+@contextmanager
+def streamed(fleet: Fleet, per_request: str | Path | None) -> Iterator[None]:
+    """While this lasts, rows of requests that are through go to a file, if one is named; in the end all others, too.
+
+    Raises ``KvyardError`` as ``request_rows`` does.
+    """
+    if per_request is None:
+        yield
+        return
+    from kvyard.replay.report.files import request_rows
+
+    with request_rows(per_request, lambda: not fleet.interrupted) as write:
+        fleet.records.stream(write)
+        yield
+        fleet.records.finish()
 
 
 def hinted(source: Trace | Iterable[TraceRequest], config: DrivingConfig) -> Trace | Iterable[TraceRequest]:
@@ -185,7 +217,7 @@ def check_served(fleet: Fleet) -> None:
     """Raise ``KvyardError`` where every single request was turned away: there is nothing to report then."""
     records = fleet.records
     if fleet.interrupted or not records or any(record.status != "rejected" for record in records.values()):
-        return
+        return  # as a rule the first record says so
     smallest = min(records.values(), key=lambda record: record.input)
     raise KvyardError(
         f"none of the {len(records):,} requests fits a worker; of the smallest, {smallest.id}, {smallest.reason}: "

@@ -2,12 +2,14 @@
 
 It is kept for as long as a replay runs, so it must be small: texts are lines of ids that branch off each other, and who has
 computed them is kept by stretches. An id names all that comes before it, so who has computed one has all before it.
+
+All lines lie in a few long columns: a line takes 8 bytes an id and about 45 besides. As objects they took 500.
 """
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kvyard.engine.job import Job
 from kvyard.hashing import TraceChain
@@ -15,50 +17,115 @@ from kvyard.hashing.stretches import paint, parting
 
 Ids: TypeAlias = "array[int] | list[int]"
 
+_Path: TypeAlias = list[tuple[int, int, int]]
+"""The lines on a text's way, by number, each with the positions of it that are the text's."""
 
-class _Line:
-    """Ids from position ``base`` on, and the workers of each stretch of them, as bits."""
+_FIRST_SLOTS: Final = 1 << 10
 
-    __slots__ = ("base", "ids", "masks", "stops")
 
-    def __init__(self, base: int, ids: Sequence[int], workers: int) -> None:
-        self.base = base
-        self.ids = _packed(ids)
-        self.stops = [base + len(ids)]
-        self.masks = [workers]
+class _Lines:
+    """Lines of ids, found by their first, and the workers of each stretch of them, as bits."""
 
-    def extend(self, ids: Sequence[int], workers: int) -> None:
-        """The text goes on, and ``workers`` have computed that too."""
-        more = _packed(ids)
-        if type(more) is not type(self.ids):
-            self.ids, more = list(self.ids), list(more)
-        self.ids.extend(more)
-        stop = self.base + len(self.ids)
-        if self.masks[-1] == workers:
-            self.stops[-1] = stop
-        else:
-            self.stops.append(stop)
-            self.masks.append(workers)
+    __slots__ = ("_slots", "bases", "ids", "masks", "offsets", "split")
 
-    def upto(self, worker: int, low: int, high: int) -> int:
+    def __init__(self) -> None:
+        self.ids: Ids = array("Q")
+        """Of all lines, one after the other."""
+        self.offsets = array("q", [0])
+        """Where each line begins there, and the next one to come."""
+        self.bases = array("q")
+        """By line, the position of its first id in its text."""
+        self.masks: list[int] = []
+        """By line, the workers of all of it, unless it is in ``split``. Objects that are shared, as most have one worker."""
+        self.split: dict[int, tuple[list[int], list[int]]] = {}
+        """Of lines of which workers have computed different parts: where stretches end, as positions, and the workers of each."""
+        self._slots = array("q", [-1]) * _FIRST_SLOTS
+        """An open table of lines by their first id: a dict would take three times as much as all else."""
+
+    def find(self, name: int) -> int:
+        """The line whose first id is ``name``, -1 where there is none."""
+        return self._slots[self._slot(name)]
+
+    def add(self, base: int, ids: Sequence[int], workers: int) -> None:
+        """One more line, in place of another with the same first id."""
+        try:
+            self.ids.extend(ids)
+        except OverflowError:
+            del self.ids[self.offsets[-1] :]  # it may have taken some of them
+            self.ids = list(self.ids)
+            self.ids.extend(ids)
+        line = len(self.bases)
+        self._slots[self._slot(ids[0])] = line
+        self.offsets.append(len(self.ids))
+        self.bases.append(base)
+        self.masks.append(workers)
+        if 3 * line > 2 * len(self._slots):
+            self._grow()
+
+    def stop(self, line: int) -> int:
+        """The position behind its last id."""
+        return self.bases[line] + self.offsets[line + 1] - self.offsets[line]
+
+    def stretches(self, line: int) -> tuple[list[int], list[int]]:
+        """Where they end, and the workers of each."""
+        found = self.split.get(line)
+        return ([self.stop(line)], [self.masks[line]]) if found is None else found
+
+    def workers(self, line: int, at: int) -> int:
+        """Those that have computed the id at a position."""
+        found = self.split.get(line)
+        if found is None:
+            return self.masks[line]
+        stops, masks = found
+        return masks[bisect_right(stops, at)]
+
+    def upto(self, line: int, worker: int, low: int, high: int) -> int:
         """How far from ``low`` on a worker, given by its bit, has computed it, at most to ``high``."""
-        run = bisect_right(self.stops, low)
-        while low < high and self.masks[run] & worker:
-            low = self.stops[run]
+        found = self.split.get(line)
+        if found is None:
+            return high if self.masks[line] & worker else low
+        stops, masks = found
+        run = bisect_right(stops, low)
+        while low < high and masks[run] & worker:
+            low = stops[run]
             run += 1
         return low if low < high else high
 
+    def note(self, line: int, low: int, high: int, worker: int) -> None:
+        """A worker, given by its bit, has computed positions ``low`` to ``high``."""
+        stops, masks = self.stretches(line)
+        paint(stops, masks, self.bases[line], low, high, worker, 0)
+        if len(stops) > 1:
+            self.split[line] = (stops, masks)
+        else:
+            self.split.pop(line, None)
+            self.masks[line] = masks[0]
 
-_Path: TypeAlias = list[tuple[_Line, int, int]]
-"""The lines on a text's way, each with the positions of it that are the text's."""
+    def _slot(self, name: int) -> int:
+        """Where the line of ``name`` is, or would be."""
+        slots = self._slots
+        last = len(slots) - 1
+        # Ids of traces are counted up, or apart by a power of two: both must end up all over the table.
+        at = ((name & 0xFFFFFF) * 0x9E3779B1 + (name >> 24 & 0xFFFFFFF) * 0x45D9F3B >> 16) & last
+        while True:
+            line = slots[at]
+            if line < 0 or self.ids[self.offsets[line]] == name:
+                return at
+            at = at + 1 & last
+
+    def _grow(self) -> None:
+        old = self._slots
+        self._slots = array("q", [-1]) * (2 * len(old))
+        for line in old:
+            if line >= 0:
+                self._slots[self._slot(self.ids[self.offsets[line]])] = line
 
 
 class Seen:
     """What workers have computed, by ids of a trace."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, _Line] = {}
-        """By their first id."""
+        self._lines = _Lines()
         self._bits: list[int] = []
         """By worker: one object each, since most lines have one worker, and thousands of workers are large numbers."""
         self._off: dict[int, int] = {}
@@ -66,12 +133,13 @@ class Seen:
 
     def switched_off(self, worker: int) -> None:
         """``worker`` is gone, and all that it had."""
-        bit, off = self._bit(worker), self._off
-        for line in self._lines.values():
-            start = line.base
-            for stop, workers in zip(line.stops, line.masks):
+        bit, off, lines = self._bit(worker), self._off, self._lines
+        for line in range(len(lines.bases)):
+            start = lines.bases[line]
+            shift = lines.offsets[line] - start
+            for stop, workers in zip(*lines.stretches(line)):
                 if workers & bit:
-                    for name in line.ids[start - line.base : stop - line.base]:
+                    for name in lines.ids[start + shift : stop + shift]:
                         off[name] = off.get(name, 0) | bit
                 start = stop
 
@@ -86,7 +154,7 @@ class Seen:
         ids, size, tokens = keys.ids, keys.id_block_size, 0
         path = self._along(ids)
         for at in range(found // size, len(ids)):
-            workers, left = _at(path, at), off.get(ids[at], 0)
+            workers, left = self._at(path, at), off.get(ids[at], 0)
             if workers and not workers & ~left:
                 tokens += min((at + 1) * size, keys.num_prompt_tokens) - max(found, at * size)
         bit = self._bit(worker)
@@ -109,7 +177,7 @@ class Seen:
         anyone = path[-1][2] if path else 0
         mine = 0
         for line, low, high in path:
-            mine = line.upto(bit, low, high)
+            mine = self._lines.upto(line, bit, low, high)
             if mine < high:
                 break
         lost = elsewhere = 0
@@ -117,7 +185,7 @@ class Seen:
             why = "none" if found + block_size == length else "partial_block"
         else:
             # A block belongs to the id of its last token.
-            had = _at(path, (found + block_size - 1) // size)
+            had = self._at(path, (found + block_size - 1) // size)
             why = "evicted" if had & bit else "other_worker" if had else "never_seen"
             if had:
                 start = found // size
@@ -131,26 +199,23 @@ class Seen:
         """The worker of ``bit``, which had the first ``mine`` ids of a text, has all; some worker had ``anyone`` of them."""
         for line, low, high in path:
             if high > mine:
-                paint(line.stops, line.masks, line.base, low if low > mine else mine, high, bit, 0)
+                self._lines.note(line, low if low > mine else mine, high, bit)
         if anyone < len(ids):
-            if path and path[-1][0].stops[-1] == anyone:
-                path[-1][0].extend(ids[anyone:], bit)
-            else:
-                self._lines[ids[anyone]] = _Line(anyone, ids[anyone:], bit)
+            self._lines.add(anyone, ids[anyone:], bit)
 
     def _along(self, ids: Sequence[int]) -> _Path:
-        find = self._lines.get
+        lines = self._lines
         path: _Path = []
         at, count = 0, len(ids)
         while at < count:
-            line = find(ids[at])
-            if line is None or line.base != at:
+            line = lines.find(ids[at])
+            if line < 0 or lines.bases[line] != at:
                 break
-            base, theirs = line.base, line.ids
-            stop = line.stops[-1]
+            stop = lines.stop(line)
             end = stop if stop < count else count
-            if theirs[end - 1 - base] != ids[end - 1]:
-                end = parting(theirs, ids, at, end - 1, base)
+            shift = lines.offsets[line] - at
+            if lines.ids[end - 1 + shift] != ids[end - 1]:
+                end = parting(lines.ids, ids, at, end - 1, -shift)
             path.append((line, at, end))
             at = end
         return path
@@ -161,18 +226,9 @@ class Seen:
             bits.append(1 << len(bits))
         return bits[worker]
 
-
-def _at(path: _Path, at: int) -> int:
-    """The workers that have computed the id at a position."""
-    for line, _, high in path:
-        if at < high:
-            return line.masks[bisect_right(line.stops, at)]
-    return 0
-
-
-def _packed(ids: Sequence[int]) -> Ids:
-    """In little room, where they are no larger than usual."""
-    try:
-        return array("q", ids)
-    except OverflowError:
-        return list(ids)
+    def _at(self, path: _Path, at: int) -> int:
+        """The workers that have computed the id at a position."""
+        for line, _, high in path:
+            if at < high:
+                return self._lines.workers(line, at)
+        return 0

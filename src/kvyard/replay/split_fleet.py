@@ -205,8 +205,8 @@ class SplitFleet(Fleet):
         assert self.decode_router is not None
         self.decode_router.prefill_done(job.id, now)
         if self.scaling is not None:
-            self.scaling.first_token(self.records[job.id])
-        self._decider.served((now - self.records[job.id].arrival) / MS)
+            self.scaling.first_token(self.records.open[job.id])
+        self._decider.served((now - self.records.open[job.id].arrival) / MS)
 
     def _done(self, worker: Worker, job: Job, now: int) -> None:
         assert self.decode_router is not None
@@ -243,7 +243,7 @@ class SplitFleet(Fleet):
     def _recorder(self, worker: Worker, number: int) -> Recorder:
         return SplitRecorder(
             number,
-            self.records,
+            self.records.open,
             self._seen,
             worker.block_size,
             first_token=self._first_token,

@@ -14,11 +14,12 @@ from kvyard.errors import KvyardError
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.driver import LiveDriver
 from kvyard.replay.live.endpoint import Endpoint
-from kvyard.replay.record import Record
+from kvyard.replay.records import Records
 from kvyard.replay.report.common import Observations
 from kvyard.replay.report.numbers import spread
 from kvyard.replay.report.report import LiveReport, Report, Share, Slo, WorkerReport, share
 from kvyard.replay.report.slo import read_slo
+from kvyard.replay.report.totals import WorkerSums
 from kvyard.replay.run import ReplayOutcome, Told, describe, hinted, limited
 from kvyard.replay.traces import Trace, TraceRequest
 
@@ -141,18 +142,18 @@ def make_live_report(
     config: Mapping[str, object] | None = None,
 ) -> Report:
     """What ``driver`` saw. ``config`` is what was set, where it is more than the driver's own settings."""
-    records = list(driver.records.values())
-    seen = Observations(records, simulated=False, now=driver.now() if driver.interrupted else None)
+    now = driver.now() if driver.interrupted else None
+    seen = Observations(Records.of(driver.records.values()), simulated=False, now=now, slo=slo)
     workers = [_worker(name, mine) for name, mine in sorted(seen.by_worker.items())]
-    told = [record for record in records if record.cached >= 0]
+    told = seen.totals.told
     reuse, computed = _cached(told)
     absent = list(ABSENT)
-    if not told:
+    if not told["requests"]:
         absent.append("what was cached, which this endpoint doesn't say")
     if not workers:
         absent.append("workers")
     return Report(
-        **seen.fields(workers, driver.gaps.columns(), label=label, trace=trace, slo=slo),
+        **seen.fields(workers, driver.gaps.columns(), label=label, trace=trace),
         config=dict(config) if config is not None else msgspec.to_builtins(driver.config),
         reuse=reuse,
         misses={},
@@ -169,23 +170,23 @@ def make_live_report(
     )
 
 
-def _cached(told: Sequence[Record]) -> tuple[dict[str, Share], dict[str, Share]]:
+def _cached(told: Mapping[str, int]) -> tuple[dict[str, Share], dict[str, Share]]:
     """What was reused of prompts and what was computed, as far as the endpoint says it."""
-    if not told:
+    if not told["requests"]:
         return {}, {}
-    part, whole = sum(record.cached for record in told), sum(record.input for record in told)
+    part, whole = told["cached"], told["input"]
     cached = share(part, whole, f"prompt tokens that the endpoint says were cached / {ANSWERED}")
     computed = share(whole - part, whole, f"prompt tokens that were computed / {ANSWERED}")
     return {"cached": cached, "all": cached}, {"unknown": computed}
 
 
-def _worker(name: str, mine: Sequence[Record]) -> WorkerReport:
+def _worker(name: str, mine: WorkerSums) -> WorkerReport:
     return WorkerReport(
         name=name,
-        requests=len(mine),
-        input_tokens=sum(record.input for record in mine),
-        output_tokens=sum(record.output for record in mine),
-        cached_tokens=sum(record.cached for record in mine) if all(record.cached >= 0 for record in mine) else None,
+        requests=mine.requests,
+        input_tokens=mine.input,
+        output_tokens=mine.output,
+        cached_tokens=None if mine.unknown else mine.cached,
         evicted_blocks=None,
     )
 

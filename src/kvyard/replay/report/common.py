@@ -5,24 +5,28 @@ Much of it runs along time: records counted in windows, and a fleet's samples, s
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
-from kvyard.replay.record import MISSES, Record
-from kvyard.replay.report.numbers import Spread, histogram, spread, weighted
+from kvyard.replay.record import MISSES
+from kvyard.replay.records import MISS_NAMES, Records, Rows
+from kvyard.replay.report.numbers import Spread, histogram, weighted
 from kvyard.replay.report.report import TIERS, Goodput, PercentileLimit, Samples, Series, Slo, WorkerReport, share
+from kvyard.replay.report.sketch import PercentileError, Values
+from kvyard.replay.report.totals import FINISHED, Totals, digest
 
 if TYPE_CHECKING:
     from kvyard.replay.fleet import Fleet
 
+
+Counts = npt.NDArray[np.int64]
 
 WINDOWS = 120
 PER_WINDOW = 8
@@ -35,31 +39,22 @@ _WHOLE = frozenset({"none", "partial_block", "unknown"})
 """Reasons that hold for all that is left of a prompt."""
 
 
-def sources(record: Record) -> dict[str, int]:
-    """Prompt tokens of an admitted request by tier (``TIERS``) or by a name of ``MISSES``; together they are the prompt.
+def _sources(rows: Rows) -> dict[str, Counts]:
+    """Prompt tokens of admitted requests by tier (``TIERS``) or by a name of ``MISSES``; together they are their prompts.
 
     A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
     """
-    loaded = record.loaded
-    found = dict(zip(TIERS, (record.cached, *loaded))) if loaded else {TIERS[0]: record.cached}
-    rest = record.input - (sum(found.values()) if loaded else record.cached)
-    if record.miss in _WHOLE:
-        return {**found, record.miss: rest}
-    lost, elsewhere = record.lost, record.elsewhere
-    if record.left:
-        found["left"] = record.left
-        rest -= record.left
-    return {**found, "evicted": lost, "other_worker": elsewhere, "never_seen": rest - lost - elsewhere}
-
-
-def _workers(record: Record) -> Sequence[str]:
-    """Who had anything to do with a request: one worker, or one for its prompt and one for its answer."""
-    stages = record.stages
-    mine = (record.worker.partition("@")[0],) if record.worker else ()
-    if stages is None or not stages.prefill_worker:
-        return mine
-    first = stages.prefill_worker.partition("@")[0]
-    return mine if mine == (first,) else (first, *mine)
+    found = dict(zip(TIERS, (rows["cached"], *rows["loaded"].T)))
+    rest = rows["input"] - sum(part.astype(np.int64) for part in found.values())
+    whole = np.zeros(len(rows), dtype=np.bool_)
+    for name in _WHOLE:
+        here = rows["miss"] == MISS_NAMES.index(name)
+        found[name] = np.where(here, rest, 0)
+        whole |= here
+    parts = {"left": rows["left"], "evicted": rows["lost"], "other_worker": rows["elsewhere"]}
+    found |= {name: np.where(whole, 0, part) for name, part in parts.items()}
+    found["never_seen"] = np.where(whole, 0, rest - rows["left"] - rows["lost"] - rows["elsewhere"])
+    return found
 
 
 def points(wanted: int, workers: int) -> int:
@@ -67,43 +62,50 @@ def points(wanted: int, workers: int) -> int:
     return max(min(wanted, FEWEST), min(wanted, CELLS // max(1, workers)))
 
 
-def make_series(records: Sequence[Record], names: Sequence[str], start: int, end: int) -> Series:
+def make_series(records: Records, totals: Totals, names: Sequence[str], start: int, end: int) -> Series:
     """``records`` in windows from ``start`` to ``end``, nanoseconds. ``names`` are the workers, in order."""
     count = points(min(WINDOWS, max(FEWEST, len(records) // PER_WINDOW)), len(names))
     window = max(1, -(-(end - start + 1) // count))
 
-    arrived, finished = [0] * count, [0] * count
-    waits: list[list[int]] = [[] for _ in range(count)]
-    prompts: dict[str, list[int]] = defaultdict(lambda: [0] * count)
+    arrived, finished = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    waits = [Values(MS, exact=totals.exact) for _ in range(count)]
+    prompts: dict[str, Counts] = defaultdict(lambda: np.zeros(count, dtype=np.int64))
     numbers = {name: number for number, name in enumerate(names)}
-    routed = [[0] * count for _ in names]
-    tokens = [[0] * count for _ in names]
-    for record in records:
-        here = (record.arrival - start) // window
-        arrived[here] += 1
-        if record.status == "finished":
-            finished[(record.ended - start) // window] += 1
-            waits[here].append(record.first_token - record.arrival)
-        for name in _workers(record):
-            number = numbers[name]
-            routed[number][here] += 1
-            tokens[number][here] += record.input
-        if record.admitted >= 0:
-            there = (record.admitted - start) // window
-            for name, part in sources(record).items():
-                if part:
-                    prompts[name][there] += part
-    spreads = [spread(lot, MS) if lot else None for lot in waits]
+    called = [numbers.get(name, -1) for name in totals.names]
+    routed, tokens = (np.zeros((len(names), count), dtype=np.int64) for _ in range(2))
+    for part in records.parts():
+        rows = part.rows
+        here = (rows["arrival"] - start) // window
+        arrived += np.bincount(here, minlength=count)
+        done = rows["status"] == FINISHED
+        finished += np.bincount((rows["ended"][done] - start) // window, minlength=count)
+        _add_waits(waits, here[done], (rows["first_token"] - rows["arrival"])[done])
+        for which, workers in totals.involved(part, called):
+            np.add.at(routed, (workers, here[which]), 1)
+            np.add.at(tokens, (workers, here[which]), rows["input"][which])
+        admitted = rows[rows["admitted"] >= 0]
+        there = (admitted["admitted"] - start) // window
+        for name, amounts in _sources(admitted).items():
+            np.add.at(prompts[name], there, amounts)
+    spreads = [one.spread() for one in waits]
     return Series(
         window_s=window / SECOND,
-        arrived=arrived,
-        finished=finished,
-        ttft_p50=[None if one is None else one.p50 for one in spreads],
-        ttft_p99=[None if one is None else one.p99 for one in spreads],
-        prompts={name: prompts[name] for name in (*TIERS, *MISSES) if any(prompts[name])},
-        routed=routed,
-        routed_tokens=tokens,
+        arrived=arrived.tolist(),
+        finished=finished.tolist(),
+        ttft_p50=[one.p50 if one.count else None for one in spreads],
+        ttft_p99=[one.p99 if one.count else None for one in spreads],
+        prompts={name: prompts[name].tolist() for name in (*TIERS, *MISSES) if prompts[name].any()},
+        routed=routed.tolist(),
+        routed_tokens=tokens.tolist(),
     )
+
+
+def _add_waits(waits: Sequence[Values], here: Counts, ttfts: Counts) -> None:
+    """Note each of ``ttfts`` in the window that ``here`` says."""
+    order = np.argsort(here, kind="stable")
+    windows, starts = np.unique(here[order], return_index=True)
+    for window, lot in zip(windows.tolist(), np.split(ttfts[order], starts[1:])):
+        waits[window].add(lot)
 
 
 def make_samples(fleet: Fleet, start: int) -> Samples:
@@ -115,25 +117,23 @@ def make_samples(fleet: Fleet, start: int) -> Samples:
     return Samples(times_s=[round(time - start / SECOND, 9) for time in times], values=columns)  # type: ignore[arg-type]
 
 
-Counts = npt.NDArray[np.int64]
-
-
 class Observations:
     """The records of a run, and when it began and ended."""
 
-    def __init__(self, records: Sequence[Record], *, simulated: bool, now: int | None) -> None:
-        """``simulated``: admissions are known. ``now`` is when the run was interrupted, ``None`` where it went to its end."""
+    def __init__(
+        self, records: Records, *, simulated: bool, now: int | None, slo: Slo | None = None, block_size: int = 0
+    ) -> None:
+        """``simulated``: admissions are known. ``now`` is when the run was interrupted, ``None`` where it went to its end.
+        ``block_size`` is the router's.
+        """
         self._simulated = simulated
+        self._slo = slo
         self.records = records
-        self.by_worker: dict[str, list[Record]] = {}
-        for record in records:
-            for name in _workers(record):
-                self.by_worker.setdefault(name, []).append(record)
+        self.totals = totals = Totals(records, block_size=block_size, slo=slo)
+        self.by_worker = totals.workers()
         self.complete = now is None
-        self.done = [record for record in records if record.status == "finished"]
-        self.start = min((record.arrival for record in records), default=0)
-        ends = [max(record.arrival, record.admitted, record.first_token, record.ended) for record in records]
-        self.end = max(max(ends, default=self.start), self.start if now is None else now)
+        self.start = totals.start
+        self.end = max(totals.end, self.start if now is None else now)
 
     def fields(
         self,
@@ -142,81 +142,52 @@ class Observations:
         *,
         label: str,
         trace: Mapping[str, object] | None,
-        slo: Slo | None,
     ) -> dict[str, Any]:
         """The fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each was."""
+        totals = self.totals
         seconds = (self.end - self.start) / SECOND
-        inputs = sum([record.input for record in self.records])
-        outputs = sum([record.output for record in self.records])
-        amounts = {"requests": len(self.done), "input_tokens": inputs, "output_tokens": outputs}
-        statuses = Counter(record.status or "unfinished" for record in self.records)
-        lots = self._latencies()
-        latency = {"itl": weighted(*gaps, MS)} | {name: spread(values, MS) for name, values in lots.items()}
+        inputs, outputs = totals.all["input"], totals.all["output"]
+        amounts = {"requests": totals.statuses["finished"], "input_tokens": inputs, "output_tokens": outputs}
+        statuses = {name: count for name, count in sorted(totals.statuses.items()) if count}
+        lots = {name: totals.latency[name] for name in ("ttft", "tpot", "e2e", "queue")}
+        if not self._simulated:
+            del lots["queue"]
+        latency = {"itl": weighted(*gaps, MS)} | {name: values.spread() for name, values in lots.items()}
         return {
             "made_by": __version__,
             "label": label,
             "trace": dict(trace or {}),
-            "digest": self._digest(),
+            "digest": digest(self.records),
             "complete": self.complete,
             "duration_s": seconds,
-            "requests": {"all": len(self.records), **dict(sorted(statuses.items()))},
+            "requests": {"all": totals.count, **statuses},
             "input_tokens": inputs,
             "output_tokens": outputs,
             "throughput": {f"{name}_per_s": amount / seconds if seconds else 0.0 for name, amount in amounts.items()},
             "latency": latency,
-            "histograms": {"itl": histogram(*gaps, MS)}
-            | {name: histogram(values, None, MS) for name, values in lots.items()},
-            "lengths": {
-                "input": spread([record.input for record in self.done]),
-                "output": spread([record.output for record in self.done]),
-            },
-            "goodput": None if slo is None else self._goodput(slo, seconds, latency),
+            "percentiles": msgspec.UNSET if totals.exact else PercentileError(),
+            "histograms": {"itl": histogram(*gaps, MS)} | {name: values.histogram() for name, values in lots.items()},
+            "lengths": {name: values.spread() for name, values in totals.lengths.items()},
+            "goodput": None if self._slo is None else self._goodput(self._slo, seconds, latency),
             "balance": _balance(workers) if workers else {},
             "workers": workers,
-            "series": make_series(self.records, [worker.name for worker in workers], self.start, self.end),
+            "series": make_series(self.records, totals, [worker.name for worker in workers], self.start, self.end),
         }
-
-    def _latencies(self) -> dict[str, Sequence[float]]:
-        longer = [record for record in self.done if record.output > 1]
-        found: dict[str, Sequence[float]] = {
-            "ttft": [record.first_token - record.arrival for record in self.done],
-            "tpot": [(record.ended - record.first_token) / (record.output - 1) for record in longer],
-            "e2e": [record.ended - record.arrival for record in self.done],
-        }
-        if self._simulated:
-            found["queue"] = [record.admitted - record.arrival for record in self.done]
-        return found
-
-    def _digest(self) -> str:
-        """Of the requests' ids and lengths."""
-        rows = sorted([(record.id, record.input, record.wanted) for record in self.records])
-        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(rows))
 
     def _goodput(self, slo: Slo, seconds: float, latency: Mapping[str, Spread]) -> Goodput:
-        ttft, itl, e2e = (slo.limit(name) for name in ("ttft", "itl", "e2e"))
-
-        def good(record: Record) -> bool:
-            if ttft is not None and record.first_token - record.arrival > ttft * MS:
-                return False
-            if e2e is not None and record.ended - record.arrival > e2e * MS:
-                return False
-            gaps = record.output - 1
-            return itl is None or gaps < 1 or (record.ended - record.first_token) / gaps <= itl * MS
-
+        done, kept = self.totals.statuses["finished"], self.totals.good
         percentiles: dict[str, PercentileLimit] = {}
         for name, limit in (slo.percentiles or {}).items():
             kind, _, percentile = name.partition("_")
             value = float(getattr(latency[kind], percentile))
-            percentiles[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=bool(self.done) and value <= limit)
-
-        kept = [record for record in self.done if good(record)]
+            percentiles[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=bool(done) and value <= limit)
         return Goodput(
             slo_ms=msgspec.convert(
                 msgspec.to_builtins(slo), Slo
             ),  # whole numbers become floats, as they would when read
-            requests=share(len(kept), len(self.done), "finished requests within the SLO / finished requests"),
-            requests_per_s=len(kept) / seconds if seconds else 0.0,
-            output_tokens_per_s=sum(record.output for record in kept) / seconds if seconds else 0.0,
+            requests=share(kept["requests"], done, "finished requests within the SLO / finished requests"),
+            requests_per_s=kept["requests"] / seconds if seconds else 0.0,
+            output_tokens_per_s=kept["output"] / seconds if seconds else 0.0,
             percentiles=percentiles or msgspec.UNSET,
         )
 

@@ -1,19 +1,19 @@
 """A report and its requests as files: canonical JSON, and a row per request as JSONL or Parquet."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from kvyard.clock import MS
 from kvyard.errors import DECODE_ERRORS, KvyardError
-from kvyard.files import is_regular, whole_file, write_whole
+from kvyard.files import IsWhole, always, is_regular, whole_file, write_whole
 from kvyard.replay.record import Record
+from kvyard.replay.records import BATCH
 from kvyard.replay.report.report import VERSION, Report
-
-ROWS_AT_ONCE = 20_000
 
 
 class _ReportHead(msgspec.Struct):
@@ -127,20 +127,36 @@ def write_report(report: Report, path: str | Path) -> None:
     write_whole(path, to_json(report))
 
 
-def write_requests(records: Iterable[Record], path: str | Path) -> None:
-    """Write a row per request, as the name says: ``.jsonl`` or ``.parquet``. To stdout, pipes and devices go JSON lines.
+def write_requests(records: Iterable[Record], path: str | Path, is_whole: IsWhole = always) -> None:
+    """Write a row per request. Raises as ``request_rows`` does."""
+    left = iter(records)
+    with request_rows(path, is_whole) as write:
+        while some := list(islice(left, BATCH)):
+            write(some)
+
+
+@contextmanager
+def request_rows(path: str | Path, is_whole: IsWhole = always) -> Iterator[Callable[[Sequence[Record]], None]]:
+    """What writes a row for each of some requests, call after call, as the name says: ``.jsonl`` or ``.parquet``. To stdout, pipes
+    and devices go JSON lines. A file has its name when this ends; where ``is_whole`` denies it then, it has another
+    (``kvyard.files.whole_file``).
 
     Raises ``KvyardError`` for another name, where the file can't be written, and for Parquet without pyarrow.
     """
     path = Path(path)
     if path.suffix == ".jsonl" or not (path.suffix == ".parquet" or is_regular(path)):
-        with whole_file(path) as file:
-            for some in _some(map(row, records)):
-                file.write(msgspec.json.Encoder().encode_lines(some))
+        encoder = msgspec.json.Encoder()
+        with whole_file(path, is_whole) as file:
+            yield lambda records: _write(file, encoder.encode_lines(list(map(row, records))))
     elif path.suffix == ".parquet":
-        _write_parquet(map(row, records), path)
+        with _parquet(path, is_whole) as write:
+            yield write
     else:
         raise KvyardError(f"can't tell how to write requests to {path}: let its name end in .jsonl or .parquet")
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    file.write(data)
 
 
 def row(record: Record) -> dict[str, object]:
@@ -148,7 +164,8 @@ def row(record: Record) -> dict[str, object]:
     return {name: get(record) for name, (_, get) in COLUMNS.items()}
 
 
-def _write_parquet(rows: Iterator[dict[str, object]], path: Path) -> None:
+@contextmanager
+def _parquet(path: Path, is_whole: IsWhole) -> Iterator[Callable[[Sequence[Record]], None]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -156,11 +173,5 @@ def _write_parquet(rows: Iterator[dict[str, object]], path: Path) -> None:
         raise KvyardError("Parquet needs pyarrow: pip install 'kvyard[parquet]', or write .jsonl") from None
     kinds: dict[type, Any] = {str: pa.string(), int: pa.int64(), float: pa.float64()}
     schema = pa.schema([(name, kinds[kind]) for name, (kind, _) in COLUMNS.items()])
-    with whole_file(path) as file, pq.ParquetWriter(file, schema) as writer:
-        for some in _some(rows):
-            writer.write_table(pa.Table.from_pylist(some, schema))
-
-
-def _some(rows: Iterator[dict[str, object]]) -> Iterator[list[dict[str, object]]]:
-    while some := list(islice(rows, ROWS_AT_ONCE)):
-        yield some
+    with whole_file(path, is_whole) as file, pq.ParquetWriter(file, schema) as writer:
+        yield lambda records: writer.write_table(pa.Table.from_pylist(list(map(row, records)), schema))

@@ -5,44 +5,20 @@ role.
 from collections.abc import Iterable
 
 from kvyard.clock import MS, SECOND
-from kvyard.replay.record import Record
-from kvyard.replay.report.numbers import spread
 from kvyard.replay.report.report import HandoverReport, LinkUse, RoleReport, share
-from kvyard.replay.report.words import STAGES
+from kvyard.replay.report.totals import Totals
 from kvyard.replay.split_fleet import SplitFleet
 
-_EARLY = ("room", "prefill_queue", "prefill", "transfer", "decode_queue", "first_step")
-
-
-def stage_times(record: Record) -> list[tuple[str, int]]:
-    """Nanoseconds that a finished request, which was handed over, spent in each stage; together they are its TTFT."""
-    stages = record.stages
-    assert stages is not None
-    arrived = (stages.activated, stages.entered, record.first_token)
-    names: Iterable[str] = STAGES
-    marks = (record.admitted, stages.held, stages.reserved, *arrived)
-    if stages.reserved < stages.held:  # room was made first, and the prompt waited for that
-        names, marks = _EARLY, (stages.reserved, record.admitted, stages.held, *arrived)
-    return [(name, mark - before) for name, before, mark in zip(names, (record.arrival, *marks), marks)]
-
-
-def make_handovers(fleet: SplitFleet, duration: int) -> HandoverReport:
+def make_handovers(fleet: SplitFleet, totals: Totals, duration: int) -> HandoverReport:
     """What happened between the roles of ``fleet``. ``duration`` is the run's, in nanoseconds."""
-    records = [record for record in fleet.records.values() if record.stages is not None and record.status == "finished"]
-    times: dict[str, list[int]] = {name: [] for name in STAGES}
-    for record in records:
-        for name, spent in stage_times(record):
-            times[name].append(spent)
-    sent = [record.stages.sent for record in records if record.stages is not None]
-    queued = [record.stages.queued for record in records if record.stages is not None]
     chosen = fleet.handed_over + fleet.kept
     return HandoverReport(
         decider=fleet.config.handover.decider,
         protocol=fleet.config.handover.protocol,
         handed_over=share(fleet.handed_over, chosen, "requests sent to a prefill worker first / decisions"),
-        stages={name: spread(values, MS) for name, values in times.items()},
-        bytes=sum(sent),
-        waiting_ms=sum(queued) / MS,
+        stages={name: values.spread() for name, values in totals.stages.items()},
+        bytes=totals.sent,
+        waiting_ms=totals.queued / MS,
         network={name: _use(fleet, kind, duration) for name, kind in _ways(fleet)},
         roles=_roles(fleet, duration),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,10 +11,9 @@ import msgspec
 from kvyard.clock import MS, SECOND
 from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.gaps import together
-from kvyard.replay.record import MISSES, Record
+from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers
-from kvyard.replay.report.numbers import Spread, spread
 from kvyard.replay.report.report import (
     MOVES,
     LinkUse,
@@ -31,6 +30,7 @@ from kvyard.replay.report.report import (
     share,
 )
 from kvyard.replay.report.scaling import make_scaling
+from kvyard.replay.report.totals import Totals, WorkerSums
 from kvyard.replay.report.waterfall import make_waterfall
 from kvyard.replay.split_fleet import SplitFleet
 from kvyard.router.pace import engine_pace
@@ -60,6 +60,8 @@ REPORTED = frozenset(
 )
 """Counters of lower tiers that belong in a report. The others count questions, and a plan asks fewer than single steps do."""
 
+_NOTHING = WorkerSums()
+
 
 def make_report(
     fleet: Fleet,
@@ -70,31 +72,32 @@ def make_report(
     slo: Slo | None = None,
 ) -> Report:
     """What ``fleet`` did, once it has run. ``bounds`` are those of ``make_bounds``, which takes a second look at the trace."""
-    records = list(fleet.records.values())
-    seen = Observations(records, simulated=True, now=fleet.now if fleet.interrupted else None)
-    admitted = [record for record in records if record.admitted >= 0]
+    size = min(spec.block_size for spec in fleet.config.workers[0].engine.specs)
+    now = fleet.now if fleet.interrupted else None
+    seen = Observations(fleet.records, simulated=True, now=now, slo=slo, block_size=size)
+    totals = seen.totals
     duration = max(1, seen.end - seen.start)
-    workers = [_worker(worker, seen.by_worker.get(worker.name, []), duration) for worker in fleet.used]
+    workers = [_worker(worker, seen.by_worker.get(worker.name, _NOTHING), duration) for worker in fleet.used]
     gaps = together([recorder.gaps for worker in fleet.workers for recorder in worker.recorders])
-    fields = seen.fields(workers, gaps, label=label, trace=trace, slo=slo)
-    reuse, router = _reuse(admitted), _router(fleet, records)
+    fields = seen.fields(workers, gaps, label=label, trace=trace)
+    reuse, router = _reuse(totals), _router(fleet.config, totals, size)
     rate = engine_pace(fleet.config.workers[0].engine).per_token if bounds else None
     return Report(
         **fields,
         config=msgspec.json.decode(msgspec.json.encode(fleet.config)),
         timing=make_timings(fleet.config),
         reuse=reuse,
-        misses=_misses(admitted),
-        missed_tokens=_missed_tokens(fields["series"], admitted),
+        misses=_misses(totals),
+        missed_tokens=_missed_tokens(fields["series"], totals),
         router=router,
-        preemptions=sum(record.preemptions for record in records),
+        preemptions=totals.all["preemptions"],
         tiers=make_tiers(fleet, duration),
         transfers=make_transfers(fleet),
-        loading=make_loading(records),
+        loading=totals.latency["loading"].spread(),
         **make_left(fleet),
-        scaling=make_scaling(fleet, duration),
-        pulls=make_pulls(fleet, admitted),
-        handovers=make_handovers(fleet, duration) if isinstance(fleet, SplitFleet) else None,
+        scaling=make_scaling(fleet, totals, duration),
+        pulls=make_pulls(fleet, totals),
+        handovers=make_handovers(fleet, totals, duration) if isinstance(fleet, SplitFleet) else None,
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
         prefill_ms_per_token=rate,
@@ -116,72 +119,63 @@ def make_timings(config: ReplayConfig) -> list[TimingReport]:
     return list(found.values())
 
 
-def _reuse(admitted: Sequence[Record]) -> dict[str, Share]:
-    whole = sum(record.input for record in admitted)
-    parts = {"device": sum(record.cached for record in admitted)}
+def _reuse(totals: Totals) -> dict[str, Share]:
+    sums = totals.admitted
+    parts = {"device": sums["cached"]}
     words = {"device": "prompt tokens found on the device at first admission"}
-    for level, tier in enumerate(LOWER_TIERS):
-        parts[tier.label] = sum(record.loaded[level] for record in admitted if level < len(record.loaded))
+    for tier in LOWER_TIERS:
+        parts[tier.label] = sums[tier.label]
         words[tier.label] = f"prompt tokens loaded from {tier.place} before it"
     parts["all"] = sum(parts.values())
     words["all"] = "prompt tokens not computed thanks to any tier"
-    return {name: share(part, whole, f"{words[name]} / {ADMITTED}") for name, part in parts.items()}
+    return {name: share(part, sums["input"], f"{words[name]} / {ADMITTED}") for name, part in parts.items()}
 
 
-def _misses(admitted: Sequence[Record]) -> dict[str, Share]:
-    counts = Counter(record.miss for record in admitted)
+def _misses(totals: Totals) -> dict[str, Share]:
+    counts = totals.misses
     of = "requests whose cached prefix ended for this reason / admitted requests"
-    return {name: share(counts[name], len(admitted), of) for name in MISSES if counts[name]}
+    return {name: share(counts[name], totals.admitted["requests"], of) for name in MISSES if counts[name]}
 
 
-def _missed_tokens(series: Series, admitted: Sequence[Record]) -> dict[str, Share]:
+def _missed_tokens(series: Series, totals: Totals) -> dict[str, Share]:
     tokens = {name: sum(counts) for name, counts in series.prompts.items()}
-    whole = sum(record.input for record in admitted)
     of = f"prompt tokens computed for this reason / {ADMITTED}"
-    return {name: share(tokens[name], whole, of) for name in MISSES if tokens.get(name)}
+    return {name: share(tokens[name], totals.admitted["input"], of) for name in MISSES if tokens.get(name)}
 
 
-def _router(fleet: Fleet, records: Sequence[Record]) -> RouterReport:
-    size = min(spec.block_size for spec in fleet.config.workers[0].engine.specs)
-    best = sum(record.best_overlap for record in records)
-    informed = [record for record in records if record.best_overlap]
-    admitted = [record for record in records if record.admitted >= 0]
-    believed = sum(record.overlap for record in admitted) * size
-    found = sum(min(record.overlap * size, record.cached + sum(record.loaded)) for record in admitted)
+def _router(config: ReplayConfig, totals: Totals, size: int) -> RouterReport:
+    sums = totals.all
     return RouterReport(
-        policy=fleet.config.router.policy,
-        decisions=len(records),
-        retries=sum(record.retries for record in records),
+        policy=config.router.policy,
+        decisions=totals.count,
+        retries=sums["retries"],
         regret=share(
-            sum(record.best_overlap - record.overlap for record in records),
-            best,
+            sums["best_overlap"] - sums["overlap"],
+            sums["best_overlap"],
             "blocks of prefix that another worker had beyond the chosen one / blocks that the best worker had",
         ),
         best=share(
-            sum(record.overlap == record.best_overlap for record in informed),
-            len(informed),
+            sums["best"],
+            sums["informed"],
             "requests sent to a worker with the longest prefix / requests of which any worker had a prefix",
         ),
         belief=share(
-            found,
-            believed,
+            totals.admitted["believed_found"],
+            totals.admitted["overlap"] * size,
             "prompt tokens of those that were found at admission / prompt tokens the router believed the chosen worker to have",
         ),
     )
 
 
-def _worker(worker: Worker, mine: Sequence[Record], duration: int) -> WorkerReport:
-    # Of a request that was handed over, one worker has the prompt and one the answer.
-    prompts = [record for record in mine if record.stages is None or _is(record.stages.prefill_worker, worker)]
-    answers = [record for record in mine if _is(record.worker, worker)]
+def _worker(worker: Worker, mine: WorkerSums, duration: int) -> WorkerReport:
     return WorkerReport(
         name=worker.name,
         role=worker.role,
-        requests=len(mine),
-        input_tokens=sum(record.input for record in prompts),
-        output_tokens=sum(record.output for record in answers),
-        cached_tokens=sum(record.cached for record in prompts),
-        loaded_tokens=sum(sum(record.loaded) for record in prompts),
+        requests=mine.requests,
+        input_tokens=mine.input,
+        output_tokens=mine.output,
+        cached_tokens=mine.cached,
+        loaded_tokens=mine.loaded,
         computed_tokens=sum(recorder.computed for recorder in worker.recorders),
         busy=max(core.busy_ns for core in worker.cores) / duration,
         preemptions=sum(core.scheduler.jobs.preemptions for core in worker.cores),
@@ -189,11 +183,6 @@ def _worker(worker: Worker, mine: Sequence[Record], duration: int) -> WorkerRepo
         evicted_blocks=sum(core.scheduler.manager.pool.evicted for core in worker.cores),
         tiers={name: count for name, count in worker.tier_counters().items() if name in REPORTED},
     )
-
-
-def _is(name: str, worker: Worker) -> bool:
-    """Whether ``name`` is that of a rank of ``worker``."""
-    return name.partition("@")[0] == worker.name
 
 
 def make_tiers(fleet: Fleet, duration: int) -> dict[str, TierReport]:
@@ -280,7 +269,7 @@ def make_left(fleet: Fleet) -> dict[str, Any]:
     return {"left_requests": sum(one.left_requests for one in counters), "left_tokens": dict(sorted(tokens.items()))}
 
 
-def make_pulls(fleet: Fleet, admitted: Sequence[Record]) -> PullReport | None:
+def make_pulls(fleet: Fleet, totals: Totals) -> PullReport | None:
     """What workers pulled from each other; ``None`` where they may not."""
     config = fleet.config.peer_pull
     if config is None:
@@ -293,8 +282,8 @@ def make_pulls(fleet: Fleet, admitted: Sequence[Record]) -> PullReport | None:
     return PullReport(
         source=config.source,
         tokens=share(
-            sum(record.pulled for record in admitted),
-            sum(record.input for record in admitted),
+            totals.admitted["pulled"],
+            totals.admitted["input"],
             f"prompt tokens pulled from another worker / {ADMITTED}",
         ),
         begun=sum(one.begun for one in found),
@@ -306,11 +295,6 @@ def make_pulls(fleet: Fleet, admitted: Sequence[Record]) -> PullReport | None:
         no_room=sum(one.no_room for one in found),
         refused=dict(sorted(refused.items())),
     )
-
-
-def make_loading(records: Iterable[Record]) -> Spread:
-    """How long requests waited for loads, of those that did."""
-    return spread([record.loading for record in records if record.loading], MS)
 
 
 def _cores(fleet: Fleet) -> list[EngineCore]:

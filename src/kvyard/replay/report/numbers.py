@@ -44,8 +44,7 @@ def weighted(values: npt.NDArray[np.generic], weights: npt.NDArray[np.int64], sc
     spare = float((((ranked - mean) ** 2) * mass).sum() / total)
 
     def at(share: float) -> float:
-        rank = round(share * (total - 1))
-        return float(ranked[int(np.searchsorted(upto, rank, side="right"))])
+        return float(ranked[int(np.searchsorted(upto, rank_of(share, total), side="right"))])
 
     return Spread(
         count=total,
@@ -58,6 +57,11 @@ def weighted(values: npt.NDArray[np.generic], weights: npt.NDArray[np.int64], sc
         p99=at(0.99),
         std=spare**0.5,
     )
+
+
+def rank_of(share: float, count: int) -> int:
+    """Which of ``count`` values in order, from 0 on, is the percentile."""
+    return round(share * (count - 1))
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,3 +101,17 @@ def histogram(
     counts = np.zeros(int(steps.max()) - first + 1, dtype=np.int64)
     np.add.at(counts, steps - first, mass[large])
     return Histogram(zeros=zeros, first=first, counts=counts.tolist())
+
+
+def merged(one: Histogram, other: Histogram) -> Histogram:
+    """The histogram of the values of both."""
+    zeros = one.zeros + other.zeros
+    if not one.counts or not other.counts:
+        more = one if one.counts else other
+        return Histogram(zeros=zeros, first=more.first, counts=more.counts)
+    first = min(one.first, other.first)
+    counts = [0] * (max(part.first + len(part.counts) for part in (one, other)) - first)
+    for part in (one, other):
+        for at, count in enumerate(part.counts, part.first - first):
+            counts[at] += count
+    return Histogram(zeros=zeros, first=first, counts=counts)

@@ -8,6 +8,7 @@ import msgspec
 
 from kvyard.events.types import Tier
 from kvyard.replay.report.numbers import Histogram, Spread
+from kvyard.replay.report.sketch import PercentileError
 
 VERSION = 1
 
@@ -331,6 +332,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Per second of the run."""
     latency: dict[str, Spread]
     """Milliseconds: ``ttft``, ``itl``, ``tpot``, ``e2e``, ``queue``."""
+    percentiles: PercentileError | msgspec.UnsetType = msgspec.UNSET
+    """How far percentiles may be off, of requests and of loads; left out where they are exact. Those of ``itl`` always are."""
     histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
     """The same, for drawing."""
     lengths: dict[str, Spread] = msgspec.field(default_factory=dict)

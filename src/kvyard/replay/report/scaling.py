@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvyard.clock import SECOND
+from kvyard.events.types import LOWER_TIERS
 from kvyard.replay.report.report import ScalingReport, share
 
 if TYPE_CHECKING:
     from kvyard.replay.fleet import Fleet
+    from kvyard.replay.report.totals import Totals
 
 
-def make_scaling(fleet: Fleet, duration: int) -> ScalingReport | None:
+def make_scaling(fleet: Fleet, totals: Totals, duration: int) -> ScalingReport | None:
     """What the autoscaler of ``fleet`` did; ``None`` where it has none. ``duration`` is the run's, in nanoseconds."""
     scaling = fleet.scaling
     if scaling is None:
         return None
     end = fleet.now
     costs: dict[str, float] = {role: scaling.on_seconds(role, end) for role in scaling.roles}
-    records = [record for record in fleet.records.values() if record.admitted >= 0]
-    computed = sum(record.input - record.cached - sum(record.loaded) for record in records)
+    sums = totals.admitted
+    computed = sums["input"] - sums["cached"] - sum(sums[tier.label] for tier in LOWER_TIERS)
     return ScalingReport(
         policy=scaling.config.policy,
         startup_s=scaling.config.startup / SECOND,
@@ -30,7 +32,7 @@ def make_scaling(fleet: Fleet, duration: int) -> ScalingReport | None:
         cancelled=scaling.cancelled,
         lost_blocks=scaling.lost_blocks,
         lost=share(
-            sum(record.gone for record in records),
+            sums["gone"],
             computed,
             "prompt tokens whose last copy went with a worker that was switched off / prompt tokens computed",
         ),

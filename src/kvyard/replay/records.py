@@ -1,0 +1,346 @@
+"""The records of a run: objects for the requests under way, packed rows for those that are through.
+
+A row takes 128 bytes and its names. Rows have the order in which requests came. Those that are complete are given on while the
+run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until the report: so memory is by
+what is under way.
+"""
+
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvyard.errors import KvyardError
+from kvyard.replay.record import MISSES, Record, Stages
+
+Rows = npt.NDArray[np.void]
+Sink = Callable[[list[Record]], object]
+
+CHUNK: Final = 1 << 14
+"""Rows that are kept together."""
+RESIDENT: Final = 1 << 18
+"""Rows in memory, about; the oldest complete chunks beyond them are in a file."""
+BATCH: Final = 20_000
+"""Rows that a sink is given at a time."""
+
+STATUSES = ("", "finished", "rejected", "cancelled", "failed")
+_LEVELS = 3
+"""Lower tiers."""
+_TIMES = ("arrival", "admitted", "first_token", "ended", "loading")
+_COUNTS = (
+    *("input", "wanted", "output", "cached", "pulled", "lost", "left", "elsewhere", "gone"),
+    *("preemptions", "overlap", "best_overlap", "retries", "worker", "reason"),
+)
+_NUMBERS = (*_TIMES, *_COUNTS[:-2])
+"""What a row has as it is in a record."""
+_STAMPS = ("held", "reserved", "activated", "entered", "released", "sent", "queued")
+ROW = np.dtype(
+    [(name, "<i8") for name in _TIMES]
+    + [(name, "<i4") for name in _COUNTS]
+    + [("loaded", "<i4", (_LEVELS,)), ("name_at", "<u4"), ("name_size", "<u4"), ("session_size", "<u4")]
+    + [("levels", "<i1"), ("status", "<u1"), ("miss", "<u1"), ("filled", "<u1")]
+)
+"""One request. ``worker`` and ``reason`` are numbers of names; ``filled`` is 0 where it is still under way, 2 with a session."""
+STAGE_ROW = np.dtype([("prefill_worker", "<i4")] + [(name, "<i8") for name in _STAMPS])
+"""Its way from a prefill worker to a decode worker; ``prefill_worker`` is -1 where there was none."""
+_PACK: Final = struct.Struct(f"<{len(_TIMES)}q{len(_COUNTS)}i{_LEVELS}i3IbBBB")
+_PACK_STAGES: Final = struct.Struct(f"<i{len(_STAMPS)}q")
+_STATUS: Final = {name: number for number, name in enumerate(STATUSES)}
+MISS_NAMES = ("", *MISSES)
+_MISS: Final = {name: number for number, name in enumerate(MISS_NAMES)}
+_FILLED: Final = _PACK.size - 1
+assert ROW.itemsize == _PACK.size and STAGE_ROW.itemsize == _PACK_STAGES.size
+_NO_STAGES: Final = _PACK_STAGES.pack(-1, *(-1,) * len(_STAMPS))
+
+
+class NameTable:
+    """Names by number; 0 is the empty one."""
+
+    __slots__ = ("_numbers", "names")
+
+    def __init__(self) -> None:
+        self.names = [""]
+        self._numbers = {"": 0}
+
+    def number(self, name: str) -> int:
+        """That of ``name``, a new one if need be."""
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return found
+
+
+class RecordPart:
+    """Some records in the order in which their requests came, as rows."""
+
+    __slots__ = ("names", "rows", "stages")
+
+    def __init__(self, rows: Rows, stages: Rows | None, names: bytes | bytearray) -> None:
+        self.rows = rows
+        self.stages = stages
+        self.names = names
+        """Of requests and sessions, by ``name_at``."""
+
+    def ids(self) -> list[bytes]:
+        """The requests' ids, UTF-8."""
+        names = bytes(self.names)
+        ends = self.rows["name_at"] + self.rows["name_size"]
+        return [names[at:end] for at, end in zip(self.rows["name_at"].tolist(), ends.tolist())]
+
+
+class _Chunk:
+    __slots__ = ("closed", "names", "place", "rows", "stages")
+
+    def __init__(self) -> None:
+        self.rows = bytearray(CHUNK * ROW.itemsize)
+        self.stages: bytearray | None = None
+        self.names = bytearray()
+        self.closed = 0
+        self.place: tuple[int, int, int, int] | None = None
+        """In the file: where, and how many bytes of rows, stages and names."""
+
+
+class _RecordValues(ValuesView[Record]):
+    _mapping: "Records"
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._mapping.read()
+
+
+class Records(Mapping[str, Record]):
+    """Records by the ids of their requests, in the order in which these came."""
+
+    def __init__(self, resident: int = RESIDENT) -> None:
+        self.open: dict[str, Record] = {}
+        """Those of requests under way."""
+        self.workers = NameTable()
+        self.reasons = NameTable()
+        self._resident = max(1, resident // CHUNK)
+        self._numbers: dict[str, int] = {}
+        """Of those under way: which row is theirs."""
+        self._count = 0
+        self._chunks: list[_Chunk] = []
+        self._complete: list[int] = []
+        """Chunks in memory without a request under way, oldest first."""
+        self._file: IO[bytes] | None = None
+        self._index: dict[str, int] | None = None
+        self._sink: Sink | None = None
+        self._given = 0
+        self._through = 0
+        """Before this row all are through."""
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> "Records":
+        """``records``, whatever has become of them, as rows; they are packed now and can't change any more."""
+        made = cls()
+        for record in records:
+            made.begin(record)
+            made._pack(record, made._numbers.pop(record.id))
+            del made.open[record.id]
+        return made
+
+    def begin(self, record: Record) -> None:
+        """A request came."""
+        number = self._count
+        if number % CHUNK == 0:
+            self._chunks.append(_Chunk())
+        self._count = number + 1
+        self.open[record.id] = record
+        self._numbers[record.id] = number
+
+    def close(self, name: str) -> None:
+        """A request is through: its record doesn't change any more. Raises ``KvyardError`` where a disk is full."""
+        number = self._numbers.pop(name)
+        self._pack(self.open.pop(name), number)
+        self._index = None
+        if self._sink is not None and number == self._through:
+            self._advance()
+
+    def stream(self, sink: Sink) -> None:
+        """From now on, give records to ``sink`` in their order, as soon as they and all before them are through."""
+        self._sink = sink
+
+    def finish(self) -> None:
+        """Give the sink all that it wasn't given yet, those under way included."""
+        if self._sink is not None:
+            while self._given < self._count:
+                self._give(min(self._count, self._given + BATCH))
+            self._sink = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return (record.id for record in self.read())
+
+    def __getitem__(self, name: str) -> Record:
+        if name in self.open:
+            return self.open[name]
+        if self._index is None:
+            self._index = {one: number for number, one in enumerate(self) if one not in self.open}
+        number = self._index[name]
+        return next(self.read(number, number + 1))
+
+    def values(self) -> ValuesView[Record]:
+        return _RecordValues(self)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        """The records of rows ``start`` to ``stop``."""
+        stop = self._count if stop is None else stop
+        under_way = {number: self.open[name] for name, number in self._numbers.items()}
+        while start < stop:
+            upto = min(stop, (start // CHUNK + 1) * CHUNK)
+            part = self._part(start // CHUNK)
+            low, high = start % CHUNK, upto - start // CHUNK * CHUNK
+            names = bytes(part.names)
+            stages = [None] * (high - low) if part.stages is None else part.stages[low:high].tolist()
+            for at, (row, stage) in enumerate(zip(part.rows[low:high].tolist(), stages), start):
+                yield under_way[at] if at in under_way else self._unpack(row, stage, names)
+            start = upto
+
+    def parts(self) -> Iterator[RecordPart]:
+        """All records as rows, some at a time. Packs those under way as they are, without an end."""
+        for name, number in self._numbers.items():
+            self._pack(self.open[name], number, closes=False)
+        for number in range(len(self._chunks)):
+            count = min(CHUNK, self._count - number * CHUNK)
+            part = self._part(number)
+            stages = None if part.stages is None else part.stages[:count]
+            yield RecordPart(part.rows[:count], stages, part.names)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _pack(self, record: Record, number: int, closes: bool = True) -> None:
+        chunk = self._chunks[number // CHUNK]
+        at = number % CHUNK
+        loaded = record.loaded
+        name, session = record.id.encode("utf-8", "surrogatepass"), record.session
+        names = chunk.names
+        place = len(names)
+        names += name
+        size, filled = 0, 1
+        if session is not None:
+            more = session.encode("utf-8", "surrogatepass")
+            names += more
+            size, filled = len(more), 2
+        try:
+            _PACK.pack_into(
+                chunk.rows,
+                at * _PACK.size,
+                record.arrival,
+                record.admitted,
+                record.first_token,
+                record.ended,
+                record.loading,
+                record.input,
+                record.wanted,
+                record.output,
+                record.cached,
+                record.pulled,
+                record.lost,
+                record.left,
+                record.elsewhere,
+                record.gone,
+                record.preemptions,
+                record.overlap,
+                record.best_overlap,
+                record.retries,
+                self.workers.number(record.worker),
+                self.reasons.number(record.reason),
+                *(loaded if len(loaded) == _LEVELS else (*loaded, 0, 0, 0)[:_LEVELS]),
+                place,
+                len(name),
+                size,
+                len(loaded),
+                _STATUS[record.status],
+                _MISS[record.miss],
+                filled,
+            )
+        except struct.error as error:
+            raise KvyardError(
+                f"request {record.id[:60]!r} has a number too large for a record: {error}"
+            ) from None
+        if record.stages is not None:
+            self._pack_stages(chunk, at, record.stages)
+        if closes:
+            chunk.closed += 1
+            if chunk.closed == CHUNK:
+                self._complete.append(number // CHUNK)
+                if len(self._complete) > self._resident:
+                    self._spill(self._complete.pop(0))
+
+    def _pack_stages(self, chunk: _Chunk, at: int, stages: Stages) -> None:
+        if chunk.stages is None:
+            chunk.stages = bytearray(_NO_STAGES * CHUNK)
+        worker = self.workers.number(stages.prefill_worker)
+        stamps = [getattr(stages, name) for name in _STAMPS]
+        _PACK_STAGES.pack_into(chunk.stages, at * _PACK_STAGES.size, worker, *stamps)
+
+    def _unpack(self, row: tuple[Any, ...], stage: tuple[int, ...] | None, names: bytes) -> Record:
+        *numbers, worker, reason, loaded, at, size, more, levels, status, miss, filled = row
+        middle = at + size
+        stages = None
+        if stage is not None and stage[0] >= 0:
+            stages = Stages(prefill_worker=self.workers.names[stage[0]], **dict(zip(_STAMPS, stage[1:])))
+        return Record(
+            id=names[at:middle].decode("utf-8", "surrogatepass"),
+            session=names[middle : middle + more].decode("utf-8", "surrogatepass") if filled == 2 else None,
+            worker=self.workers.names[worker],
+            reason=self.reasons.names[reason],
+            status=STATUSES[status],
+            miss=MISS_NAMES[miss],
+            loaded=tuple(loaded[:levels].tolist()),
+            stages=stages,
+            **dict(zip(_NUMBERS, numbers)),
+        )
+
+    def _part(self, number: int) -> RecordPart:
+        chunk = self._chunks[number]
+        rows, stages, names = chunk.rows, chunk.stages, chunk.names
+        if chunk.place is not None:
+            assert self._file is not None
+            at, *sizes = chunk.place
+            self._file.seek(at)
+            rows, stages, names = (bytearray(self._file.read(size)) for size in sizes)
+        made = np.frombuffer(stages, dtype=STAGE_ROW) if stages else None
+        return RecordPart(np.frombuffer(rows, dtype=ROW), made, names)
+
+    def _spill(self, number: int) -> None:
+        chunk = self._chunks[number]
+        stages = chunk.stages or b""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="kvyard-")
+            at = self._file.seek(0, 2)
+            for data in (chunk.rows, stages, chunk.names):
+                self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            raise KvyardError(
+                f"can't keep records in {tempfile.gettempdir()}: {error.strerror}; let TMPDIR name a directory with room"
+            ) from None
+        chunk.place = (at, len(chunk.rows), len(stages), len(chunk.names))
+        chunk.rows, chunk.stages, chunk.names = bytearray(), None, bytearray()
+
+    def _advance(self) -> None:
+        """Go on to the first row that isn't through, and give the sink what lies before it, in whole batches."""
+        through = self._through
+        while through < self._count and self._is_closed(through):
+            through += 1
+        self._through = through
+        while through - self._given >= BATCH:
+            self._give(self._given + BATCH)
+
+    def _is_closed(self, number: int) -> bool:
+        chunk = self._chunks[number // CHUNK]
+        return chunk.place is not None or chunk.rows[number % CHUNK * _PACK.size + _FILLED] > 0
+
+    def _give(self, upto: int) -> None:
+        assert self._sink is not None
+        self._sink(list(self.read(self._given, upto)))
+        self._given = upto
+
