@@ -40,8 +40,9 @@ def partial_name(path: str | Path) -> Path:
 
 @contextmanager
 def whole_file(path: str | Path, is_whole: IsWhole = always) -> Iterator[IO[bytes]]:
-    """A file to write, by the rule above; of a regular one nothing is left if that fails. Where ``is_whole`` says in the end that
-    something is missing, a regular one appears as ``partial_name(path)``, and what was at ``path`` stays. Raises ``KvyardError``.
+    """A file to write, by the rule above; of a regular one nothing is left if that fails. Raises ``KvyardError``.
+
+    Where ``is_whole`` denies it in the end, a regular one appears as ``partial_name(path)``, and what was at ``path`` stays.
     """
     check_writable(path)
     try:

@@ -230,6 +230,8 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
         "plans=off",
     ]
     seen = tmp_path / "seen"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("of an earlier run")
     # The bar isn't drawn without a terminal, so a file says when the run is under way.
     watch = (
         "import kvyard.replay.progress as p, pathlib; told = p.Bar.told\n"
@@ -238,7 +240,7 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
         "p.Bar.told = say\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", watch + code, *argv, "--report", str(report)],
+        [sys.executable, "-c", watch + code, *argv, "--report", str(report), "--per-request", str(rows)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -253,6 +255,11 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
     assert "The run was interrupted" in out
     found = read_report(report)
     assert not found.complete and 20 < found.requests["finished"] < found.requests["all"] < 20_000
+    assert rows.read_text() == "of an earlier run", "what isn't whole doesn't take the place of what may be"
+    partial = rows.with_name("rows.partial.jsonl")
+    assert f"written: {partial}" in err and err.count("\n") == 3, "two files, and that it was interrupted"
+    assert partial.read_bytes().count(b"\n") == found.requests["all"]
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_ids_that_name_blocks_and_not_prefixes_are_refused_with_the_cure(

@@ -43,11 +43,28 @@ def test_every_gap_is_counted(parts: list[tuple[list[int], int]], singles: list[
 
 @pytest.mark.source
 def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROOM", 100)
+    monkeypatch.setattr(module, "_FRESH", 100)
     found = Gaps()
     for at in range(1000):
         found.add(np.arange(at, at + 30, dtype=np.int64) * 1000, 2)
         found.add_one(at * 1000, 1)
-        assert sum(map(len, found._buffer)) < 100 and len(found._singles) < 100
+        assert len(found._fresh) < 100 and len(found._weights) < 100
     durations, counts = found.columns()
     assert counts.sum() == 1000 * 61 and len(durations) == 1029
+
+
+@pytest.mark.source
+def test_gaps_of_many_engines_are_put_together_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = []
+    for at in range(6):
+        engines.append(Gaps())
+        engines[-1].add(np.arange(at, at + 10, dtype=np.int64) * US, at + 1)
+    apart = [together(engines)]
+    monkeypatch.setattr(module, "_MOST", 25)
+    apart.append(together(engines))
+    assert len(apart[1][0]) < len(apart[0][0]) == 60
+    sums: list[Counter[int]] = [Counter(), Counter()]
+    for found, (durations, counts) in zip(sums, apart):
+        for duration, count in zip(durations.tolist(), counts.tolist()):
+            found[duration] += count
+    assert sums[0] == sums[1]

@@ -17,8 +17,8 @@ from tests.replay.support import sessions
 from kvyard.engine.job import Job
 from kvyard.errors import KvyardError
 from kvyard.replay.handovers import Handover, Handovers
+from kvyard.replay.record import Record
 from kvyard.replay.report.answers import answers
-from kvyard.replay.report.handovers import stage_times
 from kvyard.replay.run import SimulatedRun, replay
 from kvyard.replay.settings import make_config
 from kvyard.replay.split_fleet import SplitFleet
@@ -28,6 +28,18 @@ from kvyard.replay.worker import Worker
 
 VECTORS = json.loads((Path(__file__).parent / "dynamo_handovers.json").read_text())
 SMALL: dict[str, Any] = {"block_size": 16, "num_gpu_blocks": 400, "bytes_per_token": 131072}
+
+
+def stage_times(record: Record) -> list[tuple[str, int]]:
+    """Nanoseconds that a finished request, which was handed over, spent in each stage."""
+    stages = record.stages
+    assert stages is not None
+    names = ["prefill_queue", "prefill", "room", "transfer", "decode_queue", "first_step"]
+    marks = [record.admitted, stages.held, stages.reserved, stages.activated, stages.entered, record.first_token]
+    if stages.reserved < stages.held:  # room was made first, and the prompt waited for that
+        names = ["room", "prefill_queue", "prefill", *names[3:]]
+        marks = [stages.reserved, record.admitted, stages.held, *marks[3:]]
+    return [(name, mark - before) for name, before, mark in zip(names, (record.arrival, *marks), marks)]
 
 
 def check_nothing_left(done: SimulatedRun) -> None:

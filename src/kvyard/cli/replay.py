@@ -138,7 +138,9 @@ def replay(
                         bar.told(came, through, now)
                     obey()
 
-                done: ReplayOutcome = run(source, config=made, slo=slo, label=label, bounds=bounds, progress=told, per_request=per_request)
+                done: ReplayOutcome = run(
+                    source, config=made, slo=slo, label=label, bounds=bounds, progress=told, per_request=per_request
+                )
         else:
             given = {"speed": speed, "timeout_s": timeout}
             pace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

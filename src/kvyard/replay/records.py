@@ -7,6 +7,7 @@ what is under way.
 
 import struct
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from typing import IO, Any, Final
 
@@ -43,7 +44,7 @@ ROW = np.dtype(
     + [("loaded", "<i4", (_LEVELS,)), ("name_at", "<u4"), ("name_size", "<u4"), ("session_size", "<u4")]
     + [("levels", "<i1"), ("status", "<u1"), ("miss", "<u1"), ("filled", "<u1")]
 )
-"""One request. ``worker`` and ``reason`` are numbers of names; ``filled`` is 0 where it is still under way, 2 with a session."""
+"""One request. ``worker`` and ``reason`` are numbers of names; ``filled`` is 0 while it is under way, 2 with a session."""
 STAGE_ROW = np.dtype([("prefill_worker", "<i4")] + [(name, "<i8") for name in _STAMPS])
 """Its way from a prefill worker to a decode worker; ``prefill_worker`` is -1 where there was none."""
 _PACK: Final = struct.Struct(f"<{len(_TIMES)}q{len(_COUNTS)}i{_LEVELS}i3IbBBB")
@@ -261,9 +262,7 @@ class Records(Mapping[str, Record]):
                 filled,
             )
         except struct.error as error:
-            raise KvyardError(
-                f"request {record.id[:60]!r} has a number too large for a record: {error}"
-            ) from None
+            raise KvyardError(f"request {record.id[:60]!r} has a number too large for a record: {error}") from None
         if record.stages is not None:
             self._pack_stages(chunk, at, record.stages)
         if closes:
@@ -314,7 +313,8 @@ class Records(Mapping[str, Record]):
         stages = chunk.stages or b""
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="kvyard-")
+                self._file = tempfile.TemporaryFile(prefix="kvyard-")  # noqa: SIM115 - closed with this object
+                weakref.finalize(self, self._file.close)
             at = self._file.seek(0, 2)
             for data in (chunk.rows, stages, chunk.names):
                 self._file.write(data)
@@ -343,4 +343,3 @@ class Records(Mapping[str, Record]):
         assert self._sink is not None
         self._sink(list(self.read(self._given, upto)))
         self._given = upto
-

@@ -38,7 +38,7 @@ class _Lines:
         self.masks: list[int] = []
         """By line, the workers of all of it, unless it is in ``split``. Objects that are shared, as most have one worker."""
         self.split: dict[int, tuple[list[int], list[int]]] = {}
-        """Of lines of which workers have computed different parts: where stretches end, as positions, and the workers of each."""
+        """Of lines of which workers have computed different parts: the positions where stretches end, and who has each."""
         self._slots = array("q", [-1]) * _FIRST_SLOTS
         """An open table of lines by their first id: a dict would take three times as much as all else."""
 
@@ -49,7 +49,7 @@ class _Lines:
     def add(self, base: int, ids: Sequence[int], workers: int) -> None:
         """One more line, in place of another with the same first id."""
         try:
-            self.ids.extend(ids)
+            self.ids.extend(iter(ids))  # an array of another kind than this one can't be added as a whole
         except OverflowError:
             del self.ids[self.offsets[-1] :]  # it may have taken some of them
             self.ids = list(self.ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import mean, pstdev
 
+import msgspec
 import pytest
 from tests.replay.report.support import SLO, config, ran, reported, trace
 
@@ -12,8 +13,8 @@ from kvyard.engine.config import EngineConfig
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.record import Record
-from kvyard.replay.report import Report, make_report
-from kvyard.replay.report.common import sources
+from kvyard.replay.report import Report, make_report, sketch, totals
+from kvyard.replay.report.files import to_json
 from kvyard.replay.traces import TraceRequest
 
 RUNS = [
@@ -85,13 +86,48 @@ def test_every_prompt_token_is_accounted_for(both: tuple[list[Record], Report, F
     assert all(" / " in part.of for part in parts)
     assert report.reuse["all"].part == sum(part.part for part in parts[:3])
     assert sum(share.part for share in report.misses.values()) == len(records)
+    expected: Counter[str] = Counter()
     for one in records:
         found = sources(one)
         assert sum(found.values()) == one.input and min(found.values()) >= 0
+        expected.update(found)
     over_time = {name: sum(counts) for name, counts in report.series.prompts.items()}
+    assert over_time == {name: tokens for name, tokens in expected.items() if tokens}
     shares = {**report.reuse, **report.missed_tokens}
     assert over_time == {name: shares[name].part for name in over_time}
     assert sum(over_time.values()) == whole
+
+
+def sources(record: Record) -> dict[str, int]:
+    """Prompt tokens of an admitted request by where they came from; what was computed by why."""
+    found = dict(zip(("device", "host", "storage", "remote"), (record.cached, *record.loaded)))
+    rest = record.input - sum(found.values())
+    if record.miss in ("none", "partial_block", "unknown"):
+        return {**found, record.miss: rest}
+    known = {"left": record.left, "evicted": record.lost, "other_worker": record.elsewhere}
+    return {**found, **known, "never_seen": rest - sum(known.values())}
+
+
+@pytest.mark.source
+def test_beyond_so_many_requests_percentiles_are_by_the_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"policy": "kv", "blocks": 2200, "host": 4000}
+    exact, fleet = reported(**run), ran(**run)
+    assert exact.percentiles is msgspec.UNSET
+    monkeypatch.setattr(totals, "MOST_EXACT", 20)
+    found = make_report(fleet, slo=SLO)
+    assert found.percentiles == sketch.PercentileError() and b"relative_error" in to_json(found)
+    for lots in ("latency", "lengths"):
+        for name, one in getattr(found, lots).items():
+            other = getattr(exact, lots)[name]
+            assert one.count == other.count and (one.min, one.max) == (other.min, other.max)
+            for part in ("mean", "std"):
+                assert getattr(one, part) == pytest.approx(getattr(other, part), rel=1e-9)
+            for part in ("p50", "p90", "p95", "p99"):
+                assert getattr(one, part) == pytest.approx(getattr(other, part), rel=1.0001 * sketch.RELATIVE_ERROR)
+    assert found.latency["itl"] == exact.latency["itl"], "gaps are kept with counts, at any length"
+    same = ("digest", "histograms", "reuse", "misses", "missed_tokens", "goodput", "workers", "router", "requests")
+    for name in same:
+        assert getattr(found, name) == getattr(exact, name), name
 
 
 def test_bounds_explain_the_misses(both: tuple[list[Record], Report, Fleet]) -> None:

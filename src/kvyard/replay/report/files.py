@@ -137,8 +137,8 @@ def write_requests(records: Iterable[Record], path: str | Path, is_whole: IsWhol
 
 @contextmanager
 def request_rows(path: str | Path, is_whole: IsWhole = always) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """What writes a row for each of some requests, call after call, as the name says: ``.jsonl`` or ``.parquet``. To stdout, pipes
-    and devices go JSON lines. A file has its name when this ends; where ``is_whole`` denies it then, it has another
+    """What writes a row for each of some requests, call after call, as the name says: ``.jsonl`` or ``.parquet``. To stdout,
+    pipes and devices go JSON lines. A file has its name when this ends; where ``is_whole`` denies it then, it has another
     (``kvyard.files.whole_file``).
 
     Raises ``KvyardError`` for another name, where the file can't be written, and for Parquet without pyarrow.

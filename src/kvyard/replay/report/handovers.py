@@ -9,6 +9,7 @@ from kvyard.replay.report.report import HandoverReport, LinkUse, RoleReport, sha
 from kvyard.replay.report.totals import Totals
 from kvyard.replay.split_fleet import SplitFleet
 
+
 def make_handovers(fleet: SplitFleet, totals: Totals, duration: int) -> HandoverReport:
     """What happened between the roles of ``fleet``. ``duration`` is the run's, in nanoseconds."""
     chosen = fleet.handed_over + fleet.kept

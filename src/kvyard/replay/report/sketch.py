@@ -1,7 +1,8 @@
 """What a great many values come to, in little room: exact while there are at most ``MOST_EXACT``, beyond that by a sketch.
 
 The sketch counts values in steps of equal ratio, so that a percentile is off by at most ``RELATIVE_ERROR`` of itself,
-whatever the values are. Count, mean, smallest and largest stay exact (the mean and the deviation but for rounding), and so do histograms.
+whatever the values are. Count, smallest and largest stay exact, and so do histograms; mean and deviation are off by rounding
+alone.
 """
 
 from __future__ import annotations

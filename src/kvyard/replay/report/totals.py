@@ -1,4 +1,4 @@
-"""What the records of a run come to, in one pass over their rows: sums, counts and lots of values, for all parts of a report."""
+"""What the records of a run come to, in one pass over their rows: sums, counts and lots of values, for a report."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Totals:
         return {name: sums for name, sums in found.items() if name and sums.requests}
 
     def involved(self, part: RecordPart, numbers: Sequence[int] | Column) -> Iterator[tuple[Column, Column]]:
-        """Pairs of rows and workers that had to do with them: a worker once for each of its requests. ``numbers`` says, for each
-        of ``names``, what to call it.
+        """Pairs of rows and workers that had to do with them: a worker once for each of its requests. ``numbers`` says what to
+        call each of ``names``.
         """
         first, second = self._pair(part)
         called = np.asarray(numbers, dtype=np.int64)

@@ -311,6 +311,11 @@ def notes(report: Report) -> list[str]:
     found = []
     if not report.complete:
         found.append("The run was interrupted: figures cover what had happened until then.")
+    if report.percentiles:
+        found.append(
+            f"More than {report.percentiles.exact_up_to:,} requests: percentiles of requests are within "
+            f"{report.percentiles.relative_error:.1%}; all else is exact."
+        )
     missing = report.requests["all"] - report.requests.get("finished", 0)
     if missing and report.complete:
         found.append(f"{missing:,} of {report.requests['all']:,} requests did not finish; latencies leave them out.")
