@@ -6,7 +6,7 @@ whole process but imports and reading nothing: making the fleet, running it, and
 
     python benchmarks/scale.py [--workers 8,64,512] [--policies kv,least-time] [--requests 12000]
     python benchmarks/scale.py --idle                 memory per worker that has seen nothing
-    python benchmarks/scale.py --million              a million requests on a thousand workers
+    python benchmarks/scale.py --million              a million requests on a thousand workers; fewer with --requests
     python benchmarks/scale.py --peer                 the same trace and fleets on Dynamo's replay, as far as it goes
 """
 
@@ -19,6 +19,7 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     idle = _resident() - before
     if point.get("idle"):
         return {"idle_kb": idle / workers / 1024, "make": times[1] - times[0]}
-    fleet.run(rows, _progress if point.get("progress") else None)
+    fleet.run(rows, partial(_progress, requests) if point.get("progress") else None)
     times.append(clock())
     with rarely_collected():
         report = make_report(fleet)
@@ -83,9 +84,9 @@ def _first(trace: Any, requests: int) -> Any:
     return limited(trace, requests)
 
 
-def _progress(read: int, through: int, now: int) -> None:
+def _progress(requests: int, read: int, through: int, now: int) -> None:
     if not through % 64:
-        print(f"\r{through:,} of {read:,} through, {now / 1e9:.1f} s", end="", file=sys.stderr, flush=True)
+        print(f"\r{through:,} of {requests:,} through, {now / 1e9:.1f} s", end="", file=sys.stderr, flush=True)
 
 
 def _resident() -> int:
@@ -177,11 +178,12 @@ def main() -> None:
                 found = measure({"workers": count, "policy": policy, "requests": 1, "idle": True})
                 print(f"{policy:12} {count:8} idle: {found['idle_kb']:8.1f} KB a worker, made in {found['make']:.2f} s")
     elif args.million:
-        point = {"workers": 1000, "policy": policies[0], "requests": 1_000_000, "progress": True}
+        requests = 1_000_000 if args.requests == REQUESTS else args.requests
+        point = {"workers": 1000, "policy": policies[0], "requests": requests, "progress": True}
         found = measure(point)
         whole = found["make"] + found["run"] + found["report"]
         print(
-            f"\n1,000,000 requests, 1,000 workers, {policies[0]}: {whole:.0f} s of CPU, {found['rss']:.0f} MB; {found}"
+            f"\n{requests:,} requests, 1,000 workers, {policies[0]}: {whole:.0f} s of CPU, {found['rss']:.0f} MB; {found}"
         )
     else:
         table(workers, policies, args.requests)

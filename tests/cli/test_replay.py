@@ -274,3 +274,32 @@ def test_ids_that_name_blocks_and_not_prefixes_are_refused_with_the_cure(
     assert "blocks.jsonl: in request 2, id 2 follows 4, and in an earlier one it follows 1" in err
     assert "--chain-ids" in err
     assert run(trace, "--chain-ids", "-q", *options) == 0
+
+
+def test_pools_of_one_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = jsonl(tmp_path / "t.jsonl", *(mooncake(at, 600, model="ab"[at % 2]) for at in range(12)))
+    file = tmp_path / "f.toml"
+    file.write_text(
+        'block_size = 16\n[[pools]]\nname = "a"\nworkers = 1\n[[pools]]\nname = "b"\n[[pools.workers]]\ncount = 2\n'
+    )
+    written = [tmp_path / name for name in ("r.json", "q.jsonl", "p.html")]
+    options = ["--report", written[0], "--per-request", written[1], "--html", written[2]]
+    assert run(trace, "--config", file, "--jobs", 1, *options) == 0
+    out, err = capsys.readouterr()
+    assert "12 requests" in out and "3 workers" in out
+    assert [line.split()[:3] for line in out.splitlines() if line.split()[:1] in (["a"], ["b"])] == [
+        ["a", "6", "1"],
+        ["b", "6", "2"],
+    ]
+    assert err.count("written: ") == 3
+    report = read_report(written[0])
+    assert [worker.name for worker in report.workers] == ["a/w0", "b/w0", "b/w1"]
+    assert len(written[1].read_text().splitlines()) == 12
+    for words, argv in {
+        "--jobs is for fleets of pools": [trace, "--jobs", 2],
+        "--bounds is for a fleet without pools": [trace, "--config", file, "--bounds"],
+        "asks for the model 'b', and the fleet's pools are 'a'": [trace, "--config", tmp_path / "one.toml"],
+    }.items():
+        (tmp_path / "one.toml").write_text('[[pools]]\nname = "a"\n')
+        assert run(*argv) == 2
+        assert words in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvyard.cli.app import INTERRUPTED, OUTPUT
+from kvyard.cli.grid import Ray, executor
 from kvyard.cli.outputs import say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, read_trace, with_reading
 from kvyard.cli.serving import read_token
@@ -23,6 +24,7 @@ from kvyard.replay.settings import SETTINGS
 from kvyard.settings import chosen, settings_of
 
 if TYPE_CHECKING:
+    from kvyard.replay.pools import PooledRun
     from kvyard.replay.run import ReplayOutcome
     from kvyard.server.rehearsal.run import Proof
 
@@ -95,6 +97,11 @@ def replay(
             rich_help_panel=LIVE,
         ),
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", help="Of a fleet of pools: so many at a time; by default one per core."),
+    ] = None,
+    ray: Ray = None,
     quiet: Quiet = False,
 ) -> None:
     """Replay a trace through a fleet of simulated workers, and say what its users would have seen.
@@ -119,6 +126,16 @@ def replay(
         report = Path(STDOUT)
     check_results(trace, report, per_request, html)
     read_slo(slo)
+    if settings.get("pools") is not None:
+        if live is not None or bounds:
+            flag = "--live" if live is not None else "--bounds"
+            raise KvyardError(f"{flag} is for a fleet without pools: leave it out, or replay one pool by itself")
+        pooled = _replay_pools(trace, settings, reading, slo, label, per_request, jobs, ray, quiet)
+        _finish(pooled, report, per_request, html, quiet, as_json)
+        return
+    for name, value in (("--jobs", jobs), ("--ray", ray)):
+        if value is not None:
+            raise KvyardError(f"{name} is for fleets of pools, which a file names in [[pools]]: leave it out")
     made = make_config(settings)
     source = read_trace(trace, reading)
     if source.grouped and made.concurrency is None:
@@ -166,6 +183,41 @@ def replay(
             say_proof(rehearsed.proof)
 
 
+def _replay_pools(
+    trace: Path,
+    settings: Mapping[str, object],
+    reading: Mapping[str, Any],
+    slo: str | None,
+    label: str,
+    per_request: Path | None,
+    jobs: int | None,
+    ray: str | None,
+    quiet: bool,
+) -> PooledRun:
+    """Replay a fleet of pools; exits with ``INTERRUPTED`` on Ctrl-C, with nothing written."""
+    from kvyard.replay.pools import common_limit, replay_pools
+    from kvyard.replay.progress import Bar
+
+    read = {name.removeprefix("trace_"): value for name, value in reading.items()}
+    bar = nullcontext() if quiet else Bar(read_trace(trace, reading), common_limit(settings))
+    try:
+        with executor(jobs, ray) as crew, bar as shown:
+            told = None if shown is None else shown.told
+            return replay_pools(
+                trace,
+                settings,
+                slo=slo,
+                label=label,
+                executor=crew,
+                progress=told,
+                per_request=per_request,
+                **read,
+            )
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: nothing was written.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def _finish(
     done: ReplayOutcome,
     report: Path | None,
@@ -175,12 +227,11 @@ def _finish(
     as_json: bool,
 ) -> None:
     """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
+    from kvyard.replay.pools import PooledRun
     from kvyard.replay.run import SimulatedRun
 
-    if isinstance(done, SimulatedRun):
-        done.save(report, None, html)  # requests were written while it ran
-    else:
-        done.save(report, per_request, html)
+    streamed = isinstance(done, SimulatedRun | PooledRun)  # then requests were written while it ran
+    done.save(report, None if streamed else per_request, html)
     if not quiet and not as_json:
         with words_beside(report, per_request, html):
             done.show()

@@ -15,7 +15,7 @@ from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
 from kvyard.files import STDOUT, check_outputs, is_regular, name_of
 from kvyard.replay.traces import FORMATS, Trace
-from kvyard.replay.traces.changes import scaled, sliced, with_arrivals
+from kvyard.replay.traces.changes import scaled, sliced, tiled, with_arrivals
 from kvyard.replay.traces.generate import Workload
 from kvyard.replay.traces.generate import generate as generated
 from kvyard.replay.traces.hinting import with_hints
@@ -127,6 +127,23 @@ def scale(
     elif speedup == 1:
         raise KvyardError("nothing to change: pass --speedup, or --arrivals, or both")
     _write(scaled(trace, speedup), out, to, lossy, reading["trace_block_size"])
+
+
+@app.command()
+@with_reading(CHAIN_IDS, LIMIT)
+def repeat(
+    file: File,
+    out: Out,
+    reading: Mapping[str, Any],
+    times: Annotated[int, typer.Option(min=1, help="So many times.")],
+    first: Annotated[int | None, typer.Option(min=1, help="Take so many requests of all that.")] = None,
+    to: To = "mooncake",
+    lossy: Lossy = False,
+) -> None:
+    """Write a trace several times over, one copy after the other, each with ids of its own: copies share nothing."""
+    check_outputs(out, reads=[file])
+    trace = tiled(read_trace(file, reading), times)
+    _write(trace if first is None else sliced(trace, first=first), out, to, lossy, reading["trace_block_size"])
 
 
 @app.command()

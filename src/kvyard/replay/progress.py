@@ -9,10 +9,12 @@ from typing import Any
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import Trace, TraceRequest
-from kvyard.replay.traces.files import open_bytes
+from kvyard.replay.traces.files import PACKED, open_bytes
 
-COUNTED = 200 * 2**20
-"""Bytes on disk up to which the lines of a trace are counted, to know how far there is to go."""
+COUNTED = 2 * 2**30
+"""Bytes on disk up to which the lines of a plain file are counted, to know how far there is to go: two seconds, about."""
+COUNTED_PACKED = 200 * 2**20
+"""The same of packed files, which take longer."""
 
 
 class Bar:
@@ -68,7 +70,8 @@ def count_requests(source: object) -> int | None:
         return None
     path = Path(source.name)
     try:
-        if not path.is_file() or path.stat().st_size > COUNTED:
+        most = COUNTED_PACKED if path.suffix in PACKED else COUNTED
+        if not path.is_file() or path.stat().st_size > most:
             return None
         with open_bytes(path) as file:
             lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))

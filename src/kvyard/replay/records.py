@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from typing import IO, Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -93,6 +94,15 @@ class RecordPart:
         return [names[at:end] for at, end in zip(self.rows["name_at"].tolist(), ends.tolist())]
 
 
+class PackedRecords(msgspec.Struct, frozen=True):
+    """All records of a run as they are sent to another process."""
+
+    workers: list[str]
+    reasons: list[str]
+    parts: list[tuple[bytes, bytes, bytes]]
+    """Rows, stages, names."""
+
+
 class _Chunk:
     __slots__ = ("closed", "names", "place", "rows", "stages")
 
@@ -142,6 +152,28 @@ class Records(Mapping[str, Record]):
             made.begin(record)
             made._pack(record, made._numbers.pop(record.id))
             del made.open[record.id]
+        return made
+
+    def packed(self) -> PackedRecords:
+        """All of them, those under way as they are."""
+        parts = [
+            (part.rows.tobytes(), b"" if part.stages is None else part.stages.tobytes(), bytes(part.names))
+            for part in self.parts()
+        ]
+        return PackedRecords(self.workers.names, self.reasons.names, parts)
+
+    @classmethod
+    def unpacked(cls, packed: PackedRecords) -> "Records":
+        """What ``packed`` returned; only for reading."""
+        made = cls()
+        for table, names in ((made.workers, packed.workers), (made.reasons, packed.reasons)):
+            for name in names:
+                table.number(name)
+        for rows, stages, text in packed.parts:
+            chunk = _Chunk()
+            chunk.rows, chunk.stages, chunk.names = bytearray(rows), bytearray(stages) or None, bytearray(text)
+            made._chunks.append(chunk)
+            made._count += len(rows) // ROW.itemsize
         return made
 
     def begin(self, record: Record) -> None:

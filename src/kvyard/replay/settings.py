@@ -32,7 +32,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
 from kvyard.replay.config import LEFT_OUT, HandoverConfig, NetworkConfig, ReplayConfig, WorkerConfig
 from kvyard.router import RouterConfig
-from kvyard.settings import Setting, Settings, bandwidth, chosen, count, duration, figures, settings_of, size
+from kvyard.settings import Setting, Settings, as_it_is, bandwidth, chosen, count, duration, figures, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
 
@@ -141,6 +141,18 @@ class RoleSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Independent pools of one fleet."""
+
+    heading: ClassVar[str] = "Fleet"
+    pools: Annotated[
+        tuple[dict[str, Any], ...] | None,
+        Setting(
+            "In a file: a table for each independent pool, with the name of its model and settings.", parse=as_it_is
+        ),
+    ] = None
+
+
 class TierDefaults(NamedTuple):
     """A tier's link where none is described."""
 
@@ -172,6 +184,7 @@ SETTINGS = Settings(
     settings_of(RouterConfig),
     settings_of(ReplayConfig),
     settings_of(RoleSettings),
+    settings_of(PoolSettings),
     settings_of(HandoverConfig),
     {"dp_size": OF_A_WORKER["dp_size"]},
     OF_AN_ENGINE,
@@ -205,6 +218,8 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
     that make no sense alone or together.
     """
     parsed = SETTINGS.parse(settings)
+    if parsed.get("pools") is not None:
+        raise KvyardError("pools are replayed by kvyard replay alone: take one of them here, without [[pools]]")
     given = DEFAULTS | parsed
     workers = given["workers"]
     if parsed.keys() & {"prefill", "decode"}:

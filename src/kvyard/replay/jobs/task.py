@@ -48,10 +48,15 @@ class Task(NamedTuple):
     key: str
     """What it is called when its progress and its end are told."""
     part: TracePart = TracePart()
+    pool: str = ""
+    """Of a fleet of pools: whose requests are replayed ..."""
+    pools: tuple[str, ...] = ()
+    """... and which pools there are. Then the bytes are those of a ``kvyard.replay.pools.shard.PoolRun``."""
 
 
 def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes:
-    """Run one replay right here; returns its report as JSON. ``told`` hears of requests through and of the virtual time.
+    """Run one replay right here; returns its report as JSON, or what is left of a pool. ``told`` hears of requests through and
+    of the virtual time.
 
     Raises ``KvyardError``; a KeyboardInterrupt goes on.
     """
@@ -60,6 +65,10 @@ def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes
 
     source = task.part.of(open_trace(task.trace, **task.reading))
     tell = None if told is None else lambda came, through, now: told(through, now)
+    if task.pool:
+        from kvyard.replay.pools.shard import perform_pool
+
+        return perform_pool(source, task.pool, task.pools, task.config, task.slo, tell)
     done = replay(source, config=task.config, slo=task.slo, label=task.label, progress=tell)
     if not done.complete:
         raise KeyboardInterrupt

@@ -157,7 +157,7 @@ def answers(report: Report) -> list[str]:
     parts = time_parts(report)
     if parts is None:
         return _live(report)
-    if not report.reuse["all"].whole:
+    if not report.reuse["all"].whole or report.pools:  # what is short differs from pool to pool
         return []
     found = limits(report, parts)
     whole, first = found.of_whole, found.of_first

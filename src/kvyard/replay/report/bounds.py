@@ -48,9 +48,10 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
     plainly, absent = plainly_lru(config), absent_levels(config)
     size = token_block or min(spec.block_size for spec in config.workers[0].engine.specs)
     rows = []
+    admitted = {record.id: record for record in fleet.records.values() if record.admitted >= 0}
     for number, request in enumerate(requests):
-        record = fleet.records.get(request.id)
-        if record is not None and record.admitted >= 0:
+        record = admitted.get(request.id)
+        if record is not None:
             ids, per_id = prefix_ids(request, size)
             answered = ids
             if request.ids is None and request.tokens is not None and request.output_tokens:

@@ -376,6 +376,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerReport]
     series: Series = Series()
     timeline: Samples = Samples()
+    pools: "dict[str, Report] | msgspec.UnsetType" = msgspec.UNSET
+    """Of a fleet of independent pools, one of each; left out of other reports."""
     live: LiveReport | None = None
     """Of a run against a live endpoint; what only a simulation knows is left out then."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvyard.replay.report import words as say
@@ -34,6 +35,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     for note in say.notes(report):
         console.print(f"[yellow]{_safe(note)}[/yellow]")
     console.print()
+    if report.pools:
+        console.print(fitted(_pools(report.pools), console, ("E2E mean, ms", "workers")))
     console.print(fitted(_measurements(report, console.width >= ROOMY), console, SPREADS_LEFT_OUT))
     ranges = say.range_rows(report)
     if ranges:
@@ -97,6 +100,16 @@ def _table(title: str, *columns: str) -> Table:
     table.add_column(f"[bold]{title}[/bold]", overflow="fold")
     for column in columns:
         table.add_column(f"[dim]{column}[/dim]", justify="right", no_wrap=True)
+    return table
+
+
+def _pools(pools: Mapping[str, Report]) -> Table:
+    table = _table("Pool", "requests", "workers", "TTFT mean, ms", "p99", "E2E mean, ms", "reused")
+    for name, one in pools.items():
+        ttft = one.latency["ttft"]
+        figures = [say.measured(value) for value in (ttft.mean, ttft.p99, one.latency["e2e"].mean)]
+        counts = [f"{one.requests['all']:,}", f"{len(one.workers):,}"]
+        table.add_row(_safe(name), *counts, *figures, say.percent(one.reuse["all"].value))
     return table
 
 

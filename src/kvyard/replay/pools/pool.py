@@ -1,0 +1,90 @@
+"""Pools as a fleet's file names them, and which requests of a trace are a pool's: those that ask for the model of its name."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from kvyard.errors import KvyardError
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.settings import SETTINGS, make_config
+from kvyard.replay.traces import Trace, TraceRequest
+from kvyard.replay.traces.errors import TraceError
+from kvyard.replay.traces.reading import ReadingTally
+
+OF_ALL = ("limit", "pools")
+"""What a single pool can't have."""
+RANK = "@"
+"""What ranks are told apart by in the names of workers, so names of pools have none."""
+
+
+def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
+    """The pools of flat ``settings``, which have some, by name. What stands outside of their tables holds for all of them.
+
+    Raises ``KvyardError`` for tables that make no sense, naming the pool.
+    """
+    common = {name: value for name, value in settings.items() if name not in OF_ALL}
+    tables = settings["pools"]
+    if not isinstance(tables, list | tuple) or not tables:
+        raise KvyardError("pools are tables: write [[pools]] with a name and settings, once for each of them")
+    found: dict[str, ReplayConfig] = {}
+    for number, table in enumerate(tables, 1):
+        if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
+            raise KvyardError(f"pool {number} has no name: give it that of the model whose requests are its own")
+        name = table["name"]
+        if name in found:
+            raise KvyardError(f"two pools are called {name!r}: put them together, or rename one")
+        if RANK in name:
+            raise KvyardError(f"pool {name!r}: a name without {RANK}, please, which tells ranks of a worker apart")
+        own = {key: value for key, value in table.items() if key != "name"}
+        try:
+            for key in OF_ALL:
+                if key in own:
+                    raise KvyardError(f"{key} is for the whole trace: put it outside of pools")
+            SETTINGS.check_names(own)
+            found[name] = make_config({**common, **SETTINGS.named(own)})
+        except KvyardError as error:
+            raise KvyardError(f"pool {name!r}: {error}") from None
+    return found
+
+
+def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
+    """The requests of ``trace`` that ask for the model ``name``, at their times. ``names`` are all pools there are.
+
+    Reading it raises ``KvyardError`` at a request, of whatever pool, that asks for a model without a pool, and at a session or
+    a request that waits for one of another pool: then pools wouldn't be independent.
+    """
+
+    def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
+        sessions: dict[str, str | None] = {}
+        waited_for: dict[str, str | None] | None = None
+        for one in trace.rows(tally):
+            if one.model is None or one.model not in names:
+                said = "names no model" if one.model is None else f"asks for the model {one.model!r}"
+                raise TraceError(
+                    trace.name, f"request {one.id} {said}, and the fleet's pools are {', '.join(map(repr, names))}"
+                )
+            if one.session is not None and sessions.setdefault(one.session, one.model) != one.model:
+                raise TraceError(
+                    trace.name,
+                    f"session {one.session} asks for the models {sessions[one.session]!r} and {one.model!r}, so their pools "
+                    "aren't independent: replay them as one fleet",
+                )
+            if one.after:
+                if waited_for is None:
+                    waited_for = {other.id: other.model for other in trace.rows(ReadingTally())}
+                for before in one.after:
+                    if waited_for.get(before, one.model) != one.model:
+                        raise TraceError(
+                            trace.name,
+                            f"request {one.id} of pool {one.model!r} waits for {before} of pool {waited_for[before]!r}, "
+                            "so they aren't independent: replay them as one fleet",
+                        )
+            if one.model == name:
+                yield one
+
+    return Trace(trace.name, trace.format, rows, grouped=trace.grouped)
+
+
+def common_limit(settings: Mapping[str, Any]) -> int | None:
+    """How many requests of the whole trace are replayed; ``None`` for all. Raises ``KvyardError``."""
+    given: int | None = SETTINGS.parse({"limit": settings.get("limit")}).get("limit")
+    return given
