@@ -19,7 +19,7 @@ BOUNDS = (0.001, 0.25, 1.0, 640.0)
 def test_as_prometheus_has_them() -> None:
     rng = random.Random(5)
     ours = Metrics(TEXTS)
-    counts, spreads = ours.counts("a_total", "x", "y"), ours.spreads("b_seconds", BOUNDS, "x")
+    counts, spreads = ours.counts("a_total", "x", "y"), ours.bucketed("b_seconds", BOUNDS, "x")
     registry = prometheus.CollectorRegistry()
     count = prometheus.Counter("a_total", TEXTS["a_total"], ["x", "y"], registry=registry)
     spread = prometheus.Histogram("b_seconds", TEXTS["b_seconds"], ["x"], buckets=BOUNDS, registry=registry)

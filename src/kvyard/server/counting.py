@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-C = TypeVar("C", bound="Count | Spread")
+C = TypeVar("C", bound="Count | BucketCounts")
 
 
 class Count:
@@ -22,7 +22,7 @@ class Count:
         self.value += amount
 
 
-class Spread:
+class BucketCounts:
     """How many values were at most as large as each bound, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -70,10 +70,10 @@ class ByLabels(dict[tuple[str, ...], C], Generic[C]):
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
         counts = CounterMetricFamily(self._name.removesuffix("_total"), self._text, labels=self._labels)
-        spreads = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        histograms = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for labels, one in self.items():
             if isinstance(one, Count):
                 counts.add_metric(labels, one.value)
             else:
-                spreads.add_metric(labels, one.buckets(), one.sum)
-        return counts if self._name.endswith("_total") else spreads
+                histograms.add_metric(labels, one.buckets(), one.sum)
+        return counts if self._name.endswith("_total") else histograms

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
-from kvyard.server.counting import ByLabels, Count, Spread
+from kvyard.server.counting import BucketCounts, ByLabels, Count
 
 
 def read_catalog(path: Path) -> dict[str, Any]:
@@ -44,9 +44,9 @@ class Metrics:
         self._counted.append(made)
         return made
 
-    def spreads(self, name: str, buckets: Sequence[float], *labels: str) -> ByLabels[Spread]:
+    def bucketed(self, name: str, buckets: Sequence[float], *labels: str) -> ByLabels[BucketCounts]:
         """A histogram for hot paths, of one event loop."""
-        made = ByLabels(name, self._texts[name], labels, partial(Spread, buckets))
+        made = ByLabels(name, self._texts[name], labels, partial(BucketCounts, buckets))
         self._counted.append(made)
         return made
 

@@ -123,11 +123,11 @@ class GatewayMetrics(Metrics):
         self.said_predicted = self.counts(P + "reported_predicted_tokens_total", "model")
         self.output = self.counts(P + "output_tokens_total", "model")
         self.retries = self.counts(P + "retries_total", "model")
-        self.seconds = self.spreads(P + "request_seconds", _SLOW, "model")
-        self.first = self.spreads(P + "time_to_first_byte_seconds", _SLOW, "model")
+        self.seconds = self.bucketed(P + "request_seconds", _SLOW, "model")
+        self.first = self.bucketed(P + "time_to_first_byte_seconds", _SLOW, "model")
         self.handovers = self.counts(P + "handovers_total", "model", "outcome")
-        self.stages = self.spreads(P + "stage_seconds", _SLOW, "model", "stage")
-        self.placing = self.spreads(P + "placing_seconds", _FAST, "model")
+        self.stages = self.bucketed(P + "stage_seconds", _SLOW, "model", "stage")
+        self.placing = self.bucketed(P + "placing_seconds", _FAST, "model")
 
     def forget(self, engine: str) -> None:
         """An engine is gone, and so are its series: engines may come and go for ever."""

@@ -50,7 +50,7 @@ _admission = msgspec.msgpack.Decoder(tuple[list[RateName], int]).decode
 _settling = msgspec.msgpack.Decoder(tuple[list[RateName], int]).decode
 
 
-class _Member(msgspec.Struct, eq=False):
+class _HubProcess(msgspec.Struct, eq=False):
     """One process."""
 
     number: int
@@ -86,7 +86,7 @@ class Hub:
         self._recorder_clock = recorder_clock or VirtualClock()
         self._access_log = access_log
         self._selector = selectors.DefaultSelector()
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _HubProcess] = {}
         self._asked: list[tuple[int, bytes]] = []
         """Questions that wait until all that was told before them is read."""
         self._homes = ResponseHomes()
@@ -105,7 +105,7 @@ class Hub:
         end.setblocking(False)
         for one in self._members:
             self.send(FrameKind.JOINED, one, HUB, bytes([number]))
-        self._members[number] = member = _Member(number, end, FrameReader(), deque())
+        self._members[number] = member = _HubProcess(number, end, FrameReader(), deque())
         self._selector.register(end, selectors.EVENT_READ, member)
         for one in self._members:
             if one != number:
@@ -177,7 +177,7 @@ class Hub:
     def _turn(self, seconds: float) -> None:
         for key, events in self._selector.select(max(0.0, seconds)):
             member = key.data
-            if not isinstance(member, _Member):
+            if not isinstance(member, _HubProcess):
                 member()
                 continue
             if events & selectors.EVENT_WRITE:
@@ -185,7 +185,7 @@ class Hub:
             if events & selectors.EVENT_READ:
                 self._read(member)
 
-    def _read(self, member: _Member) -> bool:
+    def _read(self, member: _HubProcess) -> bool:
         """Take in what a process said; returns whether there may be more."""
         try:
             data = member.end.recv(READ)
@@ -225,7 +225,7 @@ class Hub:
         if len(member.waiting) == 1:
             self._write(member)
 
-    def _write(self, member: _Member) -> None:
+    def _write(self, member: _HubProcess) -> None:
         waiting = member.waiting
         while waiting:
             try:
@@ -253,7 +253,7 @@ class Hub:
 
     # -- what is for the hub itself -----------------------------------------------------------------------------------------
 
-    def _told(self, member: _Member, kind: FrameKind, body: bytes) -> None:
+    def _told(self, member: _HubProcess, kind: FrameKind, body: bytes) -> None:
         if kind is FrameKind.ASK:
             self._asked.append((member.number, body))
         elif kind is FrameKind.SETTLE:
