@@ -137,14 +137,17 @@ def peer(workers: list[int], requests: int) -> None:
         }
         script = Path(__file__).parent / "peers" / "dynamo_replay.py"
         command = [python, str(script), "--conversation", str(conversation_trace()), "--one", json.dumps(asked)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
+        command += ["--timeout", str(PATIENCE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if "TimeoutExpired" in done.stderr:
             print(f"Dynamo kv    {count:8} {asked['requests']:9} not done after {PATIENCE} s", flush=True)
             break
         if done.returncode:
             sys.exit(f"the peer failed:\n{done.stderr[-2000:]}")
         found = json.loads(done.stdout.strip().splitlines()[-1])
+        if "cpu_s" not in found:
+            print(f"Dynamo kv    {count:8} {asked['requests']:9} failed: {found}", flush=True)
+            break
         print(
             f"Dynamo kv    {count:8} {asked['requests']:9} {found['cpu_s']:7.2f} s of CPU, "
             f"{found['cpu_s'] / asked['requests'] * 1e6:.0f} us/request, {found['peak_rss_mb']:.0f} MB, "

@@ -95,8 +95,8 @@ class Pair:
 
 
 def compare(workers: int, seed: int, kinds: int, config: dict[str, Any], tiers: int, steps: int) -> None:
-    """Sets of workers are small here. So in three of four walks they are searched by loads, as large ones are; not where that is
-    compiled.
+    """Sets of workers are small here. So in three of four walks they are searched by loads, as large ones are; not where that
+    is compiled.
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in (ranking, time_cost):
@@ -215,7 +215,7 @@ def test_what_is_predicted_of_the_device_adds_no_more_below() -> None:
         for router in pair.routers:
             router.book(RouteRequest(at, keys[:blocks], blocks * SIZE + 1), Holder("w0"), at)
         decision = pair.both("preview", RouteRequest("r", keys, 9 * SIZE + 1), at)
-        tiers.append([candidate.tiers for candidate in decision.candidates][0])
+        tiers.append(decision.candidates[0].tiers)
     assert tiers == [(2, 2, 0, 4), (5, 0, 0, 3), (7, 0, 0, 1), (9, 0, 0, 0)]
 
 
