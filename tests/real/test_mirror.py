@@ -35,6 +35,7 @@ def unlike(listening: Listening, pool: dict[Place, Counter[int]]) -> list[str]:
         return differences(listening.indexer, ENGINE, pool)
 
 
+@pytest.mark.timeout(7200)  # 10,000 requests take ten minutes, and an hour on a busy machine
 @pytest.mark.parametrize("model", ["dense", "hybrid"])
 def test_the_index_is_equal_to_vllms_pool(
     vllm_python: Path, tmp_path: Path, model: str, figures: Callable[[str, Any], None]
@@ -73,6 +74,7 @@ def test_the_index_is_equal_to_vllms_pool(
                     wrong = partial(unlike, listening, pool)
                     eventually(lambda wrong=wrong: not wrong(), wrong)
                     compared += sum(held.total() for held in pool.values())
+                    print(f"{model}: {found}, {compared} copies compared so far", flush=True)
                 counters = [feed.counters for _, feed in listening.indexer.feeds()]
         finally:
             vllm.kill()
