@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 import pytest
 from tests.index.support import Bench, hashes_of, stored
@@ -85,3 +86,25 @@ def test_nothing_is_left_of_an_engine_that_is_another_now() -> None:
     bridge.rest(names[2])
     bridge.clear()
     assert (len(bridge), list(bridge.idle), bridge.snapshot()) == (0, [], ([], []))
+
+
+class CountingDict(dict[int, None]):
+    """How often its first item was looked for."""
+
+    searches = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.searches += 1
+        return super().__iter__()
+
+
+def test_what_is_forgotten_is_forgotten_many_at_once() -> None:
+    """A dictionary that is emptied at its front passes over all that was there, so it is asked for its first rarely."""
+    bridge = Bridge(Identity(4), remembered=640)
+    bridge.idle = CountingDict()
+    for name in range(3000):
+        bridge.announce(Stored(hashes=[name], parent=None, tokens=[name, 1, 2, 3], block_size=4), [name])
+        bridge.rest(name)
+        assert len(bridge.idle) == len(bridge) <= 640 + 10
+    assert list(bridge.idle) == list(range(3000 - len(bridge), 3000)), "the first go first"
+    assert bridge.idle.searches <= 1 + 3000 // 10

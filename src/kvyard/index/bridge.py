@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -98,9 +99,12 @@ class Bridge:
     """Which text each hash of a stream names."""
 
     def __init__(self, identity: Identity, *, remembered: int = 1 << 16) -> None:
-        """``remembered`` hashes that are no longer held are kept: something may still continue them."""
+        """``remembered`` hashes that are no longer held are kept, or up to a sixty-fourth more: something may still continue
+        them.
+        """
         self.identity = identity
         self.remembered = remembered
+        self._slack = remembered >> 6
         self._known: dict[Key, int] = {}
         self._spans: dict[int, TextSpan] = {}
         self._texts: dict[int, tuple[Sequence[int], list[Mark]]] = {}
@@ -303,10 +307,11 @@ class Bridge:
         if key in self._known:
             self.idle.pop(key, None)
             self.idle[key] = None
-            while len(self.idle) > self.remembered:
-                oldest = next(iter(self.idle))
-                del self.idle[oldest]
-                self._release(self._known.pop(oldest))
+            if len(self.idle) > self.remembered + self._slack:
+                # Many at once: the first of a dictionary is found by passing over all that were removed before it.
+                for oldest in list(islice(self.idle, len(self.idle) - self.remembered)):
+                    del self.idle[oldest]
+                    self._release(self._known.pop(oldest))
 
     def wake(self, keys: Sequence[Key]) -> None:
         """``keys`` are held again."""
