@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import kvyard
-from kvyard.cli.app import COMMANDS, CommandEntry, _suggest, build, main
+from kvyard.cli.app import COMMANDS, COMPLETE_VARIABLE, CommandEntry, _suggest, build, main
 
 SAMPLES = "tests.cli.sample_commands"
 TABLE = {
@@ -166,3 +166,10 @@ def test_three_options_at_most_are_suggested() -> None:
     error = Error()
     _suggest(Command(), None, error)
     assert error.message.count("--") == 1 + 3 and "-b " not in error.message
+
+
+def test_shells_complete_names_of_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ((COMPLETE_VARIABLE, "complete_bash"), ("COMP_WORDS", "kvyard gre"), ("COMP_CWORD", "1")):
+        monkeypatch.setenv(name, value)
+    assert run() == 0
+    assert capsys.readouterr().out.split() == ["greet"]
