@@ -239,3 +239,17 @@ def test_what_the_index_knew_before_a_refused_prompt_is_left_to_the_index() -> N
     memory.take_back(again)
     memory.check_integrity()
     assert memory.tree.depths(memory.tree.find(keys), 1) == [0]
+
+
+def test_what_the_index_knew_before_a_prompt_that_was_never_computed_it_knows_still() -> None:
+    memory = RoutedMemory(None, 100)
+    keys = [1, 2, 3]
+    memory.remember(1, keys, memory.tree.find(keys), 0)
+    memory.confirm(memory.tree.find(keys), [0, 3])
+    assert memory.tree.depths(memory.tree.find(keys), 2) in (None, [0, 0])
+    longer = [*keys, 4]
+    number = memory.remember(1, longer, memory.tree.find(longer), 1)
+    assert memory.tree.depths(memory.tree.find(longer), 2) == [0, 4]
+    memory.take_back(number)
+    assert memory.tree.depths(memory.tree.find(keys), 2) in (None, [0, 0])
+    memory.check_integrity()
