@@ -84,6 +84,7 @@ SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any", "append": "ap
 
 
 KEY = ("path", "text", "line", "column", "before", "after")
+ARGUED = ("path", "text", "before", "after")
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class Mutant:
     @property
     def name(self) -> str:
         return f"{self.path}:{self.line}:{self.column} {self.before} -> {self.after}"
+
+    @property
+    def argument(self) -> tuple[object, ...]:
+        """What it is known by where it is argued to be equivalent."""
+        return tuple(getattr(self, name) for name in ARGUED)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -417,14 +423,23 @@ def main() -> int:
         print("mutate: commit first: mutants are made of what is committed", file=sys.stderr)
         return 2
     if asked.retry:
-        todo = [mutant for key, mutant in of_draw.items() if key in results and results[key]["verdict"] != "killed"]
+        reasons = argued()
+        todo = [
+            mutant
+            for key, mutant in of_draw.items()
+            if key in results and results[key]["verdict"] != "killed" and mutant.argument not in reasons
+        ]
     else:
         todo = [mutant for key, mutant in of_draw.items() if key not in results]
     now = {mutant.key: found for mutant in todo if (found := find(mutant)) is not None}
-    seen = KEPT / f"{name}.reach.json"
+    if not now:
+        report(list(results.values()))
+        return 0
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+    seen = KEPT / f"{name}.{head.stdout.strip()}.reach.json"
     if not seen.exists() and not asked.guess:
         print("mutate: the whole suite once, to see which tests reach what", flush=True)
-        survey(plant(0), [(mutant.path, mutant.line) for mutant in drawn]).write(seen)
+        survey(plant(0), [(mutant.path, mutant.line) for mutant in now.values()]).write(seen)
     reach = Reach({}) if asked.guess else Reach.read(seen)
     trees = [plant(number) for number in range(asked.jobs)]
     end = time.monotonic() + asked.minutes * 60 if asked.minutes else float("inf")
@@ -433,8 +448,7 @@ def main() -> int:
         def one(key: tuple[object, ...]) -> dict[str, object] | None:
             if time.monotonic() > end:
                 return None
-            drawn = of_draw[key]
-            reached = reach.tests.get((drawn.path, drawn.line), {})
+            reached = reach.tests.get((now[key].path, now[key].line), {})
             tree = trees.pop()
             try:
                 order = related(now[key]) if asked.guess else stages(now[key], reached)
