@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvyard.hashing.stretches import paint, parting
+from kvyard.hashing.stretches import paint, parting, repaint
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5), st.integers(0, 5))
@@ -39,3 +39,31 @@ def test_painting_runs_is_painting_blocks(start: int, changes: list[tuple[int, i
         begins = [start, *stops[:-1]]
         assert [mask for a, b, mask in zip(begins, stops, masks, strict=True) for _ in range(a, b)] == blocks
         assert all(one != two for one, two in pairwise(masks)), "equal neighbours are joined"
+
+
+@given(st.data())
+def test_repainting_part_of_a_run_is_painting_its_blocks(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, 5))
+    masks = data.draw(
+        st.lists(st.integers(0, 3), min_size=1, max_size=6).filter(lambda m: all(a != b for a, b in pairwise(m)))
+    )
+    stops = list(
+        accumulate(data.draw(st.lists(st.integers(1, 4), min_size=len(masks), max_size=len(masks))), initial=start)
+    )[1:]
+    run = data.draw(st.integers(0, len(masks) - 1))
+    begin = stops[run - 1] if run else start
+    low = data.draw(st.integers(begin, stops[run] - 1))
+    high = data.draw(st.integers(low + 1, stops[run]))
+    new = data.draw(st.integers(0, 3).filter(lambda mask: mask != masks[run]))
+
+    def blocks() -> list[int]:
+        return [
+            mask for first, stop, mask in zip([start, *stops], stops, masks, strict=False) for _ in range(first, stop)
+        ]
+
+    expected = blocks()
+    expected[low - start : high - start] = [new] * (high - low)
+    repaint(stops, masks, start, run, low, high, new)
+    assert blocks() == expected and len(stops) == len(masks)
+    assert all(one != two for one, two in pairwise(masks)), "runs side by side differ"
+    assert all(one < two for one, two in pairwise([start, *stops])), "none is empty"

@@ -14,7 +14,7 @@ import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.clock import SECOND, from_seconds
-from kvyard.errors import DECODE_ERRORS
+from kvyard.errors import DECODE_ERRORS, KvyardError
 from kvyard.events.transport import State, Update
 from kvyard.hashing import PLAIN, Namespace
 from kvyard.index.identity import Identity
@@ -64,7 +64,7 @@ def read(text: bytes) -> StreamRecord | None:
     """A record from the server; ``None`` for what is none, so that it speaks for nothing."""
     try:
         return _decoder.decode(text)
-    except DECODE_ERRORS:
+    except (*DECODE_ERRORS, KvyardError):
         return None
 
 
