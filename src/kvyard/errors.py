@@ -1,12 +1,7 @@
-"""The one exception type that people are meant to read, a help for writing it, and what decoders raise."""
+"""The one exception type that people are meant to read, and a help for writing it."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-
-import msgspec
-
-DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""All that decoding bytes from outside can raise: text that is no UTF-8 and values nested too deep have errors of their own."""
 
 
 class KvyardError(Exception):

@@ -11,7 +11,8 @@ from kvyard.cli.events import finding_lines, until_interrupted
 from kvyard.cli.outputs import print_json
 from kvyard.cli.serving import TOKEN_VARIABLE, Json, Lora, Salt, pairs, read_token, with_prompt
 from kvyard.clock import WallClock, from_seconds
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import SCHEMES, check
 from kvyard.hashing import Namespace, algorithm
 from kvyard.server.dashboard.view import FleetView

@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.server.gateway.config import Disaggregation, GatewayConfig
 from kvyard.server.indexer.config import load
 from kvyard.settings import Settings, chosen

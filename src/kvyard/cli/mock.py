@@ -21,7 +21,8 @@ from kvyard.cli.serving import (
     warn_if_open,
 )
 from kvyard.cli.settings import assignment, with_settings
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.server.mock.config import SETTINGS
 from kvyard.server.mock.schemas import WorkerState
 

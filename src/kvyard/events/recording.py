@@ -18,7 +18,8 @@ from typing import IO, cast
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.events.transport.frames import Frame, read_live
 from kvyard.files import open_new
 

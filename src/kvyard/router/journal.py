@@ -19,8 +19,9 @@ from typing import Any, TypeAlias, Union
 
 import msgspec
 
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.role import Role
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.errors import KvyardError
 from kvyard.events.transport import Origin, State, Update
 from kvyard.index import Holder, Indexer, Source
 from kvyard.line_file import LineFile

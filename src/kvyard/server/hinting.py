@@ -22,7 +22,7 @@ import xxhash
 from kvyard.blocks import NO_HINTS, ConfigError, Hints, Retention
 from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.clock import MS, SECOND
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import CacheControl, HintFields
 from kvyard.server.http import Refusal
 

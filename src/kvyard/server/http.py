@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.openai import ErrorBody, ErrorInfo
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError, nearest
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError, nearest
 
 NESTED = ("text_config", "llm_config", "language_config")
 """Where multimodal configs keep the language model."""

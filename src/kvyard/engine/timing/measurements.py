@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 
 KINDS = ("prefill", "decode", "mixed")
 READ = (*KINDS, "skew")

@@ -21,10 +21,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
 from kvyard.engine.timing.registry import TimingConfig
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.errors import KvyardError
 
 FORMAT = "kvyard-profile/1"
 SHIPPED = files("kvyard.engine.timing") / "profiles"

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.timing.pass_table import FORMAT, PassTable
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.errors import KvyardError
 
 
 def cache_folder() -> Path:

@@ -14,7 +14,7 @@ from enum import IntEnum
 import msgspec
 import xxhash
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 
 SEQUENCE_BYTES = 8
 END_SEQUENCE = b"\xff" * SEQUENCE_BYTES

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import Event
 
 

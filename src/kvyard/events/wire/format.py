@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import EventBatch, GroupMeta
 from kvyard.events.wire.decoded import Decoded, DecodeStats
 from kvyard.registry import Registry

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeGuard
 import msgspec
 from msgspec import Struct
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import Cleared, Event, EventBatch, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import MS
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import Tier
 from kvyard.index.places import Holder, Place, Places, bits, mask_of
 

@@ -14,7 +14,8 @@ import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.clock import SECOND, from_seconds
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.events.transport import State, Update
 from kvyard.hashing import PLAIN, Namespace
 from kvyard.index.identity import Identity

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from kvyard.clock import MS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.timing.measurements import Measurement, Measurements, parse_measurements
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.errors import KvyardError
 from kvyard.replay.traces.files import whole
 
 LoggedPass: TypeAlias = tuple[int, int, int, int, list[tuple[int, int]], int, int, float | None, int]

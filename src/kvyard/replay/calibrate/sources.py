@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.timing.measurements import READ, Measurements
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.errors import KvyardError
 from kvyard.replay.calibrate.passes import read_passes
 from kvyard.replay.calibrate.windows import KNOWN, lone_prompts, windows
 from kvyard.replay.traces.files import whole

@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.openai import COMPLETIONS, ListedModels
 from kvyard.replay.live.stream import AnswerStream, StreamError, said
 

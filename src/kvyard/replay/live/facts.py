@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel, ListedModels
 from kvyard.replay.live.endpoint import Endpoint
 

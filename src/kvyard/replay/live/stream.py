@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import TokenUsage
 
 MOST = 1 << 20

@@ -9,7 +9,8 @@ from typing import IO, Any
 import msgspec
 
 from kvyard.clock import MS
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.files import IsWhole, always, is_regular, whole_file, write_whole
 from kvyard.replay.record import Record
 from kvyard.replay.records import BATCH

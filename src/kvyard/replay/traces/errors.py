@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 
 
 class TraceError(KvyardError):

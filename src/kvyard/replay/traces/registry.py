@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.registry import Registry
 from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.files import first_record

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvyard.clock import MS, SECOND
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.files import whole
 from kvyard.replay.traces.formats.mooncake import BLOCK_SIZE

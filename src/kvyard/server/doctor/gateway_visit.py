@@ -2,7 +2,8 @@
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.server.dashboard.view import FleetView
 
 PATIENCE = 10.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.members import Membership

@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.openai import EventSource, ListedModels, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.connections import EngineConnections

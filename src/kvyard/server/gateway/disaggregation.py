@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvyard.clock import MS, pause
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.router import Decision
 from kvyard.router.deciders import Prospect, SplitInput

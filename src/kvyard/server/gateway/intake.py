@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import RouteRequest

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.server.gateway.config import BYTES, ENGINE
 from kvyard.server.gateway.templates import ChatTemplate, TemplateFailed

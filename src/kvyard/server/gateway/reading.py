@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.index import Identity
 from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from kvyard.clock import SECOND, Clock
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder, Identity
 from kvyard.router import Reach

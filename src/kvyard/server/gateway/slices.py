@@ -15,7 +15,8 @@ import aiohttp
 import msgspec
 
 from kvyard.clock import pause
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.server.gateway.config import ServiceConfig
 from kvyard.server.gateway.discovery import Address, Change
 

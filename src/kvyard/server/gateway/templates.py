@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import written_now
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 
 _LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content\b|\[\s*['\"]content['\"]\s*\])")
 """By which vLLM tells templates that want contents as lists of parts."""

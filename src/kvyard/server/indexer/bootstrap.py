@@ -13,7 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from kvyard.clock import Clock, pause
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.index.dump import IndexDump, StreamDump, dump, load
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.answers import model_facts

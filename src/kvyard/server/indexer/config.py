@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from kvyard.clock import MS
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.events.transport import Limits
 from kvyard.events.types import Tier
 from kvyard.hashing import algorithm

@@ -18,9 +18,9 @@ from uuid import uuid4
 import msgspec
 
 from kvyard.clock import Clock, from_seconds, pause
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job, JobState
-from kvyard.errors import DECODE_ERRORS
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.incoming import IncomingPrompt, PromptAddress, PromptSource, TransferWish
 from kvyard.server.mock.network import LiveNetwork, PromptNetwork, PromptSizes

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import VirtualClock, WallClock
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.access.rates import Allowance, Rate, RateTicket
 from kvyard.server.gateway.access_log import AccessLog
@@ -207,7 +208,7 @@ class Hub:
             else:
                 try:
                     self._told(member, kind, body)
-                except (msgspec.MsgspecError, KvyardError) as error:
+                except (*DECODE_ERRORS, KvyardError) as error:
                     log.error("a frame of kind %s from process %d can't be used: %s", kind.name, member.number, error)
         return True
 

@@ -11,7 +11,8 @@ from typing import TypeAlias
 import msgspec
 
 from kvyard.clock import Clock, pause
-from kvyard.errors import DECODE_ERRORS, KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
 from kvyard.index import Holder
 from kvyard.router import Router, RouteRequest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvyard.errors import DECODE_ERRORS
+from kvyard.decode_errors import DECODE_ERRORS
 
 SOURCE = Path(__file__).parents[1] / "src" / "kvyard"
 PARTIAL = re.compile(r"^.*except.*msgspec\.(?:MsgspecError|DecodeError).*$", re.MULTILINE)
@@ -25,4 +25,6 @@ def test_all_that_bad_bytes_raise(data: bytes) -> None:
 def test_no_reader_catches_a_part_of_them() -> None:
     """A journal, a recording, a fleet's file, records on Redis and a replay's head once let the others through."""
     found = {str(path.relative_to(SOURCE)): PARTIAL.findall(path.read_text()) for path in SOURCE.rglob("*.py")}
-    assert not {path: lines for path, lines in found.items() if lines}, "catch kvyard.errors.DECODE_ERRORS instead"
+    assert not {path: lines for path, lines in found.items() if lines}, (
+        "catch kvyard.decode_errors.DECODE_ERRORS instead"
+    )
