@@ -20,7 +20,7 @@ from kvyard.replay.records import MISS_NAMES, Records, Rows
 from kvyard.replay.report.numbers import Spread, histogram, weighted
 from kvyard.replay.report.report import TIERS, Goodput, PercentileLimit, Samples, Series, Slo, WorkerReport, share
 from kvyard.replay.report.sketch import PercentileError, Values
-from kvyard.replay.report.totals import FINISHED, Totals, digest
+from kvyard.replay.report.totals import FINISHED, RecordTotals, digest
 
 if TYPE_CHECKING:
     from kvyard.replay.fleet import Fleet
@@ -62,7 +62,7 @@ def points(wanted: int, workers: int) -> int:
     return max(min(wanted, FEWEST), min(wanted, CELLS // max(1, workers)))
 
 
-def make_series(records: Records, totals: Totals, names: Sequence[str], start: int, end: int) -> Series:
+def make_series(records: Records, totals: RecordTotals, names: Sequence[str], start: int, end: int) -> Series:
     """``records`` in windows from ``start`` to ``end``, nanoseconds. ``names`` are the workers, in order."""
     count = points(min(WINDOWS, max(FEWEST, len(records) // PER_WINDOW)), len(names))
     window = max(1, -(-(end - start + 1) // count))
@@ -129,7 +129,7 @@ class Observations:
         self._simulated = simulated
         self._slo = slo
         self.records = records
-        self.totals = totals = Totals(records, block_size=block_size, slo=slo)
+        self.totals = totals = RecordTotals(records, block_size=block_size, slo=slo)
         self.by_worker = totals.workers()
         self.complete = now is None
         self.start = totals.start

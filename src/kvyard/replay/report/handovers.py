@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from kvyard.clock import MS, SECOND
 from kvyard.replay.report.report import HandoverReport, LinkUse, RoleReport, share
-from kvyard.replay.report.totals import Totals
+from kvyard.replay.report.totals import RecordTotals
 from kvyard.replay.split_fleet import SplitFleet
 
 
-def make_handovers(fleet: SplitFleet, totals: Totals, duration: int) -> HandoverReport:
+def make_handovers(fleet: SplitFleet, totals: RecordTotals, duration: int) -> HandoverReport:
     """What happened between the roles of ``fleet``. ``duration`` is the run's, in nanoseconds."""
     chosen = fleet.handed_over + fleet.kept
     return HandoverReport(

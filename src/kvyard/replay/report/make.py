@@ -30,7 +30,7 @@ from kvyard.replay.report.report import (
     share,
 )
 from kvyard.replay.report.scaling import make_scaling
-from kvyard.replay.report.totals import Totals, WorkerSums
+from kvyard.replay.report.totals import RecordTotals, WorkerSums
 from kvyard.replay.report.waterfall import make_waterfall
 from kvyard.replay.split_fleet import SplitFleet
 from kvyard.router.pace import engine_pace
@@ -119,7 +119,7 @@ def make_timings(config: ReplayConfig) -> list[TimingReport]:
     return list(found.values())
 
 
-def _reuse(totals: Totals) -> dict[str, Share]:
+def _reuse(totals: RecordTotals) -> dict[str, Share]:
     sums = totals.admitted
     parts = {"device": sums["cached"]}
     words = {"device": "prompt tokens found on the device at first admission"}
@@ -131,19 +131,19 @@ def _reuse(totals: Totals) -> dict[str, Share]:
     return {name: share(part, sums["input"], f"{words[name]} / {ADMITTED}") for name, part in parts.items()}
 
 
-def _misses(totals: Totals) -> dict[str, Share]:
+def _misses(totals: RecordTotals) -> dict[str, Share]:
     counts = totals.misses
     of = "requests whose cached prefix ended for this reason / admitted requests"
     return {name: share(counts[name], totals.admitted["requests"], of) for name in MISSES if counts[name]}
 
 
-def _missed_tokens(series: Series, totals: Totals) -> dict[str, Share]:
+def _missed_tokens(series: Series, totals: RecordTotals) -> dict[str, Share]:
     tokens = {name: sum(counts) for name, counts in series.prompts.items()}
     of = f"prompt tokens computed for this reason / {ADMITTED}"
     return {name: share(tokens[name], totals.admitted["input"], of) for name in MISSES if tokens.get(name)}
 
 
-def _router(config: ReplayConfig, totals: Totals, size: int) -> RouterReport:
+def _router(config: ReplayConfig, totals: RecordTotals, size: int) -> RouterReport:
     sums = totals.all
     return RouterReport(
         policy=config.router.policy,
@@ -269,7 +269,7 @@ def make_left(fleet: Fleet) -> dict[str, Any]:
     return {"left_requests": sum(one.left_requests for one in counters), "left_tokens": dict(sorted(tokens.items()))}
 
 
-def make_pulls(fleet: Fleet, totals: Totals) -> PullReport | None:
+def make_pulls(fleet: Fleet, totals: RecordTotals) -> PullReport | None:
     """What workers pulled from each other; ``None`` where they may not."""
     config = fleet.config.peer_pull
     if config is None:

@@ -10,10 +10,10 @@ from kvyard.replay.report.report import ScalingReport, share
 
 if TYPE_CHECKING:
     from kvyard.replay.fleet import Fleet
-    from kvyard.replay.report.totals import Totals
+    from kvyard.replay.report.totals import RecordTotals
 
 
-def make_scaling(fleet: Fleet, totals: Totals, duration: int) -> ScalingReport | None:
+def make_scaling(fleet: Fleet, totals: RecordTotals, duration: int) -> ScalingReport | None:
     """What the autoscaler of ``fleet`` did; ``None`` where it has none. ``duration`` is the run's, in nanoseconds."""
     scaling = fleet.scaling
     if scaling is None:

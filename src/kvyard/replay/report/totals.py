@@ -40,7 +40,7 @@ class WorkerSums(msgspec.Struct):
     """Requests of which it isn't known how much was cached."""
 
 
-class Totals:
+class RecordTotals:
     """Sums over all records of a run."""
 
     def __init__(self, records: Records, *, block_size: int = 0, slo: Slo | None = None) -> None:
