@@ -36,10 +36,18 @@ class _Stretch:
         self.start = start
         self.stop = stop
         self.parent = parent
-        self.children = 0
+        self.children: list[_Stretch] | None = None
+        """Those that follow it: when it is split, no walk through all stretches is needed to find them."""
         # Rows by runs: where each ends, counted from the chain's start, and its places.
         self.stops = [stop]
         self.masks = [0]
+
+    def follow(self, child: "_Stretch") -> None:
+        """``child`` follows it, too."""
+        if self.children is None:
+            self.children = [child]
+        else:
+            self.children.append(child)
 
     def lengthen(self, stop: int) -> None:
         """Go on to ``stop``; no place holds what is added."""
@@ -98,7 +106,7 @@ class ChainIndex:
         new = _Stretch(chain, at, stop, last)
         paint(new.stops, new.masks, at, at if at > start else start, stop, bit, 0)
         if last is not None:
-            last.children += 1
+            last.follow(new)
         self._stretches[keys[at]] = new
         return repeated
 
@@ -148,7 +156,7 @@ class ChainIndex:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless the index agrees with itself."""
-        children: dict[int, int] = {}
+        children: dict[int, set[int]] = {}
         for key, found in self._stretches.items():
             assert found.chain.keys[found.start] == key, "a stretch is filed under another's key"
             assert found.start < found.stop == found.stops[-1], "a stretch is out of shape"
@@ -159,9 +167,9 @@ class ChainIndex:
                 assert found.start == 0, "a stretch hangs in the air"
             else:
                 assert found.parent.stop == found.start, "a stretch doesn't follow its parent"
-                children[id(found.parent)] = children.get(id(found.parent), 0) + 1
+                children.setdefault(id(found.parent), set()).add(id(found))
         for found in self._stretches.values():
-            assert found.children == children.get(id(found), 0), "children are miscounted"
+            assert {id(one) for one in found.children or ()} == children.get(id(found), set()), "children are miscounted"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class ChainIndex:
     def _split(self, found: _Stretch, at: int) -> None:
         """Something branches off inside ``found``: make what comes from ``at`` on a stretch of its own."""
         rest = _Stretch(found.chain, at, found.stop, found)
-        rest.children, found.children = found.children, 1
+        rest.children, found.children = found.children, [rest]
         run = bisect_right(found.stops, at - 1)
         rest.stops, rest.masks = found.stops[run:], found.masks[run:]
         if found.stops[run] == at:
@@ -194,9 +202,8 @@ class ChainIndex:
         del found.stops[run + 1 :], found.masks[run + 1 :]
         found.stops[run] = found.stop = at
         if rest.children:
-            for other in self._stretches.values():
-                if other.parent is found:
-                    other.parent = rest
+            for other in rest.children:
+                other.parent = rest
         self._stretches[rest.chain.keys[at]] = rest
 
     def _shorten(self, found: _Stretch) -> None:
@@ -208,7 +215,8 @@ class ChainIndex:
                 node.masks.pop()
                 node.stop = node.stops[-1]
                 return
+            gone = node
             del self._stretches[node.chain.keys[node.start]]
             node = node.parent
-            if node is not None:
-                node.children -= 1
+            if node is not None and node.children is not None:
+                node.children.remove(gone)
