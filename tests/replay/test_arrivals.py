@@ -53,6 +53,18 @@ def test_a_turn_isnt_late_because_its_row_is() -> None:
     assert times(play(rows)) == {"a1": 0, "a2": 2, "x": 100, "y": 200, "z": 300}
 
 
+def test_the_first_row_that_waits_may_name_one_that_ended_long_ago() -> None:
+    """While no row waits for others, those that ended are remembered in another way, odd names included."""
+    odd = "a\0b é"
+    rows = [
+        request(odd, 0),
+        *(request(f"x{at}", 10 + at) for at in range(50)),
+        request("late", delay=2, after=(odd, "x0")),
+    ]
+    found = times(play(rows))
+    assert len(found) == 52 and found["late"] == found["x48"], "at once when its row is read: both have ended"
+
+
 def test_an_agent_waits_for_its_sub_agents() -> None:
     rows = [
         request("a1", 0, session="a"),
