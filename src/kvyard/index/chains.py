@@ -169,7 +169,9 @@ class ChainIndex:
                 assert found.parent.stop == found.start, "a stretch doesn't follow its parent"
                 children.setdefault(id(found.parent), set()).add(id(found))
         for found in self._stretches.values():
-            assert {id(one) for one in found.children or ()} == children.get(id(found), set()), "children are miscounted"
+            assert {id(one) for one in found.children or ()} == children.get(id(found), set()), (
+                "children are miscounted"
+            )
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
