@@ -142,6 +142,7 @@ def test_rates_hold_for_all_together(tmp_path: Path) -> None:
             assert refused == statuses.count(429)
 
 
+@pytest.mark.slow
 def test_changes_by_operators_hold_for_all() -> None:
     with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as scripted:
         settings: dict[str, Any] = {"engines": [{"url": scripted.url, "name": "e"}]}
@@ -203,6 +204,7 @@ def test_a_response_is_found_by_all(tmp_path: Path) -> None:
             assert other.client.get("/v1/responses/resp_2", headers=a).status_code == 404
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_all() -> None:
     timing = {"engine": {"timing": FixedTiming(prefill_ms=1, decode_ms=1)}}
     with fleet(workers=2, **timing) as served, several(2, fleets=[served.url]) as (gateways, between):
