@@ -320,8 +320,10 @@ class Bridge:
                 self.idle.pop(key, None)
 
     def rest_unless(self, held: Callable[[Key], bool]) -> None:
-        """Let every hash rest that is not ``held``."""
-        for key in [key for key in self._known if key not in self.idle and not held(key)]:
+        """Let every hash rest that is not ``held``, in the order of their spans, which a restored bridge has too."""
+        known = self._known
+        left = [key for key in known if key not in self.idle and not held(key)]
+        for key in sorted(left, key=known.__getitem__):
             self.rest(key)
 
     def clear(self) -> None:
