@@ -36,8 +36,8 @@ class _Stretch:
         self.start = start
         self.stop = stop
         self.parent = parent
-        self.children: list[_Stretch] | None = None
-        """Those that follow it: when it is split, no walk through all stretches is needed to find them."""
+        self.children: dict[int, _Stretch] | None = None
+        """Those that follow it, by ``id``, as there may be thousands: a split needs them."""
         # Rows by runs: where each ends, counted from the chain's start, and its places.
         self.stops = [stop]
         self.masks = [0]
@@ -45,9 +45,9 @@ class _Stretch:
     def follow(self, child: "_Stretch") -> None:
         """``child`` follows it, too."""
         if self.children is None:
-            self.children = [child]
+            self.children = {id(child): child}
         else:
-            self.children.append(child)
+            self.children[id(child)] = child
 
     def lengthen(self, stop: int) -> None:
         """Go on to ``stop``; no place holds what is added."""
@@ -169,9 +169,7 @@ class ChainIndex:
                 assert found.parent.stop == found.start, "a stretch doesn't follow its parent"
                 children.setdefault(id(found.parent), set()).add(id(found))
         for found in self._stretches.values():
-            assert {id(one) for one in found.children or ()} == children.get(id(found), set()), (
-                "children are miscounted"
-            )
+            assert set(found.children or ()) == children.get(id(found), set()), "children are miscounted"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +194,7 @@ class ChainIndex:
     def _split(self, found: _Stretch, at: int) -> None:
         """Something branches off inside ``found``: make what comes from ``at`` on a stretch of its own."""
         rest = _Stretch(found.chain, at, found.stop, found)
-        rest.children, found.children = found.children, [rest]
+        rest.children, found.children = found.children, {id(rest): rest}
         run = bisect_right(found.stops, at - 1)
         rest.stops, rest.masks = found.stops[run:], found.masks[run:]
         if found.stops[run] == at:
@@ -204,7 +202,7 @@ class ChainIndex:
         del found.stops[run + 1 :], found.masks[run + 1 :]
         found.stops[run] = found.stop = at
         if rest.children:
-            for other in rest.children:
+            for other in rest.children.values():
                 other.parent = rest
         self._stretches[rest.chain.keys[at]] = rest
 
@@ -221,4 +219,4 @@ class ChainIndex:
             del self._stretches[node.chain.keys[node.start]]
             node = node.parent
             if node is not None and node.children is not None:
-                node.children.remove(gone)
+                del node.children[id(gone)]
