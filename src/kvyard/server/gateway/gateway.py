@@ -86,6 +86,13 @@ class Gateway(AsyncService):
         self.reloading = Reloading(config, self.members, self.keys)
         self.reloading.changed.append(self._configured)
 
+    def follow(self) -> None:
+        """Before its start, for a process in the place of one that ended: begin with the configuration as it is by now, and
+        have engines looked at first. The others answer meanwhile, so that it shouldn't take requests which it must refuse.
+        """
+        self.joining.insert(0, self.reloading.reload)
+        self.joining.append(self.members.looked_at)
+
     async def start(self) -> None:
         """Take in the engines of the configuration. Raises ``KvyardError`` for what can't be done."""
         config, channel = self.config, self._channel

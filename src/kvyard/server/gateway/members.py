@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel
 from kvyard.server.gateway.client import EngineClient
@@ -21,6 +22,8 @@ from kvyard.server.indexer.schemas import Unregister
 from kvyard.server.supervisor import Supervised, Supervisor
 
 log = logging.getLogger(__name__)
+
+FIRST_LOOKS = 3.0
 
 
 class Membership(msgspec.Struct, eq=False):
@@ -93,6 +96,13 @@ class Membership(msgspec.Struct, eq=False):
         if found is None:
             raise Refusal(404, f"there is no engine {name[:200]!r}", field="engine", fix="see /admin/engines")
         return found
+
+    async def looked_at(self) -> None:
+        """Wait until it is known of every engine whether it answers, for ``FIRST_LOOKS`` seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOKS):
+                while any(engine.state == "starting" for engine in self.engines.values()):
+                    await pause(0.01)
 
     def drain(self, name: str) -> Engine:
         """Send an engine nothing more; what it has under way goes on. Raises ``Refusal``."""

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -84,25 +85,26 @@ class Reloading:
             log.warning("the configuration can't be read again, and stays as it was: %s", error)
             return
         self.error = ""
+        if keys is not None and self._keys is not None:
+            self._keys.replace(keys)
+        taken = await self.take_over(fresh)
+        self.reloads += 1
+        log.warning("the configuration was read again: %s", ", ".join(taken) or "keys")
+
+    async def take_over(self, fresh: GatewayConfig) -> list[str]:
+        """Have ``fresh`` in force, as far as that can be while requests are under way. Returns the settings that changed."""
         names = GatewayConfig.__struct_fields__
         differing = [name for name in names if getattr(fresh, name) != getattr(self.config, name)]
         if fixed := [name for name in differing if name not in LIVE]:
             log.warning("changed, and needs a restart: %s", ", ".join(fixed))
-        old = self.config.engines
-        self.config = msgspec.structs.replace(
-            self.config, **{name: getattr(fresh, name) for name in differing if name in LIVE}
-        )
+        old, live = self.config.engines, [name for name in differing if name in LIVE]
+        self.config = msgspec.structs.replace(self.config, **{name: getattr(fresh, name) for name in live})
         for told in self.changed:
             told(self.config)
-        if keys is not None and self._keys is not None:
-            self._keys.replace(keys)
-        await self._take_over(old, self.config.engines)
-        self.reloads += 1
-        log.warning(
-            "the configuration was read again: %s", ", ".join(name for name in differing if name in LIVE) or "keys"
-        )
+        await self._exchange(old, self.config.engines)
+        return live
 
-    async def _take_over(self, old: Iterable[GatewayEngine], new: Iterable[GatewayEngine]) -> None:
+    async def _exchange(self, old: Iterable[GatewayEngine], new: Iterable[GatewayEngine]) -> None:
         before, after = {one.called: one for one in old}, {one.called: one for one in new}
         for name, engine in before.items():
             if after.get(name) != engine:
@@ -125,3 +127,14 @@ class Reloading:
             except OSError:
                 found.append(None)
         return tuple(found)
+
+
+def live_settings(config: GatewayConfig) -> dict[str, Any]:
+    """Those that may change while requests are under way."""
+    return {name: getattr(config, name) for name in sorted(LIVE)}
+
+
+def with_settings(config: GatewayConfig, settings: dict[str, Any]) -> GatewayConfig:
+    """``config`` with what was ``live_settings`` of another, and encoded since."""
+    built = msgspec.to_builtins(config)
+    return msgspec.convert({**built, **settings}, GatewayConfig)

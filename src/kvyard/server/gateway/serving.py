@@ -67,6 +67,8 @@ class GatewayServing(msgspec.Struct, eq=False):
         served.reloading.read = lambda: own(self.read())
         if self.file is not None:
             served.reloading.files.append(str(self.file))
+        if times:
+            served.follow()
 
         def begun(url: str) -> None:
             settle()

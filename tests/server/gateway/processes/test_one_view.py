@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -12,19 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.processes.support import joined, several
+from tests.server.gateway.processes.support import HubThread, joined, several
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer
 from tests.server.gateway.support import Gated, eventually, fleet, together
 
 from kvyard.clock import VirtualClock
 from kvyard.engine.timing import FixedTiming
+from kvyard.errors import KvyardError
 from kvyard.server.gateway.access_log import AccessLog
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.processes.hub import Hub
 from kvyard.server.gateway.recording import TrafficRecorder
 
@@ -250,3 +254,36 @@ def test_one_file_is_written_for_all(tmp_path: Path) -> None:
     assert [row["hash_ids"] for row in rows] == [rows[0]["hash_ids"]] * 4, "ids are of one file"
     assert [row["timestamp"] for row in rows] == sorted(row["timestamp"] for row in rows)
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 4
+
+
+def test_one_that_is_started_again_begins_with_what_is_in_force() -> None:
+    """As read again since, whether or not the file can still be read; and its engines are known before it takes requests."""
+    with (
+        ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as old,
+        ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as new,
+    ):
+        settings: dict[str, Any] = {"engines": [{"url": old.url, "name": "old"}], "retries": 1}
+        with HubThread(Hub(2)) as between, contextlib.ExitStack() as stack:
+            first = Gated(channel=between.join(1, 2), **settings)
+            reloading = first.gateway.reloading
+            reloading.files.append(os.devnull)  # so that it is watched
+            now = {"engines": [GatewayEngine(url=new.url, name="new")], "retries": 2}
+            reloading.read = reads = lambda: msgspec.structs.replace(reloading.config, **now)
+            stack.enter_context(first)
+            between.do(between.hub.reload)
+            eventually(lambda: list(first.gateway.members.engines) == ["new"])
+
+            def broken() -> GatewayConfig:
+                raise KvyardError("it isn't there")
+
+            for read in (reads, broken):
+                channel = between.join(2, 2)
+                second = Gated(channel=channel, **settings)
+                second.gateway.reloading.read = read
+                second.gateway.follow()
+                with second:
+                    (engine,) = second.gateway.members.engines.values()
+                    assert (engine.name, engine.state) == ("new", "ready")
+                    assert second.gateway.config.retries == 2
+                    assert second.gateway.reloading.error == ("it isn't there" if read is broken else "")
+                between.do(lambda: between.hub.remove(2))

@@ -62,6 +62,11 @@ class Allowance:
         self.tokens = None if rate.tokens_per_minute is None else Bucket(rate.tokens_per_minute, now)
 
     @property
+    def bounded(self) -> bool:
+        """Whether there is anything that can be used up."""
+        return self.requests is not None or self.tokens is not None
+
+    @property
     def full(self) -> bool:
         """Whether nothing is used: as good as new."""
         return all(one is None or one.level >= one.limit for one in (self.requests, self.tokens))

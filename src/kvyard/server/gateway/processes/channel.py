@@ -1,6 +1,7 @@
 """A process's end of the channel: what it tells the hub and the other processes, and what it asks them.
 
-What is told while the hub doesn't read waits, within a bound; bookings beyond that are left out, and all are told again later.
+What is told while the hub doesn't read waits, within a bound. Beyond that bookings are left out, and all are told again later;
+lines of the access log and what is recorded are left out for good.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvyard.server.gateway.processes.frames import ALL, HUB, LOSSY, FrameKind, FrameReader, frame
+from kvyard.server.gateway.processes.frames import ALL, HUB, LOSSY, WRITTEN, FrameKind, FrameReader, frame
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,8 @@ MOST_WAITING = 16 << 20
 """Bytes that wait for the hub to read them."""
 PATIENCE = 0.5
 """Seconds that other processes have to answer."""
+HUB_PATIENCE = 3.0
+"""Seconds that the hub has: beyond that it is taken to hang."""
 
 Heard: TypeAlias = Callable[[int, bytes], None]
 """Called with who sent a frame, and its body."""
@@ -68,13 +71,11 @@ class Channel(asyncio.Protocol):
     # -- telling and asking ---------------------------------------------------------------------------------------------
 
     def send(self, kind: FrameKind, peer: int, body: bytes = b"") -> bool:
-        """Tell the hub, one process or all others. Returns whether it was told; bookings and the like aren't where too much
-        waits.
-        """
+        """Tell the hub, one process or all others. Returns whether it was told; much isn't where too much waits."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
-        if kind in LOSSY and transport.get_write_buffer_size() > MOST_WAITING:
+        if (kind in LOSSY or kind in WRITTEN) and transport.get_write_buffer_size() > MOST_WAITING:
             self.lost_frames += 1
             return False
         transport.write(frame(kind, peer, body))
@@ -86,17 +87,17 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
     async def ask_hub(self, what: str, body: bytes = b"") -> bytes:
-        """The hub's answer. Raises ``ConnectionError`` where it is gone."""
-        found = await self._ask(what, body, {HUB}, None)
+        """The hub's answer. Raises ``ConnectionError`` where it is gone, or doesn't answer in time."""
+        found = await self._ask(what, body, {HUB}, HUB_PATIENCE)
         if HUB not in found:
-            raise ConnectionError("the parent process is gone")
+            raise ConnectionError("the parent process doesn't answer")
         return found[HUB]
 
     async def ask_others(self, what: str, body: bytes = b"", seconds: float = PATIENCE) -> dict[int, bytes]:
         """The answers of all other processes that answer in time, by number."""
         return await self._ask(what, body, set(self.others), seconds) if self.others else {}
 
-    async def _ask(self, what: str, body: bytes, whom: set[int], seconds: float | None) -> dict[int, bytes]:
+    async def _ask(self, what: str, body: bytes, whom: set[int], seconds: float) -> dict[int, bytes]:
         number = next(self._numbers)
         answers: dict[int, bytes] = {}
         waiting = asyncio.get_running_loop().create_future()

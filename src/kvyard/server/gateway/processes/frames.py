@@ -47,10 +47,14 @@ class FrameKind(enum.IntEnum):
     RELOAD = 17
     RESTATE = 18
     """From the hub: frames were lost on the way to the process in the body; tell it all again."""
+    CONFIG = 19
+    """To the hub: the settings that are in force since a file was read again."""
 
 
 LOSSY = frozenset({FrameKind.BOOKINGS, FrameKind.FOUND, FrameKind.ASK, FrameKind.ANSWER})
 """What is left out where a process doesn't keep up; it is told all again later."""
+WRITTEN = frozenset({FrameKind.RECORD, FrameKind.LINES})
+"""What the hub puts into files, and is left out where it doesn't keep up."""
 
 
 def frame(kind: FrameKind, peer: int, body: bytes = b"") -> bytes:

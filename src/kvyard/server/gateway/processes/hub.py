@@ -94,6 +94,8 @@ class Hub:
         self._changes = KeptChanges()
         self._allowances: dict[RateName, Allowance] = {}
         self._ended: Figures = []
+        self._config = b""
+        """Settings that processes have read since the start; empty: those of the start."""
 
     # -- who there is -----------------------------------------------------------------------------------------------------
 
@@ -215,10 +217,11 @@ class Hub:
     def send(self, kind: FrameKind, to: int, sender: int, body: bytes = b"") -> None:
         """Pass a frame to a process. One that doesn't read misses what can be told again later."""
         member = self._members.get(to)
-        if member is None or (member.behind and kind in LOSSY):
+        lossy = kind in LOSSY and sender != HUB  # a request waits for each of the hub's own answers
+        if member is None or (member.behind and lossy):
             return
         data = frame(kind, sender, body)
-        if member.size + len(data) > MOST_WAITING and kind in LOSSY:
+        if lossy and member.size + len(data) > MOST_WAITING:
             member.behind = True
             return
         member.waiting.append(data)
@@ -278,6 +281,8 @@ class Hub:
         elif kind is FrameKind.LINES:
             if self._access_log is not None:
                 self._access_log.write(body)
+        elif kind is FrameKind.CONFIG:
+            self._config = body
         elif kind is FrameKind.READY:
             member.ready = True
             self.engines = self.engines or int(body or b"0")
@@ -292,6 +297,8 @@ class Hub:
             said = b"" if home is None else encode(home)
         elif what == "changes":
             said = encode(self._changes.listed())
+        elif what == "config":
+            said = self._config
         elif what == "figures":
             kept = [member.figures for member in self._members.values()]
             said = encode([self._ended, *kept])

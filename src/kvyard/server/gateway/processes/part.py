@@ -14,7 +14,7 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
 from kvyard.server.dashboard.view import FleetView, ViewSource
-from kvyard.server.gateway.config import GatewayEngine
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.health import Finding
 from kvyard.server.gateway.pool import Engine
@@ -22,6 +22,7 @@ from kvyard.server.gateway.processes.changes import EngineChange
 from kvyard.server.gateway.processes.channel import Channel, encode
 from kvyard.server.gateway.processes.figures import gathered_figures
 from kvyard.server.gateway.processes.frames import ALL, HUB, FrameKind
+from kvyard.server.gateway.reloading import live_settings, with_settings
 from kvyard.server.gateway.schemas import EngineInfo
 from kvyard.server.gateway.traffic import P
 from kvyard.server.gateway.view import engine_info
@@ -76,6 +77,7 @@ class GatewayPart:
         gateway.metrics.sources.append(self._samples)
         gateway.health.tell = self._tell
         gateway.members.on_looked.append(lambda engine: self._tell(LOOK, engine.name, ""))
+        gateway.reloading.changed.append(self._configured)
         gateway.joining.append(self._catch_up)
         gateway.beside["changes"] = self._make_changes
 
@@ -131,6 +133,10 @@ class GatewayPart:
 
     async def _catch_up(self) -> None:
         """Make the changes that were made before this process was there."""
+        reloading = self._gateway.reloading
+        if reloading.error and (told := await self.channel.ask_hub("config")):
+            # The others go on with what they read while it could be used.
+            await reloading.take_over(with_settings(reloading.config, msgspec.msgpack.decode(told)))
         for change in _changes(await self.channel.ask_hub("changes")):
             try:
                 if change.op == "add" and change.engine in self._gateway.members.engines:
@@ -164,6 +170,9 @@ class GatewayPart:
         if change.op == "remove":
             return await members.remove(change.engine)
         return members.drain(change.engine) if change.op == "drain" else members.resume(change.engine)
+
+    def _configured(self, config: GatewayConfig) -> None:
+        self.channel.send(FrameKind.CONFIG, HUB, encode(live_settings(config)))
 
     def _tell(self, found: Finding | str, engine: str, reason: str) -> None:
         self.channel.send(FrameKind.FOUND, ALL, encode((found, engine, reason)))

@@ -130,10 +130,22 @@ class ProcessGroup:
                 self._start(child)
 
     def _start(self, child: _Child) -> None:
-        ours, theirs = socket.socketpair()
+        """Raises ``KvyardError`` where there can't be a first one; others are tried again later."""
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        ends: tuple[socket.socket, ...] = ()
+        try:
+            ours, theirs = ends = socket.socketpair()
+            pid = os.fork()
+        except OSError as error:
+            for end in ends:
+                end.close()
+            why = f"process {child.number} can't be started: {error.strerror}"
+            if not any(one.times for one in self._children):
+                raise KvyardError(f"{why}; see ulimit -u and -n, and the memory that is free") from None
+            log.error("%s", why)
+            self._wait_for_next(child)
+            return
         if not pid:
             code = 1
             try:
@@ -164,6 +176,10 @@ class ProcessGroup:
         child.times += 1
         self._hub.add(child.number, ours)
 
+    def _wait_for_next(self, child: _Child) -> None:
+        child.due = self._clock.now() + from_seconds(child.wait)
+        child.wait = min(2 * child.wait, LONGEST)
+
     def _announce(self) -> None:
         if all(self._hub.is_ready(child.number) for child in self._children):
             self._announced = True
@@ -182,17 +198,15 @@ class ProcessGroup:
             was_ready = self._hub.is_ready(child.number)
             self._hub.remove(child.number)
             child.pid = 0
-            now = self._clock.now()
             if self._ending:
                 continue
             if not was_ready and not self._announced and child.number == 1 and child.times == 1:
                 self._code = code if code > 0 else 1  # it has said why
                 self._end()
                 continue
-            if now - child.started >= STEADY:
+            if self._clock.now() - child.started >= STEADY:
                 child.wait = SHORTEST
-            child.due = now + from_seconds(child.wait)
-            child.wait = min(2 * child.wait, LONGEST)
+            self._wait_for_next(child)
             how = f"by signal {-code}" if code < 0 else f"with code {code}"
             log.error("process %d (%d) ended %s and is started again", child.number, pid, how)
 

@@ -19,7 +19,8 @@ from kvyard.server.gateway.sharing.peers import packed, unpacked
 
 log = logging.getLogger(__name__)
 
-Tell = Callable[[bytes], object]
+Tell = Callable[[bytes], bool]
+"""Returns false where the parent doesn't keep up, and is told nothing."""
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -49,7 +50,7 @@ class ToldRecorder:
         self.path = Path(path)
         self.stopped = ""
         self.counters = RecorderCounters()
-        """Nothing: the parent counts."""
+        """What the parent wasn't told; it counts the rest."""
         self._clock = clock
         self._tell = tell
 
@@ -77,7 +78,8 @@ class ToldRecorder:
             model=model,
             hints=None if hints is NO_HINTS else hints,
         )
-        self._tell(encode(call))
+        if not self._tell(encode(call)):
+            self.counters.left_out += 1
 
     def ended(
         self, id_: object, output_tokens: int, *, first_token: int | None = None, cached: int | None = None
@@ -127,7 +129,9 @@ class ToldLog(AccessLog):
         super().__init__(path)
 
     def write(self, text: bytes) -> None:
-        self._tell(text)
+        self.error = "" if self._tell(text) else "the parent process doesn't keep up"
+        if self.error:
+            self.lost += text.count(b"\n")
 
     def reopen(self) -> None:
         """The parent does."""

@@ -44,14 +44,14 @@ class SharedRates:
 
     async def admit(self, key: AccessKey, model: str, tokens: int) -> SharedTicket:
         """As ``KeyRing.admit``. Raises ``Refusal``."""
-        rates = [_named(one) for one in self._keys.allowances(key, model)]
+        rates = [_named(one) for one in self._keys.allowances(key, model) if one.bounded]
         ticket = SharedTicket(self._channel, rates, tokens)
         if not rates:
             return ticket
         try:
             error, fix, ticket.told = _decode(await self._channel.ask_hub("admit", encode((rates, tokens))))
         except ConnectionError:
-            raise Refusal(503, "the gateway ends", fix="try again", Retry_After="1") from None
+            raise Refusal(503, "rates can't be looked up now", fix="try again", Retry_After="1") from None
         if error:
             self._keys.count_refused(key)
             raise Refusal(429, error, fix=fix, **{name.replace("-", "_"): value for name, value in ticket.told.items()})

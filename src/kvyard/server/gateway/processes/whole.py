@@ -25,7 +25,7 @@ from kvyard.server.gateway.processes.part import GatewayPart, PartStatement, Par
 from kvyard.server.gateway.schemas import EngineInfo, GatewayHealth
 from kvyard.server.gateway.traffic import NAMES, P
 from kvyard.server.health import HealthReason, Readiness, readiness
-from kvyard.server.http import picked
+from kvyard.server.http import Refusal, picked
 
 ENGINE_STATES = ("ready", "suspect", "starting", "down")
 STREAM_STATES = ("fresh", "catching up", "stale")
@@ -81,7 +81,11 @@ class WholeGateway:
         """As they are scraped, and the media type."""
         self._part.keep()
         await self._channel.ask_others("keep")
-        ended, *kept = _figures(await self._channel.ask_hub("figures"))
+        try:
+            ended, *kept = _figures(await self._channel.ask_hub("figures"))
+        except ConnectionError as error:
+            # Without those that have ended counters would fall, which looks like a restart.
+            raise Refusal(503, str(error), fix="try again", Retry_After="1") from None
         samples = (await self._hub()).samples
         own: Figures = [
             (
@@ -104,7 +108,11 @@ class WholeGateway:
         return self._part.view().view if self._seen is None else self._seen
 
     async def _hub(self) -> HubState:
-        return _state(await self._channel.ask_hub("state"))
+        try:
+            return _state(await self._channel.ask_hub("state"))
+        except ConnectionError as error:
+            silent = HealthReason(code="process-silent", about="parent process", why=str(error))
+            return HubState(processes=[], reasons=[silent], samples={})
 
     async def _all(self, what: str, own: S, kind: type[S]) -> tuple[list[S], list[HealthReason]]:
         """What all processes answer, this one first, and those that didn't."""
