@@ -221,7 +221,7 @@ def usage(data: bytes) -> None:
         if isinstance(said, dict) and set(said) <= {"prompt_tokens", "completion_tokens"}:
             for name, ours in (("prompt_tokens", found.prompt), ("completion_tokens", found.output)):
                 if isinstance(said.get(name), int) and not isinstance(said[name], bool) and said[name] >= 0:
-                    assert ours == said[name], (name, ours)
+                    assert ours == (said[name] if said[name] < 10**12 else None), (name, ours)
 
 
 def picked(data: bytes) -> None:

@@ -34,7 +34,7 @@ _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 """The field, and no text that says so: what a client sent may be repeated in an answer."""
 _FIELD = re.compile(
     rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_(?:read|creation)_input_tokens)"'
-    rb"\s*:\s*(\d{1,12})"
+    rb"\s*:\s*(\d{1,12})(?![\d.eE])"  # what no count of tokens can be isn't read in part
 )
 UNMET = {"finished": "unreported", "refused": "failed", "failed": "failed", "broken": "cut", "cancelled": "cut"}
 """Why a promise was not kept, by how a request ended whose engine didn't say what it found."""
