@@ -89,7 +89,9 @@ class Reloading:
             self._keys.replace(keys)
         taken = await self.take_over(fresh)
         self.reloads += 1
-        log.warning("the configuration was read again: %s", ", ".join(taken) or "keys")
+        log.warning(
+            "the configuration was read again: %s", ", ".join(taken) or ("nothing new" if keys is None else "keys")
+        )
 
     async def take_over(self, fresh: GatewayConfig) -> list[str]:
         """Have ``fresh`` in force, as far as that can be while requests are under way. Returns the settings that changed."""

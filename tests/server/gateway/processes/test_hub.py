@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 import subprocess
 import sys
@@ -20,12 +22,14 @@ from tests.server.gateway.processes.support import several
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer
 from tests.server.gateway.support import PATIENCE, eventually
 
+from kvyard.clock import VirtualClock
 from kvyard.server.gateway.processes import channel as channels
 from kvyard.server.gateway.processes import hub as hubs
 from kvyard.server.gateway.processes.channel import Channel, encode
 from kvyard.server.gateway.processes.frames import HUB, FrameKind, FrameReader, frame
 from kvyard.server.gateway.processes.hub import Hub
-from kvyard.server.gateway.processes.records import ToldLog
+from kvyard.server.gateway.processes.records import RecordedCall, ToldLog
+from kvyard.server.gateway.recording import TrafficRecorder
 
 pytestmark = pytest.mark.zmq
 
@@ -102,13 +106,60 @@ def test_what_is_to_be_written_waits_within_a_bound(monkeypatch: pytest.MonkeyPa
     assert 0 < log.lost < 64 and "doesn't keep up" in log.error
 
 
+def test_what_a_lost_process_had_under_way_does_not_hold_up_the_recording(tmp_path: Path) -> None:
+    """Rows are written in order of arrival; and a request of the same name may come again."""
+    clock = VirtualClock()
+    hub = Hub(2, TrafficRecorder(tmp_path / "rows.jsonl", clock=clock), clock)
+
+    def told(end: socket.socket, call: RecordedCall) -> None:
+        end.sendall(frame(FrameKind.RECORD, HUB, encode(call)))
+        hub.wait(0)
+
+    ends = []
+    for number in (1, 2):
+        ours, theirs = socket.socketpair()
+        hub.add(number, ours)
+        ends.append(theirs)
+    first, second = ends
+    told(first, RecordedCall(at=10, id="lost", keys=b"", tokens=5))
+    told(second, RecordedCall(at=20, id="b", keys=b"", tokens=7))
+    told(second, RecordedCall(at=30, id="b", output=1))
+    hub.remove(1)
+    hub.flush()
+    assert [json.loads(line)["input_length"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [7]
+    ours, again = socket.socketpair()
+    hub.add(1, ours)
+    told(again, RecordedCall(at=40, id="lost", keys=b"", tokens=5))
+    told(again, RecordedCall(at=50, id="lost", output=1))
+    hub.flush()
+    assert [json.loads(line)["input_length"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [7, 5]
+    for end in (first, second, again):
+        end.close()
+    hub.close()
+
+
+def test_looks_that_are_not_answered_are_counted() -> None:
+    """Of those that are ready: another may take its time. Whatever one says is an answer."""
+    hub = Hub(1)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        hub.add(1, ours)
+        assert hub.look() == {}
+        for said in (frame(FrameKind.READY, HUB, b"0"), frame(FrameKind.ANSWER, HUB, encode((0, b"")))):
+            theirs.sendall(said)
+            hub.wait(0)
+            assert [hub.look() for _ in range(3)] == [{1: 0}, {1: 1}, {1: 2}]
+        hub.close()
+
+
 GROUP = """
 import asyncio, errno, os, signal, sys
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.processes.frames import HUB, FrameKind
 from kvyard.server.gateway.processes.hub import Hub
-from kvyard.server.gateway.processes.process_group import ProcessGroup
+from kvyard.server.gateway.processes import process_group
 
+process_group.LOOK, process_group.MOST_LOOKS = 0.05, 10
 fails, calls, fork = int(sys.argv[1]), 0, os.fork
 
 def forked():
@@ -124,16 +175,19 @@ def serve(channel, times):
         channel.heard[FrameKind.END] = lambda peer, body: ended.set()
         await channel.open()
         channel.send(FrameKind.READY, HUB, b"0")
+        if channel.number == 2 and not times:
+            signal.pause()  # it hangs
+        if times:
+            os.kill(os.getppid(), signal.SIGTERM)
         await ended.wait()
     asyncio.run(until_the_end())
 
 def ready(pids):
     print("ready", len(pids), flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 os.fork = forked
 try:
-    sys.exit(ProcessGroup(2, Hub(2), serve, drain_seconds=1, ready=ready).run())
+    sys.exit(process_group.ProcessGroup(2, Hub(2), serve, drain_seconds=1, ready=ready).run())
 except KvyardError as error:
     sys.exit(str(error))
 """
@@ -144,9 +198,14 @@ except KvyardError as error:
     ("failing", "code", "said"),
     [(2, 0, "ready 2"), pytest.param(1, 1, "process 1 can't be started", marks=pytest.mark.slow)],
 )
-def test_a_process_that_cannot_be_started_is_tried_again(failing: int, code: int, said: str) -> None:
-    """With the others untouched, and unless it is the first of all: then there is nothing to keep."""
+def test_processes_that_cannot_be_started_or_hang(failing: int, code: int, said: str) -> None:
+    """One that can't be started is tried again, with the others untouched, and unless it is the first of all: then there is
+    nothing to keep. One that hangs is killed, and started again.
+    """
     command = [sys.executable, "-c", GROUP, str(failing)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == code and said in done.stdout + done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+    if not code:
+        assert re.search(r"process 2 \(\d+\) hangs, and is killed", done.stderr), done.stderr
+        assert "ended by signal 9 and is started again" in done.stderr

@@ -1,7 +1,8 @@
 """Figures of several processes put together for Prometheus, as one server would have them.
 
 Counters and histograms add up, those of processes that have ended included: a sum that fell would look like a restart. Every
-process follows the same event streams and looks at the same engines: of what is said of those the most counts, not the sum.
+process follows the same event streams and looks at the same engines: of what is said of those the most counts, not the sum,
+and by what the most falls when a process ends, it is raised from then on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,23 +49,46 @@ def gathered_figures(registry: Any) -> Figures:
     ]
 
 
-def ended_figures(parts: Sequence[Figures]) -> Figures:
-    """What still counts of processes that have ended."""
-    lasting = [
-        [family for family in figures if family[1] in ("counter", "histogram") and _adds_up(family[0])]
-        for figures in parts
-    ]
-    return _merged(lasting)
+def ended_figures(ended: Figures, last: Figures, others: Sequence[Figures]) -> Figures:
+    """What is added to the figures of those that go on, which are ``others``, now that one more ended that had ``last``."""
+    most = {
+        (sample, tuple(labels.items())): value
+        for _, _, _, samples in _merged(others)
+        for sample, labels, value in samples
+    }
+    lasting: Figures = []
+    for name, kind, text, samples in last:
+        if kind not in ("counter", "histogram"):
+            continue
+        if not _adds_up(name):
+            samples = [
+                (sample, labels, value - most.get((sample, tuple(labels.items())), 0))
+                for sample, labels, value in samples
+                if value > most.get((sample, tuple(labels.items())), 0) and not sample.endswith("_created")
+            ]
+        lasting.append((name, kind, text, samples))
+    return _merged([ended, lasting], added=True)
 
 
 def merged_figures(ended: Figures, parts: Sequence[Figures]) -> Figures:
     """All processes together. Of engines that none of them has any more, nothing is said."""
     engines = {labels[ENGINE] for _, _, _, samples in _all(parts) for _, labels, _ in samples if ENGINE in labels}
+    there = {(sample, tuple(labels.items())) for _, _, _, samples in _all(parts) for sample, labels, _ in samples}
     lasting = [
-        (name, kind, text, [one for one in samples if one[1].get(ENGINE) in (None, *engines)])
+        (
+            name,
+            kind,
+            text,
+            [
+                one
+                for one in samples
+                if one[1].get(ENGINE) in (None, *engines)
+                and (_adds_up(name) or (one[0], tuple(one[1].items())) in there)
+            ],
+        )
         for name, kind, text, samples in ended
     ]
-    return _merged([*parts, lasting])
+    return _merged([_merged(parts), lasting], added=True)
 
 
 def figures_text(figures: Figures) -> tuple[bytes, str]:
@@ -90,7 +114,8 @@ def _adds_up(name: str) -> bool:
     return name not in MOST and name not in LEAST and not name.startswith(COMMON)
 
 
-def _merged(parts: Sequence[Figures]) -> Figures:
+def _merged(parts: Sequence[Figures], *, added: bool = False) -> Figures:
+    """Put together; ``added``: all that is in several adds up."""
     families: dict[str, tuple[str, str, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
     for name, kind, text, samples in _all(parts):
         values = families.setdefault(name, (kind, text, {}))[2]
@@ -101,7 +126,7 @@ def _merged(parts: Sequence[Figures]) -> Figures:
                 values[key] = value
             elif sample.endswith("_created") or name in LEAST:
                 values[key] = min(known, value)
-            elif _adds_up(name):
+            elif added or _adds_up(name):
                 values[key] = known + value
             else:
                 values[key] = max(known, value)

@@ -64,6 +64,10 @@ class _HubProcess(msgspec.Struct, eq=False):
     behind: bool = False
     """Whether frames were left out."""
     figures: Figures = []
+    recorded: set[str] = set()
+    """Requests that are recorded, and not over."""
+    unanswered: int = 0
+    """Looks since it last said anything."""
 
 
 class Hub:
@@ -125,7 +129,10 @@ class Hub:
         with suppress(KeyError):
             self._selector.unregister(member.end)
         member.end.close()
-        self._ended = ended_figures([self._ended, member.figures])
+        self._ended = ended_figures(self._ended, member.figures, [one.figures for one in self._members.values()])
+        if self._recorder is not None:
+            for id_ in member.recorded:
+                self._recorder.ended((number, id_), 0)  # it won't say how they end, and rows behind them wait
         for one in self._members:
             self.send(FrameKind.GONE, one, HUB, bytes([number]))
 
@@ -159,6 +166,14 @@ class Hub:
         if self._access_log is not None:
             self._access_log.reopen()
         self.tell_all(FrameKind.RELOAD)
+
+    def look(self) -> dict[int, int]:
+        """Ask those that are ready whether they still answer. Returns for each how many looks it has left unanswered."""
+        for member in self._members.values():
+            if member.ready:
+                self.send(FrameKind.ASK, member.number, HUB, encode((0, "alive", b"")))
+                member.unanswered += 1
+        return {member.number: member.unanswered - 1 for member in self._members.values() if member.ready}
 
     # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -200,6 +215,7 @@ class Hub:
             with suppress(KeyError):
                 self._selector.unregister(member.end)  # it ends: its exit is what counts
             return False
+        member.unanswered = 0
         for kind, peer, body in member.reader.feed(data):
             if peer == ALL:
                 for one in self._members:
@@ -277,7 +293,9 @@ class Hub:
             self._changes.made(_change(body))
         elif kind is FrameKind.RECORD:
             if self._recorder is not None:
-                write_down(self._recorder, self._recorder_clock, member.number, _call(body))
+                call = _call(body)
+                (member.recorded.discard if call.keys is None else member.recorded.add)(call.id)
+                write_down(self._recorder, self._recorder_clock, member.number, call)
         elif kind is FrameKind.LINES:
             if self._access_log is not None:
                 self._access_log.write(body)

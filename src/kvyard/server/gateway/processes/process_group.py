@@ -2,8 +2,9 @@
 
 The first one starts alone, so that what is wrong with a configuration is said once; the others follow when it is ready. One
 that ends is started again after a pause that doubles up to ``LONGEST`` seconds, and begins with the shortest where it ran for
-a while. SIGINT and SIGTERM let all of them answer what is under way, a second one ends that; SIGHUP has them read their
-configuration again. Where the parent itself is killed, its processes see it, and end as at SIGTERM.
+a while. One that doesn't answer for half a minute is killed. SIGINT and SIGTERM let all of them answer what is under way, a
+second one ends that; SIGHUP has them read their configuration again. Where the parent itself is killed, its processes see it,
+and end as at SIGTERM.
 
 Processes are forked: the parent has no threads and no event loop, and all code is loaded, so a new one is there at once.
 """
@@ -35,6 +36,10 @@ STEADY = 30 * SECOND
 """How long a process must have run for its next end to count as the first."""
 GRACE = 10.0
 """Seconds beyond those that answers may take, until a process that doesn't end is killed."""
+LOOK = 5.0
+"""Seconds between two looks whether processes answer."""
+MOST_LOOKS = 6
+"""That one may leave unanswered in a row. Looks are counted, not time: that passes too while all of them stand still."""
 FLUSH = 1.0
 """Seconds between two times that files are written out."""
 
@@ -90,7 +95,7 @@ class ProcessGroup:
         self._hub.watch(self._signals, self._signalled)
         gc.collect()
         gc.freeze()
-        flushed = self._clock.now()
+        flushed = looked = self._clock.now()
         try:
             while True:
                 now = self._clock.now()
@@ -102,6 +107,9 @@ class ProcessGroup:
                 if now - flushed > from_seconds(FLUSH):
                     flushed = now
                     self._hub.flush()
+                if now - looked > from_seconds(LOOK):
+                    looked = now
+                    self._kill_hung()
                 self._hub.wait(self._pause(now))
                 self._reap()
                 if not self._announced:
@@ -232,9 +240,18 @@ class ProcessGroup:
                     os.kill(child.pid, signal.SIGKILL)
         self._deadline = 0
 
+    def _kill_hung(self) -> None:
+        """Kill those that answer nothing any more: the kernel goes on to give them connections."""
+        unanswered = self._hub.look()
+        for child in self._children:
+            if child.pid and not self._ending and unanswered.get(child.number, 0) >= MOST_LOOKS:
+                log.error("process %d (%d) hangs, and is killed", child.number, child.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+
     def _pause(self, now: int) -> float:
         due = [child.due for child in self._wanted() if not child.pid]
-        return min([FLUSH, *((one - now) / SECOND for one in due)])
+        return min([FLUSH, LOOK, *((one - now) / SECOND for one in due)])
 
 
 def _taken_note_of(number: int, _: object) -> None:
