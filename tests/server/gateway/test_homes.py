@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
@@ -97,6 +98,27 @@ def test_a_response_is_its_keys_own(tmp_path: Path) -> None:
             # An id that isn't known here may be any key's.
             gated.post("/v1/responses", 404, headers=a, model="odd", input="y", previous_response_id="resp_unknown")
         gated.idle()
+
+
+def test_parts_of_a_response_are_its_keys_own_too(tmp_path: Path) -> None:
+    """Where paths that aren't known are passed on: to the engine that has the response, and for the key that made it."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\n[[keys]]\nname = "b"\nkey = "sk-b"\n')
+    with ScriptedEngine(Keeper("e")) as first, ScriptedEngine(Keeper("f")) as second:
+        engines = [{"url": first.url}, {"url": second.url}]
+        with Gated(engines=engines, keys_file=str(keys), pass_unknown=True, router={"policy": "round-robin"}) as gated:
+            gated.ready(2)
+            a, b = ({"authorization": f"Bearer sk-{name}", "x-of": f"key-{name}"} for name in "ab")
+            made = [gated.post("/v1/responses", headers=a, model="odd", input="x").json()["id"] for _ in range(4)]
+            for id_ in made:
+                path = f"/v1/responses/{id_}/input_items"
+                for _ in range(2):
+                    assert gated.client.get(path, headers=a).status_code == 200
+                for way in (path, "/" + path, f"/v1//responses/{id_}/input_items", f"/v1/x/%2e%2e/responses/{id_}"):
+                    url = httpx.URL(gated.url).copy_with(raw_path=way.encode())
+                    assert gated.client.get(url, headers=b).status_code == 404, way
+                heads = [head for engine in (first, second) for head, _ in engine.requests]
+                assert not [head for head in heads if id_ in head and "key-b" in head], heads
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

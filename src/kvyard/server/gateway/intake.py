@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from posixpath import normpath
 from typing import Any
 from urllib.parse import quote
 
@@ -29,6 +30,8 @@ from kvyard.server.http import Refusal, openai_error
 
 BYTES_PER_TOKEN = 4
 """Of a body, where a prompt isn't read and a limit has to be kept; the engine says better at the end."""
+STORED = "/v1/responses/"
+"""How paths begin that are about one response."""
 PASSED_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 LONG_SESSION = 128
 """Characters from which on a session's name is kept as a digest: routers remember many of them."""
@@ -154,6 +157,9 @@ class RequestIntake(msgspec.Struct, eq=False):
         """The exchange for a request that only engines know what to do with. Raises ``Refusal`` where there is none for it."""
         if method not in PASSED_METHODS:
             raise Refusal(405, f"{method} isn't passed on", fix=f"use {', '.join(PASSED_METHODS)}")
+        plain = normpath("/" + path.lstrip("/"))  # what something on the way may make of it
+        if plain.startswith(STORED):
+            return await self.accept_stored(method, body, headers, plain)
         key = self._key(headers)
         try:
             model = read_body(path, body, prompts=False).model if body else None
@@ -166,7 +172,7 @@ class RequestIntake(msgspec.Struct, eq=False):
     async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
         """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
         key = self._key(headers)
-        id_ = path.removeprefix("/v1/responses/").partition("/")[0]
+        id_ = path.removeprefix(STORED).partition("/")[0]
         home = await self._home(id_, key)
         pool = None if home is None else self.members.pools.get(home.model)
         if home is None or pool is None or home.engine not in pool.engines:
