@@ -53,6 +53,33 @@ def test_a_neighbour_that_is_called_part_stays(tmp_path: Path) -> None:
     assert (tmp_path / "x.json.part").read_text() == "mine"
 
 
+def test_what_a_killed_process_of_the_same_number_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    left = tmp_path / f"x.json.{os.getpid()}.part"
+    left.write_text("half")
+    write_whole(tmp_path / "x.json", "new")
+    assert (tmp_path / "x.json").read_text() == "new" and left.read_text() == "half"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_in_a_directory_that_takes_no_new_files_a_failure_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("older")
+    access = os.access
+    # Root may write to all of them.
+    monkeypatch.setattr(os, "access", lambda at, mode: Path(at) != tmp_path and access(at, mode))
+    with pytest.raises(ZeroDivisionError), whole_file(path) as file:
+        file.write(b"new")
+        raise ZeroDivisionError
+    assert path.read_text() == "older"
+    with whole_file(path, lambda: whole) as file:
+        file.write(b"new")
+    assert path.read_text() == ("new" if whole else "older")
+    assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_links_are_written_through(tmp_path: Path, there: bool) -> None:
     (tmp_path / "deep").mkdir()

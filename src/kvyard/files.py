@@ -10,10 +10,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EBUSY, EXDEV
+from itertools import count
 from pathlib import Path
-from shutil import copyfile, copymode
+from shutil import copyfile, copyfileobj, copymode
+from tempfile import TemporaryFile
 from typing import IO
 
 from kvyard.errors import KvyardError
@@ -42,7 +44,8 @@ def partial_name(path: str | Path) -> Path:
 def whole_file(path: str | Path, is_whole: IsWhole = always) -> Iterator[IO[bytes]]:
     """A file to write, by the rule above; of a regular one nothing is left if that fails. Raises ``KvyardError``.
 
-    Where ``is_whole`` denies it in the end, a regular one appears as ``partial_name(path)``, and what was at ``path`` stays.
+    Where ``is_whole`` denies it in the end, a regular one appears as ``partial_name(path)``, and what was at ``path`` stays;
+    nothing appears in a directory that takes no new files.
     """
     check_writable(path)
     try:
@@ -136,12 +139,16 @@ def _replaced(target: Path, is_whole: IsWhole) -> Iterator[IO[bytes]]:
     """A new file beside ``target`` that takes its place in the end, or its partial name."""
     there = target.exists()
     if there and not os.access(target.parent, os.W_OK):
-        with target.open("wb") as file:
-            yield file
+        with TemporaryFile(prefix="kvyard-") as kept:  # what is there stays until there is something to take its place
+            yield kept
+            if is_whole():
+                kept.seek(0)
+                with target.open("wb") as file:
+                    copyfileobj(kept, file)
         return
-    part = target.with_name(f"{target.name[:200]}.{os.getpid()}.part")
+    part, file = _part_of(target)
     try:
-        with part.open("xb") as file:
+        with file:
             yield file
         if not is_whole():
             os.replace(part, partial_name(target))
@@ -156,6 +163,18 @@ def _replaced(target: Path, is_whole: IsWhole) -> Iterator[IO[bytes]]:
             copyfile(part, target)  # mounted into a container as a single file, it can be written but not replaced
     finally:
         part.unlink(missing_ok=True)
+
+
+def _part_of(target: Path) -> tuple[Path, IO[bytes]]:
+    """A new file beside ``target``, and its path. A process that was killed leaves its own behind, and in containers the next
+    one has the same number: so there may be one already, which may also be another container's, under way.
+    """
+    for number in count():
+        more = f".{number}" if number else ""
+        part = target.with_name(f"{target.name[:200]}.{os.getpid()}{more}.part")
+        with suppress(FileExistsError):
+            return part, part.open("xb")
+    raise AssertionError("unreachable: numbers don't end")
 
 
 def _descriptor(path: str | Path) -> int | None:

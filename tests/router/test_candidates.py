@@ -51,6 +51,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"policy": "conductor"},
     {"policy": "kv", "host_credit": 0.3},  # looks at all: sums are rounded
     {"policy": "kv", "guard": 3.0},
+    {"policy": "kv", "host_credit": 1, "storage_credit": 0, "remote_credit": 0},
 ]
 
 

@@ -70,7 +70,7 @@ def has_candidates(config: RouterConfig) -> bool:
     """
     return (
         config.prefill_scale == config.held_weight == config.overlap_credit == 1
-        and all(0 <= credit <= 1 and (credit * _FINE).is_integer() for credit in config.lower_credits)
+        and all(0 <= credit <= 1 and credit * _FINE % 1 == 0 for credit in config.lower_credits)
         and not config.request_weight
         and not config.overlap_decay
         and not config.temperature

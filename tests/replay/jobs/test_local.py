@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import struct
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.replay.support import sessions
@@ -69,6 +73,30 @@ def test_one_that_is_lost_each_time_is_given_up(trace: Path, tmp_path: Path, mon
     assert len(victims) == ATTEMPTS and len(ends) == 1
     assert f"ended {ATTEMPTS} times, at last with exit code -9" in (ends[0][1] or "")
     assert not Path(tmp_path / "a.json").exists()
+
+
+def test_one_that_is_killed_while_it_sends_its_report_is_run_again(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class HalfSent:
+        """What is left of such a process: the head of a message of 100 bytes, and three of them."""
+
+        exitcode = -9
+
+        def __init__(self, target: object, args: tuple[Task, Connection], daemon: bool) -> None:
+            self._pipe = args[1]
+
+        def start(self) -> None:
+            os.write(self._pipe.fileno(), struct.pack("!i", 100) + b"abc")
+
+        def join(self) -> None:
+            pass
+
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=HalfSent)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    ends: list[tuple[str, str | None]] = []
+    LocalExecutor(2).run([task(trace, tmp_path)], lambda key, why: ends.append((key, why)))
+    assert len(ends) == 1 and f"ended {ATTEMPTS} times, at last with exit code -9" in (ends[0][1] or "")
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

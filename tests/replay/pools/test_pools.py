@@ -131,6 +131,8 @@ def test_what_is_refused(trace: Path, tmp_path: Path) -> None:
     assert "pool 'a@b': a name without @" in refused(trace, [{"name": "a@b"}])
     assert "pool 'a': unknown setting 'worker'" in refused(trace, [{"name": "a", "worker": 2}])
     assert "pool 'a': limit is for the whole trace" in refused(trace, [{"name": "a", "limit": 2}])
+    idle = [*SETTINGS["pools"], {"name": "idle", "workers": 1}]
+    assert "no request that is replayed asks for the model 'idle': leave its pool out" in refused(trace, idle, limit=15)
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
     again = next(at for at, row in enumerate(rows) if row.get("delay") is not None)
     cases: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -6,7 +6,7 @@ Processes are started afresh (spawn), so a replay depends on nothing that ran be
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
 from types import TracebackType
@@ -93,7 +93,7 @@ class _Crew:
         task, process = self._at_work[pipe]
         try:
             message = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # it was killed, maybe in the middle of a message
             message = None
         if message is not None and message[0] == "told":
             if self._told is not None:
@@ -135,4 +135,5 @@ def _work(task: Task, pipe: Connection) -> None:
     """What a process does. Ctrl-C is the business of the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report, why = outcome(task, lambda through, now: pipe.send(("told", through, now)))
-    pipe.send(("done", report) if why is None else ("failed", why))
+    with suppress(BrokenPipeError):  # the process that started it was killed
+        pipe.send(("done", report) if why is None else ("failed", why))

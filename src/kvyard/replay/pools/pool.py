@@ -50,10 +50,11 @@ def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
     """The requests of ``trace`` that ask for the model ``name``, at their times. ``names`` are all pools there are.
 
     Reading it raises ``KvyardError`` at a request, of whatever pool, that asks for a model without a pool, and at a session or
-    a request that waits for one of another pool: then pools wouldn't be independent.
+    a request that waits for one of another pool: then pools wouldn't be independent. So it does where no request asks for it.
     """
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
+        asked = False
         sessions: dict[str, str | None] = {}
         waited_for: dict[str, str | None] | None = None
         for one in trace.rows(tally):
@@ -79,7 +80,10 @@ def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
                             "so they aren't independent: replay them as one fleet",
                         )
             if one.model == name:
+                asked = True
                 yield one
+        if not asked:
+            raise TraceError(trace.name, f"no request that is replayed asks for the model {name!r}: leave its pool out")
 
     return Trace(trace.name, trace.format, rows, grouped=trace.grouped)
 
