@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,13 +14,14 @@ from tests.replay.traces.support import CONVERSATION
 from tests.router.support import SIZE, chain, index_for
 
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.timing.fixed import FixedModel, FixedTiming
 from kvyard.events.types import EventBatch, Removed, Stored, Tier
 from kvyard.index import Holder, Source
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import make_report
 from kvyard.replay.run import as_config, limited
 from kvyard.router import Router, RouterConfig, RouteRequest, ranking, time_cost
-from kvyard.router.pace import Pace, engine_pace
+from kvyard.router.pace import ModelPace, Pace, engine_pace
 from kvyard.router.ranking import Ranking, classes, most, nth_slot
 
 MS = 1_000_000
@@ -218,6 +220,25 @@ def test_what_is_predicted_of_the_device_adds_no_more_below() -> None:
         decision = pair.both("preview", RouteRequest("r", keys, 9 * SIZE + 1), at)
         tiers.append(decision.candidates[0].tiers)
     assert tiers == [(2, 2, 0, 4), (5, 0, 0, 3), (7, 0, 0, 1), (9, 0, 0, 0)]
+
+
+class Dip(FixedModel):
+    """Measured passes: three steps of tokens take less than two, and than one."""
+
+    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
+        return {256: 2 * MS, 512: 10 * MS, 768: MS, 1024: 12 * MS}.get(sum(new for new, _ in prefills), 0)
+
+
+def test_conductor_where_more_tokens_take_less() -> None:
+    pair = Pair(3, 0, 1, {"policy": "conductor"})
+    pace = ModelPace(Dip(FixedTiming(prefill_ms=1, decode_ms=1)), 1024, 4096)
+    for number, name in enumerate(pair.names, 1):
+        for router in pair.routers:
+            router.remove_worker(name)
+            router.add_worker(name, pace=pace)
+            router.book(RouteRequest(name, chain([name]), 256 * number, None, 1), Holder(name), 0, 256 * number)
+    assert pair.both("route", RouteRequest("new", chain(["new"]), 256, None, 1), 0).worker == Holder(pair.names[2])
+    assert pair.routers[1]._among
 
 
 @settings(max_examples=50)

@@ -6,6 +6,7 @@ others (``RelativePace``).
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import exp, log
 from typing import Protocol
 
@@ -70,6 +71,9 @@ class ModelPace:
         slopes = [(after - before) / self._step for before, after in zip(self._times[1:], self._times[2:])]
         self.least_per_token = max(0.0, min([(self._times[1] - self._fixed) / self._step, *slopes]))
         """No token takes less, whatever it is computed with."""
+        times = [self._fixed, *self._times[1:]]
+        self.rises = all(before <= after for before, after in pairwise(times))
+        """Whether more tokens never take less; of measured passes that isn't certain."""
         # A longer context never makes a pass of the polynomial shorter; of other models that isn't certain.
         self.least_step = timing.pass_ns((), 1, 0, 0) / NS_PER_MS if isinstance(timing, PolynomialModel) else 0.0
         """No pass that decodes takes less."""

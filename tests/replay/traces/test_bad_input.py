@@ -42,7 +42,10 @@ BAD_ROWS = {
     ),
     "no ids for a prompt": (mooncake(0, 100, hash_ids=[]), "0 ids"),
     "a negative id": (mooncake(0, 100, hash_ids=[-1]), "hash_ids holds -1"),
-    "an id of more than 64 bits": (mooncake(0, 100, hash_ids=[1 << 64]), "hash_ids holds 18446744073709551616: ids have"),
+    "an id of more than 64 bits": (
+        mooncake(0, 100, hash_ids=[1 << 64]),
+        "hash_ids holds 18446744073709551616: ids have",
+    ),
     "time goes back": (mooncake(-1), "before that of an earlier row: sort the file by time, or pass --sort"),
     "no time": (mooncake(None), "timestamp is missing"),
     "delay on a first turn": (mooncake(9, session_id="s", delay=5), "first turn of session 's'"),

@@ -8,7 +8,7 @@ import pytest
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
 
 from kvyard.errors import KvyardError
-from kvyard.replay.traces import Trace, open_trace
+from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.replay.traces.changes import scaled, sliced, tiled, with_arrivals
 
 MS = 1_000_000
@@ -127,6 +127,13 @@ def test_tiled(talk: Trace) -> None:
     shared = [[one.ids[0] == two.ids[0] for one in rows for two in rows if one.ids and two.ids], []]
     shared[1] = [one.ids[0] == two.ids[0] for one in second for two in second if one.ids and two.ids]
     assert shared[0] == shared[1]
+
+
+def test_copies_of_ids_that_are_hashes_have_64_bits_too() -> None:
+    top = (1 << 64) - 1
+    one = TraceRequest("a", 0, 1000, 1, ids=[top, top - 1], id_block_size=512)
+    ids = [id_ for copy in tiled(Trace("hashes", "", lambda tally: iter([one])), 3) for id_ in copy.ids or ()]
+    assert len(set(ids)) == 6 and max(ids) == top
 
 
 def test_copies_that_make_no_sense(talk: Trace) -> None:

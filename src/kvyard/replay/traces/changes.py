@@ -78,6 +78,8 @@ def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
 
 _APART: Final = 1 << 40
 """What the ids of one copy are apart from those of the next: more than any recorder has numbered so far."""
+_64_BITS: Final = (1 << 64) - 1
+"""Ids that are hashes have all of these, and those of copies must fit too."""
 
 
 def tiled(trace: Trace, times: int) -> Trace:
@@ -108,7 +110,7 @@ def _renamed(one: TraceRequest, copy: int, offset: int) -> TraceRequest:
         one,
         id=one.id + end,
         arrival=one.arrival + offset,
-        ids=None if one.ids is None else [id_ + copy * _APART for id_ in one.ids],
+        ids=None if one.ids is None else [id_ + copy * _APART & _64_BITS for id_ in one.ids],
         session=None if one.session is None else one.session + end,
         root=None if one.root is None else one.root + end,
         after=tuple([name + end for name in one.after]),

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from kvyard.router.active import TOKENS
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
-from kvyard.router.pace import Pace
+from kvyard.router.pace import ModelPace, Pace
 from kvyard.router.policies import Policy
 from kvyard.router.ranking import classes, most
 
@@ -54,14 +54,17 @@ class Conductor(Policy):
         best = at.tokens_of(most(levels, at.among)[0]) if at.prefixes is not None and self.pull_ms is not None else 0
         low, found = 0.0, 0
         for pace, members in at.speeds:
+            rises = not isinstance(pace, ModelPace) or pace.rises
             for blocks, left in classes(levels, at.among & members):
                 took = self._own(pace, tokens, at.tokens_of(blocks) if at.prefixes is not None else 0, best)
                 while left:
                     _, waiting, slots = ranking.least(left)
                     cost = pace.prefill(int(waiting)) + took
-                    if found and cost > low:
+                    if not found or cost < low:
+                        low, found = cost, slots
+                    elif cost == low:
+                        found |= slots
+                    elif rises:
                         break
-                    found = slots if not found or cost < low else found | slots
-                    low = cost
-                    left ^= slots  # those with more before them may take as long
+                    left ^= slots  # those with more before them may take as long, or less where times don't rise
         return least_of(found, low, at.rng, "time")

@@ -92,7 +92,9 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             if min(ids) < 0:
                 raise BadRow(f"hash_ids holds {min(ids)}: ids can't be negative")
             if max(ids) >> 64:
-                raise BadRow(f"hash_ids holds {max(ids)}: ids have at most 64 bits; shorten those that are longer hashes")
+                raise BadRow(
+                    f"hash_ids holds {max(ids)}: ids have at most 64 bits; shorten those that are longer hashes"
+                )
         stamp = found.timestamp if found.created_time is None else found.created_time
         time = None if stamp is None else ns(stamp, MS, "timestamp")
         session, wait_for = found.session_id, found.wait_for
