@@ -143,8 +143,8 @@ def _replaced(target: Path, is_whole: IsWhole) -> Iterator[IO[bytes]]:
             yield kept
             if is_whole():
                 kept.seek(0)
-                with target.open("wb") as file:
-                    copyfileobj(kept, file)
+                with target.open("wb") as old:
+                    copyfileobj(kept, old)
         return
     part, file = _part_of(target)
     try:
