@@ -15,6 +15,7 @@ from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
 
 from kvyard.cli.app import main
+from kvyard.cli.replay import patient
 from kvyard.replay.report.files import read_report
 from kvyard.replay.traces.writing import write_trace
 
@@ -260,6 +261,20 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
     assert f"written: {partial}" in err and err.count("\n") == 3, "two files, and that it was interrupted"
     assert partial.read_bytes().count(b"\n") == found.requests["all"]
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_a_good_moment_and_a_second_one_does_not(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with patient() as obey:
+        assert signal.getsignal(number) is not before
+        obey()
+        signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            obey()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
 
 
 def test_ids_that_name_blocks_and_not_prefixes_are_refused_with_the_cure(

@@ -201,7 +201,7 @@ def _replay_pools(
     read = {name.removeprefix("trace_"): value for name, value in reading.items()}
     bar = nullcontext() if quiet else Bar(read_trace(trace, reading), common_limit(settings))
     try:
-        with executor(jobs, ray) as crew, bar as shown:
+        with _ended_by(signal.default_int_handler), executor(jobs, ray) as crew, bar as shown:
             told = None if shown is None else shown.told
             return replay_pools(
                 trace,
@@ -239,7 +239,7 @@ def _finish(
         _say_more(done)
         rows = per_request
         if rows is not None and not done.complete and is_regular(rows):
-            rows = partial_name(rows)
+            rows = partial_name(rows.resolve() if rows.is_symlink() else rows)  # a link is written through
         say_written([report, rows, html])
     if not done.complete:
         typer.echo("Interrupted: the report covers what had happened until then.", err=True)
@@ -267,6 +267,7 @@ def _say_more(done: ReplayOutcome) -> None:
 @contextmanager
 def patient() -> Iterator[Callable[[], None]]:
     """While this lasts, Ctrl-C waits for a good moment: what is given raises it between two steps. A second one acts at once.
+    SIGTERM, by which containers and batch systems end what they run, is the same.
 
     In the main thread only.
     """
@@ -275,19 +276,29 @@ def patient() -> Iterator[Callable[[], None]]:
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for ending in ENDING:
+            signal.signal(ending, signal.default_int_handler)
 
     def obey() -> None:
         if asked:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, ask)
-    try:
+    with _ended_by(ask):
         yield obey
+
+
+@contextmanager
+def _ended_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """While this lasts, ``handler`` is told of signals that end a process. In the main thread only."""
+    before = {ending: signal.signal(ending, handler) for ending in ENDING}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for ending, earlier in before.items():
+            signal.signal(ending, earlier)
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
 SELF = "self"
 AT_AN_ENDPOINT = ("served_model_name", "token_file", "any_length", "vocabulary")
 """Flags for ``--live URL`` only."""
