@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -11,6 +13,8 @@ from kvyard.server.http import Refusal, check_token, decode
 class Body(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     numbers: list[int] = []
+    side: Literal["left", "right"] = "left"
+    only: Literal["one"] = "one"
 
 
 def test_a_body_of_its_type() -> None:
@@ -22,8 +26,10 @@ def test_a_body_of_its_type() -> None:
     [
         (b"{}", 422, "name", "add name"),
         (b'{"name": "x", "number": []}', 422, "number", "did you mean numbers?"),
-        (b'{"name": "x", "zzz": []}', 422, "zzz", "leave it out; there are name, numbers"),
+        (b'{"name": "x", "zzz": []}', 422, "zzz", "leave it out; there are name, numbers, side, only"),
         (b'{"name": "x", "numbers": [1, "2"]}', 422, "numbers[1]", "send int"),
+        (b'{"name": "x", "side": "up"}', 422, "side", "choose left or right"),
+        (b'{"name": "x", "only": "two"}', 422, "only", "send one"),
         (b"{name}", 400, "", "send a JSON object in UTF-8"),
     ],
 )

@@ -462,7 +462,7 @@ def explained(message: str, type_: Any) -> dict[str, str]:
     wanted = what.removeprefix("Expected ").partition(", got")[0].replace("`", "")
     fix = f"send {wanted}" if what.startswith("Expected ") else "send another value"
     if choices := _choices(type_, where):
-        fix = f"choose {', '.join(choices[:-1])} or {choices[-1]}"
+        fix = f"choose {', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else f"send {choices[0]}"
     what = what[:1].lower() + what[1:]
     return {"error": f"{where or 'the body'}: {what}", "field": where, "fix": fix}
 

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
@@ -26,6 +27,7 @@ from kvyard.clock import VirtualClock
 from kvyard.server.gateway.processes import channel as channels
 from kvyard.server.gateway.processes import hub as hubs
 from kvyard.server.gateway.processes.channel import Channel, encode
+from kvyard.server.gateway.processes.figures import Figures
 from kvyard.server.gateway.processes.frames import HUB, FrameKind, FrameReader, frame
 from kvyard.server.gateway.processes.hub import Hub
 from kvyard.server.gateway.processes.records import RecordedCall, ToldLog
@@ -150,6 +152,27 @@ def test_looks_that_are_not_answered_are_counted() -> None:
             hub.wait(0)
             assert [hub.look() for _ in range(3)] == [{1: 0}, {1: 1}, {1: 2}]
         hub.close()
+
+
+def test_one_that_starts_says_nothing_of_engines() -> None:
+    hub = Hub(2)
+    ends = []
+    for number, up in ((1, 1.0), (2, 0.0)):
+        ours, theirs = socket.socketpair()
+        hub.add(number, ours)
+        ends.append(theirs)
+        name = "kvyard_gateway_engine_up"
+        kept: Figures = [(name, "gauge", "", [(name, {"engine": "e"}, up)])]
+        theirs.sendall(frame(FrameKind.KEEP, HUB, encode(kept)))
+    first, second = ends
+    first.sendall(frame(FrameKind.READY, HUB, b"1") + frame(FrameKind.ASK, HUB, encode((1, "figures", b""))))
+    hub.wait(0)
+    (told,) = (body for kind, _, body in FrameReader().feed(first.recv(1 << 16)) if kind is FrameKind.ANSWER)
+    figures = msgspec.msgpack.decode(msgspec.msgpack.decode(told)[1])
+    assert [samples for part in figures for _, _, _, samples in part] == [[[name, {"engine": "e"}, 1.0]]]
+    first.close()
+    second.close()
+    hub.close()
 
 
 GROUP = """

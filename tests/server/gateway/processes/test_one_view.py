@@ -222,7 +222,7 @@ def test_figures_are_those_of_all() -> None:
             found = gated.metrics()
             assert (found[done], found[counts], found["kvyard_gateway_processes"]) == (3, 3, 2)
             assert found['kvyard_gateway_process_requests_total{process="1"}'] == 2
-            assert found["kvyard_gateway_under_way"] == 0
+            assert (found["kvyard_gateway_under_way"], found["kvyard_gateway_degraded"]) == (0, 0)
             view = gated.client.get("/dashboard/view").json()
             assert (view["totals"]["finished"], view["totals"]["ttft"]["count"], len(view["decisions"])) == (3, 3, 3)
             assert sum(worker["requests"] for worker in view["workers"]) == 3
@@ -233,7 +233,7 @@ def test_figures_are_those_of_all() -> None:
         # Of one that ended, its counters stay.
         between.do(lambda: between.hub.remove(2))
         eventually(lambda: a.metrics()["kvyard_gateway_processes"] == 1)
-        assert a.metrics()[done] == 3
+        assert (a.metrics()[done], a.metrics()["kvyard_gateway_degraded"]) == (3, 1)
         health = a.client.get("/health").json()
         assert [one["code"] for one in health["reasons"]] == ["process-missing"] and health["ready"]
 

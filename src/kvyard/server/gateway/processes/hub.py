@@ -318,7 +318,8 @@ class Hub:
         elif what == "config":
             said = self._config
         elif what == "figures":
-            kept = [member.figures for member in self._members.values()]
+            # One that starts knows of no engine yet whether it answers.
+            kept = [member.figures for member in self._members.values() if member.ready]
             said = encode([self._ended, *kept])
         elif what == "state":
             said = encode(self._state())
@@ -341,6 +342,7 @@ class Hub:
             samples["unrecorded_requests_total"] = written.left_out + written.late
             if self._recorder.stopped:
                 reasons.append(HealthReason(code="record", about=str(self._recorder.path), why=self._recorder.stopped))
+        samples["degraded"] = float(bool(reasons))
         return HubState(processes=sorted(self._members), reasons=reasons, samples=samples)
 
     # -- rates --------------------------------------------------------------------------------------------------------------
