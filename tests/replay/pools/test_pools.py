@@ -150,6 +150,15 @@ def test_what_is_refused(trace: Path, tmp_path: Path) -> None:
         assert words in refused(path, SETTINGS["pools"]), words
 
 
+def test_bad_rows_that_are_left_out_are_counted_once(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    lines = trace.read_text().splitlines()
+    path.write_text("\n".join([*lines[:20], "{bad", *lines[20:]]) + "\n")
+    done = replay_pools(path, {**SETTINGS, "limit": 25}, skip_bad=True)
+    assert done.report.trace == {"name": "odd.jsonl", "format": "mooncake", "skipped": 1}
+    assert done.trace is not None and "1 bad rows skipped, the first: " in done.trace.tally.notes()[0]
+
+
 def test_the_limit_is_of_the_whole_trace(trace: Path) -> None:
     done = replay_pools(trace, {**SETTINGS, "limit": 15})
     assert done.report.requests["all"] == 15

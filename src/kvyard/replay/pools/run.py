@@ -67,6 +67,7 @@ def replay_pools(
             if name in failed:
                 raise KvyardError(f"pool {name!r}: {failed[name]}")
         runs: dict[str, PoolRun] = {name: read_pool(path.read_bytes()) for name, path in paths.items()}
+    source.tally = next(iter(runs.values())).tally
     if per_request is None:
         records = merged_records(runs)
     else:

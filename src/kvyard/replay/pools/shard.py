@@ -1,5 +1,6 @@
 """One pool of a fleet, replayed: what another process, or another machine, sends back of it."""
 
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -13,6 +14,7 @@ from kvyard.replay.records import PackedRecords
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.run import replay
 from kvyard.replay.traces import Trace
+from kvyard.replay.traces.reading import ReadingTally
 
 
 class PoolRun(msgspec.Struct, frozen=True):
@@ -24,6 +26,16 @@ class PoolRun(msgspec.Struct, frozen=True):
     """Gaps between tokens, ..."""
     counts: bytes
     """... and how often each occurred."""
+    skipped: int
+    """Of the whole trace, which every pool reads: bad rows that were left out, ..."""
+    examples: list[str]
+    """... the first of them in words, ..."""
+    left_out: dict[str, int]
+    """... and others that were, by reason."""
+
+    @property
+    def tally(self) -> ReadingTally:
+        return ReadingTally(self.skipped, self.examples, Counter(self.left_out))
 
     @property
     def gaps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -46,7 +58,10 @@ def perform_pool(
     if not done.complete:
         raise KeyboardInterrupt
     durations, counts = together([one.gaps for worker in done.fleet.workers for one in worker.recorders])
-    run = PoolRun(done.report, done.fleet.records.packed(), durations.tobytes(), counts.tobytes())
+    assert done.trace is not None
+    tally = done.trace.tally
+    left = (tally.skipped, tally.examples, dict(tally.left_out))
+    run = PoolRun(done.report, done.fleet.records.packed(), durations.tobytes(), counts.tobytes(), *left)
     return msgspec.msgpack.encode(run)
 
 
