@@ -10,4 +10,4 @@ def test_who_comes_later_has_a_rank_at_once() -> None:
     loads.grow(2)
     ranking = loads.rank_by(BLOCKS)
     loads.grow(40)
-    assert ranking.least((1 << 40) - 1) == ((0, 0.0), (1 << 40) - 1)
+    assert ranking.least((1 << 40) - 1) == (0, 0.0, (1 << 40) - 1)
