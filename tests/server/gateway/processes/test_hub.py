@@ -58,6 +58,8 @@ def test_a_hub_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.M
                 assert first.client.get("/metrics").status_code == 503
                 first.complete("x", 503, {"authorization": "Bearer a"})
                 first.complete("x", 200, {"authorization": "Bearer b"})
+                stored = first.client.get("/v1/responses/resp_1", headers={"authorization": "Bearer b"})
+                assert stored.status_code == 503, "that it isn't there would be a guess"
             finally:
                 goes_on.set()
                 hung.join(PATIENCE)
@@ -173,6 +175,24 @@ def test_one_that_starts_says_nothing_of_engines() -> None:
     first.close()
     second.close()
     hub.close()
+
+
+def test_a_fault_of_the_hub_costs_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the parent all processes would end."""
+    hub = Hub(1)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        hub.add(1, ours)
+        monkeypatch.setattr(hub, "_admit", lambda *asked: 1 / 0)
+        for what in ("admit", "changes"):
+            asked = encode(([], 0)) if what == "admit" else b""
+            theirs.sendall(frame(FrameKind.ASK, HUB, encode((1, what, asked))))
+        theirs.sendall(frame(FrameKind.READY, HUB, b"no number"))
+        theirs.sendall(frame(FrameKind.READY, HUB, b"3"))
+        hub.wait(0)
+        assert hub.is_ready(1) and hub.engines == 3
+        assert [kind for kind, _, _ in FrameReader().feed(theirs.recv(1 << 16))] == [FrameKind.ANSWER]
+        hub.close()
 
 
 GROUP = """

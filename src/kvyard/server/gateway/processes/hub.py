@@ -16,8 +16,6 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import VirtualClock, WallClock
-from kvyard.decode_errors import DECODE_ERRORS
-from kvyard.errors import KvyardError
 from kvyard.server.gateway.access.rates import Allowance, Rate, RateTicket
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
@@ -190,7 +188,10 @@ class Hub:
             self._turn(0)
             asked, self._asked = self._asked, []
             for number, body in asked:
-                self._answer(number, body)
+                try:
+                    self._answer(number, body)
+                except Exception:
+                    log.exception("a question of process %d can't be answered", number)
 
     def _turn(self, seconds: float) -> None:
         for key, events in self._selector.select(max(0.0, seconds)):
@@ -226,8 +227,9 @@ class Hub:
             else:
                 try:
                     self._told(member, kind, body)
-                except (*DECODE_ERRORS, KvyardError) as error:
-                    log.error("a frame of kind %s from process %d can't be used: %s", kind.name, member.number, error)
+                except Exception:
+                    # A fault of ours: it costs this frame. With the parent all processes would end.
+                    log.exception("a frame of kind %s from process %d can't be used", kind.name, member.number)
         return True
 
     def send(self, kind: FrameKind, to: int, sender: int, body: bytes = b"") -> None:

@@ -5,6 +5,7 @@ import msgspec
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.processes.channel import Channel, encode
 from kvyard.server.gateway.processes.frames import HUB, FrameKind
+from kvyard.server.http import Refusal
 
 _decode = msgspec.msgpack.Decoder(ResponseHome).decode
 
@@ -21,11 +22,12 @@ class SharedHomes(ResponseHomes):
         self._channel.send(FrameKind.SEEN, HUB, encode((id_, home)))
 
     async def look_up(self, id_: str) -> ResponseHome | None:
+        """As ``ResponseHomes.look_up``. Raises ``Refusal`` where the hub doesn't answer."""
         found = self.find(id_)
         if found is None and len(id_) < 256:
             try:
                 told = await self._channel.ask_hub("home", id_.encode("utf-8", "replace"))
             except ConnectionError:
-                return None
+                raise Refusal(503, "responses can't be looked up now", fix="try again", Retry_After="1") from None
             found = _decode(told) if told else None
         return found
