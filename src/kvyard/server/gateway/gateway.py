@@ -68,6 +68,7 @@ class Gateway(AsyncService):
         """What else may be wrong, where it is part of something larger."""
         self.joining: list[Callable[[], Awaitable[None]]] = []
         """Done at its start, once the engines of the configuration are taken in."""
+        self._follows = False
         self._channel = channel
         bookings = None if channel is None else ProcessBookings(channel, self.clock)
         if bookings is not None:
@@ -90,8 +91,7 @@ class Gateway(AsyncService):
         """Before its start, for a process in the place of one that ended: begin with the configuration as it is by now, and
         have engines looked at first. The others answer meanwhile, so that it shouldn't take requests which it must refuse.
         """
-        self.joining.insert(0, self.reloading.reload)
-        self.joining.append(self.members.looked_at)
+        self._follows = True
 
     async def start(self) -> None:
         """Take in the engines of the configuration. Raises ``KvyardError`` for what can't be done."""
@@ -120,6 +120,9 @@ class Gateway(AsyncService):
             if not await self._take_fleet(url):
                 log.warning("%s doesn't answer yet: its workers are taken in once it does", url)
                 self.supervisor.keep(f"workers of {url}", partial(self._await_fleet, url))
+        if self._follows:
+            await self.reloading.reload()
+            self.reloading.reloads = 0
         for join in self.joining:
             await join()
         for told in config.subscriptions:
@@ -135,6 +138,8 @@ class Gateway(AsyncService):
         for task, work in self.beside.items():
             self.supervisor.keep(task, work)
         self.supervisor.keep("health", partial(say_health, self._unsaid))
+        if self._follows:
+            await self.members.looked_at(bool(watches or services))
 
     def _have_written(self, config: GatewayConfig, channel: Channel) -> None:
         """Have the parent write what this process has to say."""

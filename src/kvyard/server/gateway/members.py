@@ -97,11 +97,13 @@ class Membership(msgspec.Struct, eq=False):
             raise Refusal(404, f"there is no engine {name[:200]!r}", field="engine", fix="see /admin/engines")
         return found
 
-    async def looked_at(self) -> None:
-        """Wait until it is known of every engine whether it answers, for ``FIRST_LOOKS`` seconds at most."""
+    async def looked_at(self, found: bool) -> None:
+        """Wait until it is known of every engine whether it answers, for ``FIRST_LOOKS`` seconds at most; ``found``: they are
+        looked for, and there may be none yet.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOKS):
-                while any(engine.state == "starting" for engine in self.engines.values()):
+                while (found and not self.engines) or any(one.state == "starting" for one in self.engines.values()):
                     await pause(0.01)
 
     def drain(self, name: str) -> Engine:

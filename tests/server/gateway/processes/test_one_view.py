@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -28,7 +29,8 @@ from kvyard.clock import VirtualClock
 from kvyard.engine.timing import FixedTiming
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.access_log import AccessLog
-from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, NameConfig
+from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.processes.hub import Hub
 from kvyard.server.gateway.recording import TrafficRecorder
 
@@ -284,6 +286,19 @@ def test_one_that_is_started_again_begins_with_what_is_in_force() -> None:
                 with second:
                     (engine,) = second.gateway.members.engines.values()
                     assert (engine.name, engine.state) == ("new", "ready")
-                    assert second.gateway.config.retries == 2
+                    assert (second.gateway.config.retries, second.gateway.reloading.reloads) == (2, 0)
                     assert second.gateway.reloading.error == ("it isn't there" if read is broken else "")
                 between.do(lambda: between.hub.remove(2))
+
+
+def test_one_that_is_started_again_waits_for_engines_that_are_looked_for() -> None:
+    with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as engine:
+        host, _, port = engine.url.removeprefix("http://").partition(":")
+        gateway = Gateway(GatewayConfig(names=[NameConfig(host=host, port=int(port))], tokenizer="bytes"))
+        gateway.follow()
+
+        async def begun() -> list[str]:
+            async with gateway:
+                return [one.state for one in gateway.members.engines.values()]
+
+        assert asyncio.run(begun()) == ["ready"]
