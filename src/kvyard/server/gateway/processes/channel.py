@@ -86,9 +86,9 @@ class Channel(asyncio.Protocol):
         """Whether nothing waits to be told."""
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
-    async def ask_hub(self, what: str, body: bytes = b"") -> bytes:
+    async def ask_hub(self, what: str, body: bytes = b"", seconds: float | None = None) -> bytes:
         """The hub's answer. Raises ``ConnectionError`` where it is gone, or doesn't answer in time."""
-        found = await self._ask(what, body, {HUB}, HUB_PATIENCE)
+        found = await self._ask(what, body, {HUB}, HUB_PATIENCE if seconds is None else seconds)
         if HUB not in found:
             raise ConnectionError("the parent process doesn't answer")
         return found[HUB]

@@ -3,6 +3,7 @@
 A process that doesn't answer the others in time is left out, and named as a reason to be degraded.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
@@ -19,7 +20,7 @@ from kvyard.server.dashboard.view import (
     WorkerStatus,
     latency_of,
 )
-from kvyard.server.gateway.processes.channel import Channel
+from kvyard.server.gateway.processes.channel import PATIENCE, Channel
 from kvyard.server.gateway.processes.figures import Figures, HubState, figures_text, merged_figures
 from kvyard.server.gateway.processes.part import GatewayPart, PartStatement, PartView
 from kvyard.server.gateway.schemas import EngineInfo, GatewayHealth
@@ -53,8 +54,8 @@ class WholeGateway:
 
     async def health(self) -> GatewayHealth:
         """How everything is."""
-        states, silent = await self._all("statement", self._part.statement(), PartStatement)
-        how = merged_readiness(states, [*silent, *(await self._hub()).reasons])
+        states, more = await self._statements()
+        how = merged_readiness(states, more)
         draining = all(one.draining for one in states)
         able: Literal["ok", "degraded"] = "degraded" if how.degraded else "ok"
         engines = merged_engines([one.engines for one in states])
@@ -69,8 +70,7 @@ class WholeGateway:
 
     async def ready(self) -> Readiness:
         """Whether requests can be answered."""
-        states, silent = await self._all("statement", self._part.statement(), PartStatement)
-        return merged_readiness(states, [*silent, *(await self._hub()).reasons])
+        return merged_readiness(*await self._statements())
 
     async def engines(self) -> list[EngineInfo]:
         """Who there is, with what all processes have there."""
@@ -107,9 +107,15 @@ class WholeGateway:
         """As it was seen last; before the first time, this process alone."""
         return self._part.view().view if self._seen is None else self._seen
 
+    async def _statements(self) -> tuple[list[PartStatement], list[HealthReason]]:
+        """How all processes are, and what else is wrong. Probes wait for a second mostly: all are asked at the same time."""
+        own = self._part.statement()
+        (states, silent), hub = await asyncio.gather(self._all("statement", own, PartStatement), self._hub())
+        return states, [*silent, *hub.reasons]
+
     async def _hub(self) -> HubState:
         try:
-            return _state(await self._channel.ask_hub("state"))
+            return _state(await self._channel.ask_hub("state", seconds=PATIENCE))
         except ConnectionError as error:
             silent = HealthReason(code="process-silent", about="parent process", why=str(error))
             return HubState(processes=[], reasons=[silent], samples={})
