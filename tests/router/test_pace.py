@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvyard.router.pace import _solved
+from kvyard.router.pace import PaceBook, _solved
 
 
 def test_two_factors_where_they_can_be_told_apart_and_one_where_not() -> None:
@@ -14,3 +14,20 @@ def test_two_factors_where_they_can_be_told_apart_and_one_where_not() -> None:
     assert _solved(4.0, 0.0, 0.0, 8.0, 0.0) == (2.0, 0.0)
     assert _solved(4.0, 4.0, 4.0, 8.0, 8.0) == (2.0, 0.0)
     assert _solved(0.0, 0.0, 0.0, 0.0, 0.0) == (0.0, 0.0)
+
+
+def test_one_that_is_not_seen_for_long_counts_as_the_usual_one_again() -> None:
+    """Every slot is looked at in its turn, by the number of first tokens that the fleet had."""
+    book = PaceBook()
+    for slot in range(2):
+        book.put(slot, None)
+    for _ in range(50):
+        book.observe(0, 1000, 100.0, 0)
+        book.observe(1, 1000, 400.0, 0)
+    slow = book.all[1]
+    assert slow.prefill(1000) > 2 * book.all[0].prefill(1000)
+    for _ in range(PaceBook.FORGOTTEN):
+        book.observe(0, 1000, 100.0, 0)
+    assert book.all[1] is slow
+    book.observe(0, 1000, 100.0, 0)  # the 301st first token: the turn of slot 1
+    assert book.all[1] is not slow and book.all[1].prefill(1000) == book._usual.prefill(1000)

@@ -180,3 +180,15 @@ def test_with_the_package_installed(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0 and "skipped" in done.stdout, done.stdout[-3000:]
+
+
+def test_types_are_said_where_weights_are_stored_in_another_way_than_the_package_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, fp8 = {}, {"quantization_config": {"quant_method": "fp8"}}
+    monkeypatch.setattr(aic, "known_models", lambda: {"org/m": plain})
+    assert aic._modes("org/m", plain, None, "auto") == {}
+    linear, routed = aic.STORED["fp8"]
+    assert aic._modes("org/m", fp8, None, "auto") == {"gemm_quant_mode": linear, "moe_quant_mode": routed}
+    with pytest.raises(KvyardError, match="no org/m quantised as odd: say weight_dtype"):
+        aic._modes("org/m", {"quantization_config": {"quant_method": "odd"}}, None, "auto")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvyard.engine.timing import ProfileTiming, make_timing
-from kvyard.engine.timing.fitting import errors_by_kind, fit
+from kvyard.engine.timing.fitting import _first_guess, errors_by_kind, fit
 from kvyard.engine.timing.measurements import Measurement, read_measurements
 from kvyard.engine.timing.model import SHORT
 from kvyard.engine.timing.profile import (
@@ -364,3 +364,13 @@ def test_plans_equal_single_passes_with_longest_contexts(batch, context, longest
     model = ProfileModel(profile, ProfileTiming(name="x"))
     planned = model.decode_ns(batch, context, passes, longest).tolist()
     assert planned == [model.pass_ns((), batch, context + at * batch, longest + at) for at in range(passes)]
+
+
+def test_the_search_begins_with_what_the_extremes_of_steps_show():
+    """A step with hardly any context shows the weights, the one with the most what context adds; at least a tenth of it."""
+    prompt = Measurement("prefill", ((1000, 0),), 0, 0, 0, 50.0)
+    context = NAMES.index("context")
+    for most_ms, added_ms in ((30.0, 20.0), (10.5, 1.05)):
+        steps = [Measurement("decode", (), 1, 10, 10, 10.0), Measurement("decode", (), 8, 8000, 1000, most_ms)]
+        guess = np.exp(_first_guess([prompt, *steps], apart=False))
+        assert guess[context] == pytest.approx(added_ms / 8000)

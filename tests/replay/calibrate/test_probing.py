@@ -291,3 +291,12 @@ def test_an_engine_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             probe_pages(_Silent)
     finally:
         _Silent.over.set()
+
+
+class _NoModels(_Pages):
+    pages: ClassVar[dict[str, object]] = {"/metrics": ""}
+
+
+def test_a_list_of_models_that_is_not_there_is_said_as_such() -> None:
+    with pytest.raises(KvyardError, match="404"):
+        facts_of(_NoModels, None)

@@ -19,6 +19,7 @@ from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
 from kvyard.replay.report.bounds import make_bounds
 from kvyard.replay.report.files import from_json, to_json
+from kvyard.replay.report.plain_cache import absent_levels
 from kvyard.replay.report.report import Waterfall
 from kvyard.replay.report.table import report_text
 from kvyard.replay.report.waterfall import LEVELS, step_cells
@@ -203,6 +204,8 @@ def test_what_can_t_be_given_says_why() -> None:
     window = (GroupSpec(kind="sliding_window", block_size=16, window=32),)
     report, _ = fleet([prompt(0, A), prompt(1, A)], groups=window)
     assert "bounds nothing" in report.waterfall.absent["belady"]
+    both = [WorkerConfig(engine=EngineConfig(num_gpu_blocks=50, groups=groups)) for groups in (None, window)]
+    assert "bounds nothing" in absent_levels(ReplayConfig(workers=tuple(both)))["belady"], "one such worker is enough"
     below = OffloadConfig(tiers=(TierConfig(num_blocks=50, eviction="priority"),))
     report, _ = fleet([prompt(0, A), prompt(1, A)], tiers=below, bytes_per_block=1024)
     assert set(report.waterfall.absent) == {"pooled", "routed"}

@@ -10,8 +10,9 @@ from tests.replay.support import SECOND, request, sessions
 from kvyard.errors import KvyardError
 from kvyard.replay.config import read_autoscale
 from kvyard.replay.run import SimulatedRun, replay
-from kvyard.replay.scaling import SCALERS, Scaler, Snapshot
+from kvyard.replay.scaling import SCALERS, RoleState, Scaler, Snapshot
 from kvyard.replay.settings import make_config
+from kvyard.router.pace import LearntPace
 
 SMALL = {"block_size": 16, "num_gpu_blocks": 600, "router": "kv"}
 
@@ -206,3 +207,13 @@ def test_workers_that_never_came_are_not_shown():
     done = replay(steady(20), workers=1, autoscale="threshold:queue=50,min=1,max=8", **SMALL)
     assert [worker.name for worker in done.report.workers] == ["w0"]
     assert all(len(rows) == 1 for rows in done.report.timeline.values.values())
+
+
+def test_predictive_goes_down_after_a_minute_of_less_need():
+    scaler = SCALERS.get("predictive")()
+    state = RoleState("both", 3, 0, 0, 0, 0, 0.0, LearntPace(), 8)
+
+    def idle(now: float) -> int:
+        return scaler.wanted(Snapshot(now, 5.0, {"both": state}, 0, 0, 0, 0, 0, (), 10.0))["both"]
+
+    assert [idle(now) for now in (0, 30, 59, 60)] == [3, 3, 3, 1]
