@@ -17,7 +17,6 @@ from tests.index.redis.support import namespace, rows
 
 from kvyard.errors import KvyardError
 from kvyard.index.redis import RedisIndex
-from kvyard.index.redis.directory import SOLO
 
 pytestmark = pytest.mark.redis
 
@@ -208,14 +207,3 @@ def test_what_is_there_already_is_not_written_again(shared_server: RedisServer) 
         assert index.flush() and not index.pending
         assert list(index.store(0, [1, 1])) == [1, 1] and not index.pending
         assert list(index.store(0, [2, 3])) == [2] and index.pending.keys == 1
-
-
-def test_the_rows_of_one_that_is_gone_are_removed_over_a_new_connection(shared_server: RedisServer) -> None:
-    with rows(shared_server) as index, rows(shared_server, namespace=index.session.namespace) as other:
-        index.store(0, [1, 2])
-        assert index.flush()
-        index.close()
-        assert shared_server.ask("GET", f"kvy:{other.session.epoch}:rows").split() == ["$1", "2"]
-        other.close()
-        other.reap(SOLO)
-        assert other.server.connected

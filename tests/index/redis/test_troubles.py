@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 from tests.index.redis.server import RedisServer
-from tests.index.redis.support import PATIENCE, SLOW, rows, shared, until
+from tests.index.redis.support import PATIENCE, SLOW, namespace, rows, shared, until
 from tests.index.redis.test_leases import TEXT, A, blocks, say
 from tests.index.support import removed, stored
 from tests.ports import free_ports
 
+from kvyard.clock import SECOND, VirtualClock
 from kvyard.errors import KvyardError
 from kvyard.events.transport import State
 from kvyard.index import Source
 from kvyard.index.redis import RedisIndex, SharedIndexer
+from kvyard.index.redis.server import Server, Unavailable
 
 pytestmark = pytest.mark.redis
 
@@ -216,10 +218,24 @@ def test_rows_by_themselves_survive_a_server(own_server: RedisServer) -> None:
         index.check_integrity()
 
 
+def test_what_is_disowned_while_the_connection_is_down_goes_over_the_next(shared_server: RedisServer) -> None:
+    with pair(shared_server, namespace=namespace()) as (writer, reader):
+        (owner,) = writer.backend.session.tokens
+        writer.backend.server.close()
+        writer.backend.disown(owner)
+        assert blocks(reader) == 0
+
+
 class TestAddresses:
     def test_nobody_there(self) -> None:
         with pytest.raises(KvyardError, match=r"redis://127\.0\.0\.1:1/0 can't be used: .*refused"):
             RedisIndex("redis://127.0.0.1:1/0")
+
+    def test_an_attempt_to_connect_is_no_round_trip(self) -> None:
+        server = Server("redis://127.0.0.1:1/0", timeout=SLOW, backoff=SECOND, clock=VirtualClock())
+        with pytest.raises(Unavailable, match="refused"):
+            server.connect()
+        assert (server.connects, server.round_trips, server.errors) == (0, 0, {"connection": 1})
 
     def test_no_address(self) -> None:
         with pytest.raises(KvyardError, match="is no address of a Redis server"):
