@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_a_raised_priority_ends() -> None:
     now = 100
     ranking.insert(b"later", "c", pinned=False)
     assert list(ranking) == [b"plain", b"kept", b"later"]
+
+
+def test_what_is_cleared_is_let_go_of() -> None:
+    ranking: ChunkRanking[str] = ChunkRanking("lru", now=lambda: 0)
+    key = bytes(random.Random(1).randbytes(32))
+    before = sys.getrefcount(key)
+    ranking.insert(key, "a", pinned=False)
+    assert sys.getrefcount(key) > before
+    ranking.clear()
+    assert sys.getrefcount(key) == before and list(ranking) == [] and ranking.get(key) is None
 
 
 def test_orders_that_are_not_there_are_refused() -> None:

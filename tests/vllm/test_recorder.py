@@ -225,6 +225,27 @@ def test_nothing_is_written_before_the_last_output_has_left(tmp_path: Path) -> N
     assert json.loads((folder / "summary.json").read_text())["passes"] == 1
 
 
+def test_who_came_and_went_between_two_steps_is_in_no_decision(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    recorder = EngineRecorder(tmp_path / "recording", {}, clock=clock, hash_block_size=16)
+    recorder.arrived("short", [], [1, 2, 3], 0)
+    recorder.ended("short", EndedRequest([], 3, 0, 1), aborted=True, in_step=False)
+    recorder.arrived("a", [], [1, 2, 3], 0)
+    clock.sleep_until(MS)
+    recorder.decided(MS, {"a": 3}, {"a": 0}, (), (1, 0, 9), PassComposition([(3, 0)], 0, 0, 0))
+    recorder.returned(clock.now())
+    recorder.ended("a", EndedRequest([], 3, 1, 1), aborted=False, in_step=True)
+    recorder.looked_at(False)
+    recorder.counters.spent_ns = 1_234_567
+    recorder.close({})
+    _, *lines = read_lines(tmp_path / "recording" / "decisions.jsonl.gz")
+    assert [line["request"] for line in lines if "request" in line] == ["r2"]
+    assert [line.get("gone") for line in lines if "step" in line] == [None]
+    # The scheduler sees who came when it decides.
+    assert [line["arrival"] for line in lines if "request" in line] == [MS]
+    assert json.loads((tmp_path / "recording" / "summary.json").read_text())["us_per_step"] == 1234.57
+
+
 def test_the_trace_and_the_passes_can_be_read(tmp_path: Path) -> None:
     played = Played("turns-tight@6", tmp_path / "recording")
     played.play()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvyard.engine.timing.measurements import read_measurements
 from kvyard.errors import KvyardError
 from kvyard.vllm.recorder import LIMIT
 from kvyard.vllm.recording_settings import recording_settings
@@ -40,7 +41,9 @@ STOOD_IN_FOR: dict[str, dict[str, Any]] = {
 
 
 class PlayedScheduler:
-    """Computes a prompt in one step and answers with one token."""
+    """Computes a prompt in one step and answers with one token. Where there are some that are ``decoding``, by how many tokens
+    they have, the next step is theirs.
+    """
 
     def __init__(self, vllm_config: Any) -> None:
         self.vllm_config = vllm_config
@@ -49,6 +52,7 @@ class PlayedScheduler:
         self.hash_block_size = 16
         self.requests: dict[str, Any] = {}
         self.running: list[str] = []
+        self.decoding: dict[str, int] = {}
         self.kv_cache_manager = SimpleNamespace(block_pool=SimpleNamespace(get_num_free_blocks=lambda: 9))
 
     def get_request_counts(self) -> tuple[int, int]:
@@ -58,6 +62,15 @@ class PlayedScheduler:
         self.requests[request.request_id] = request
 
     def schedule(self) -> Any:
+        if self.decoding:
+            known, self.decoding = self.decoding, {}
+            cached = SimpleNamespace(req_ids=list(known), num_computed_tokens=list(known.values()), resumed_req_ids=())
+            return SimpleNamespace(
+                total_num_scheduled_tokens=len(known),
+                num_scheduled_tokens=dict.fromkeys(known, 1),
+                scheduled_new_reqs=[],
+                scheduled_cached_reqs=cached,
+            )
         name = next((name for name in self.requests if name not in self.running), None)
         fresh = []
         if name is not None:
@@ -148,6 +161,18 @@ def test_the_idle_engine_writes_and_the_busy_one_does_not(scheduler: Callable[[A
     watched.schedule()  # as vLLM does to tell its workers who has ended
     assert json.loads((folder / "summary.json").read_text())["passes"] == 1
     assert len((folder / "passes.jsonl").read_text().splitlines()) == 1
+
+
+def test_what_a_decoding_request_reads_includes_its_new_token(scheduler: Callable[[Any], Any], tmp_path: Path) -> None:
+    watched = scheduler(config({"folder": str(tmp_path)}))
+    for name in "ab":
+        watched.add_request(request(name))
+    watched.running = ["a", "b"]
+    watched.decoding = {"a": 10, "b": 4}
+    watched.update_from_output(watched.schedule(), None)
+    watched.schedule()
+    (row,) = read_measurements(only_folder(tmp_path) / "passes.jsonl").rows
+    assert (row.batch, row.context, row.longest, row.prefills) == (2, 11 + 5, 11, ())
 
 
 @pytest.mark.parametrize(("stages", "files"), [(1, {"passes.jsonl", "trace.jsonl"}), (2, {"trace.jsonl"})])

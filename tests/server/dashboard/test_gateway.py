@@ -42,7 +42,8 @@ def test_decisions_streams_and_totals() -> None:
         assert totals["prompts"]["device"] == 160 and sum(totals["prompts"].values()) == 340
         assert totals["output_tokens"] == 8 and totals["ttft"]["count"] == 2
         assert {one["name"]: one["state"] for one in found["workers"]} == {"worker0": "ready", "worker1": "ready"}
-        assert {one["state"] for one in found["streams"]} == {"fresh"}
+        assert {one["state"] for one in found["streams"]} == {"fresh"} and found["reads"] == "index"
+        assert sorted(one["worker"] for one in found["streams"]) == ["worker0", "worker1"]
         assert max(one["seq"] for one in found["streams"]) >= 0
 
 

@@ -302,6 +302,20 @@ def test_a_model_that_was_given_wrong(caplog: pytest.LogCaptureFixture) -> None:
         assert caplog.text.count("e serves odd, not typo as it was given") == 1
 
 
+def test_an_engine_whose_events_cannot_be_followed_is_refused_where_its_model_is_known() -> None:
+    """Who adds it can still be told."""
+    events = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+
+    async def story() -> None:
+        _, gateway = build(convert({"engines": [], "tokenizer": "bytes"}, "the test"))
+        async with gateway:
+            with pytest.raises(KvyardError, match="engine e has 1 ranks: list as many endpoints"):
+                await gateway.members.add(GatewayEngine(url="http://127.0.0.1:1", name="e", model="odd", events=events))
+            assert not gateway.members.engines
+
+    asyncio.run(story())
+
+
 def test_an_engine_that_is_removed_while_it_leaves_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its watch was about to stop listening when it was stopped itself; nobody must go on listening for ever."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter, deque
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ pytest.importorskip("starlette", reason="needs kvyard[server]")
 
 from tests.server.mock.support import ENGINE, LOOPBACK, Served, eventually
 
+from kvyard.clock import WallClock
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
@@ -22,6 +24,7 @@ from kvyard.engine.ranks import Ranks
 from kvyard.engine.watcher import Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.hashing import TokenChain
+from kvyard.server.mock.driver import EngineDriver
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig
 
@@ -178,6 +181,21 @@ def test_a_stalled_engine_loses_no_time() -> None:
         served.complete("z")
         served.post("/admin/stall", 400)
         served.check()
+
+
+def test_nothing_happens_after_a_stop() -> None:
+    async def story(stops: bool) -> int:
+        turns: list[int] = []
+        engine = Ranks([make_core(EngineConfig(**ENGINE))])
+        driver = EngineDriver(engine, WallClock(), 1.0, settled=lambda: turns.append(1))
+        driver.receive(lambda now: None)
+        if stops:
+            driver.stop()
+        await asyncio.sleep(0)
+        return len(turns)
+
+    assert asyncio.run(story(False)) == 1
+    assert asyncio.run(story(True)) == 0
 
 
 def test_priorities_decide_who_is_next() -> None:

@@ -153,6 +153,7 @@ def test_logprobs(client: Any) -> None:
     assert likely.text.startswith("Hey") and likely.logprobs.token_logprobs[0] is None
     assert "".join(likely.logprobs.tokens) == likely.text and likely.logprobs.text_offset == list(range(8))
     assert len(likely.logprobs.top_logprobs[4]) == 2
+    assert set(likely.logprobs.top_logprobs[1]) == {"e", "l"}, "others are tokens of the vocabulary as well"
     offsets = [
         at
         for chunk in client.completions.create(model="mock", prompt="Hey", max_tokens=5, logprobs=1, stream=True)
