@@ -208,7 +208,11 @@ def alive(*kinds: type) -> dict[type, int]:
 
 @pytest.mark.parametrize(
     "groups",
-    [[FULL], [FULL, GroupSpec(kind="sliding_window", window=10, block_size=4)], [FULL, WINDOW]],
+    [
+        [FULL],
+        pytest.param([FULL, GroupSpec(kind="sliding_window", window=10, block_size=4)], marks=pytest.mark.slow),
+        [FULL, WINDOW],
+    ],
     ids=["full", "full+window", "full+wide"],
 )
 def test_what_is_evicted_is_let_go(groups: list[GroupSpec]) -> None:

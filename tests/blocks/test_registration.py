@@ -26,6 +26,7 @@ def live_chains() -> int:
     return sum(isinstance(thing, TokenChain) for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_cached_windows_do_not_keep_whole_requests_alive():
     manager = BlockManager(
         4000, [GroupSpec(kind="sliding_window", window=32)], max_in_flight_tokens=4096, retention_interval=0

@@ -180,6 +180,7 @@ def test_compose_runs_and_exports_all_that_is_drawn(tmp_path: Path, redis: Redis
     assert sum(found[name] is None for _, query in QUERIES for name in asked(query).metrics if name in found) < 8
 
 
+@pytest.mark.slow
 def test_the_index_of_kubernetes_answers_for_its_gateways(tmp_path: Path, redis: RedisServer) -> None:
     place = Place()
     redis.port = place.ports["6379"]

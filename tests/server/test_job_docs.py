@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 @pytest.mark.parametrize(
     ("page", "said"),
     [
-        ("record-and-replay.md", ["requests   6", "6 requests", "6 requests"]),
+        pytest.param("record-and-replay.md", ["requests   6", "6 requests", "6 requests"], marks=pytest.mark.slow),
         ("check-an-event-stream.md", ["stored", "", "Nothing is broken", "", ""]),
         pytest.param(
             "questions.md",

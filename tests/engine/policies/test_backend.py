@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kvyard
 
 PACKAGE = """
@@ -30,6 +32,7 @@ LENIENT = SchedulerBackend(
 """
 
 
+@pytest.mark.slow
 def test_one_from_an_installed_package_is_replayed_with(tmp_path):
     (tmp_path / "lenient_pack.py").write_text(PACKAGE)
     info = tmp_path / "lenient_pack-1.0.dist-info"

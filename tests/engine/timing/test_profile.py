@@ -191,7 +191,10 @@ def synthetic(noise: float, stalls: int) -> list[Measurement]:
     return made
 
 
-@pytest.mark.parametrize(("noise", "stalls", "limit"), [(0.0, 0, 0.005), (0.02, 0, 0.025), (0.02, 3, 0.035)])
+@pytest.mark.parametrize(
+    ("noise", "stalls", "limit"),
+    [(0.0, 0, 0.005), pytest.param(0.02, 0, 0.025, marks=pytest.mark.slow), (0.02, 3, 0.035)],
+)
 def test_a_fit_finds_a_card_again(noise, stalls, limit):
     found = fit(synthetic(noise, stalls))
     clean = synthetic(0.0, 0)

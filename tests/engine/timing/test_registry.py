@@ -51,6 +51,7 @@ def test_the_choices_are_those_of_the_registry():
         parse_timing("guess")
 
 
+@pytest.mark.slow
 def test_a_kind_from_an_installed_package_is_replayed_with(tmp_path):
     (tmp_path / "half_pack.py").write_text(HALF)
     info = tmp_path / "half_pack-1.0.dist-info"

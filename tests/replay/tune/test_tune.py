@@ -91,6 +91,7 @@ def test_a_front_is_what_nothing_beats(tmp_path: Path) -> None:
     assert all(one.test for one in made.best[:3])
 
 
+@pytest.mark.slow
 def test_the_same_again_byte_for_byte(done: Tuned, tmp_path: Path) -> None:
     again = searched(tmp_path)
     one, two = ({path.name: path.read_bytes() for path in made.save()} for made in (done, again))
@@ -173,6 +174,7 @@ def test_a_cost_beyond_the_limit_needs_no_replay(tmp_path: Path) -> None:
     assert any(one.why == "it costs more than the limit" for one in made.looks)
 
 
+@pytest.mark.slow
 def test_what_is_hopeless_on_a_prefix_is_given_up(tmp_path: Path) -> None:
     made = searched(tmp_path, slo="ttft_p99=3000", search="workers=1..8", limit=620, trials=6, num_gpu_blocks=1024)
     pruned = [one for one in made.looks if one.state == "pruned"]

@@ -30,7 +30,7 @@ def stream(gated: Gated) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize("noticed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_new_process_on_the_old_ones_ports(noticed: bool) -> None:
     """Whether the gateway saw that it was gone, or looks so seldom that it was back before."""
     first = free_ports(3)

@@ -91,6 +91,7 @@ def test_refusals(arguments: list[str], words: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.slow
 def test_the_page_s_commands(tmp_path: Path) -> None:
     """The commands of ``docs/mock-engine.md`` are run as they stand there, with other ports."""
     first = free_ports(12)

@@ -26,6 +26,7 @@ ROOMY: dict[str, Any] = {"num_gpu_blocks": 20_000, "max_model_len": 200_000}
 
 
 @pytest.mark.zmq
+@pytest.mark.slow
 def test_live_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "trace.jsonl").write_text((SAMPLES / "mooncake_synthetic.jsonl").read_text())
     monkeypatch.chdir(tmp_path)

@@ -87,7 +87,9 @@ def test_the_same_decisions(performed: Rehearsed) -> None:
     assert performed.recording is not None and told(performed.recording, "stored G2")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case == "ranks" else ()) for case in CASES]
+)
 def test_the_same_decisions_otherwise(case: str) -> None:
     look_at(rehearse(short(), settings(**CASES[case]), speed=8.0, proven=True, tolerance=PATIENT))
 
