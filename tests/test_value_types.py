@@ -41,3 +41,11 @@ def test_a_worker_of_which_nothing_is_known_earns_nothing() -> None:
 @pytest.mark.parametrize("kind", [Operators, DecisionView, TransferWish])
 def test_what_is_handed_on_stays_as_it_is(kind: type) -> None:
     assert kind.__struct_config__.frozen and kind.__struct_fields__  # type: ignore[attr-defined]
+
+
+def test_fields_of_a_decision_are_given_by_name() -> None:
+    """There are many, and most are numbers."""
+    named = DecisionView(number=1, at=0.0, id="a", worker="w")
+    assert (named.number, named.id, named.worker) == (1, "a", "w")
+    with pytest.raises(TypeError):
+        DecisionView(1, 0.0, "a", "w")  # type: ignore[misc]

@@ -19,7 +19,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked
+from tests.server.gateway.scripted_engine import MODELS, ScriptedEngine, answer, chunked
 from tests.server.gateway.support import PATIENCE, Gated, Served, cached, eventually, fleet
 
 from kvyard.errors import KvyardError
@@ -260,10 +260,14 @@ def hangs_up(head: str, body: bytes) -> Sequence[bytes]:
 
 
 @contextlib.contextmanager
-def scripted(prefill: list[Script], decode: list[Script], **more: Any) -> Iterator[tuple[Gated, list[ScriptedEngine]]]:
-    """A gateway in front of engines that do as they are told, prefill engines first."""
+def scripted(
+    prefill: list[Script], decode: list[Script], models: Sequence[bytes] = (), **more: Any
+) -> Iterator[tuple[Gated, list[ScriptedEngine]]]:
+    """A gateway in front of engines that do as they are told, prefill engines first. ``models``: what each says it serves."""
     with contextlib.ExitStack() as stack:
-        engines = [stack.enter_context(ScriptedEngine(script)) for script in (*prefill, *decode)]
+        scripts = [*prefill, *decode]
+        says = models or [MODELS] * len(scripts)
+        engines = [stack.enter_context(ScriptedEngine(*one)) for one in zip(scripts, says, strict=True)]
         listed = [
             {"url": one.url, "name": f"e{at}", "role": "prefill" if at < len(prefill) else "decode"}
             for at, one in enumerate(engines)
@@ -277,6 +281,18 @@ def ask(gated: Gated, status: int = 200) -> httpx.Response:
     reply = gated.client.post(COMPLETIONS, json=ASKED, headers={"x-request-id": "r1"})
     assert reply.status_code == status, reply.text
     return reply
+
+
+def test_an_adapter_is_computed_only_where_it_is_loaded() -> None:
+    adapted = b'{"data":[{"id":"odd"},{"id":"poet","parent":"odd"}]}'
+    models = [MODELS, adapted, adapted]
+    with scripted([computes, computes], [answers], models) as (gated, (bare, loaded, _)):
+        for _ in range(2):
+            assert gated.client.post(COMPLETIONS, json={**ASKED, "model": "poet"}).status_code == 200
+        assert (len(bare.requests), len(loaded.requests)) == (0, 2)
+        for _ in range(2):
+            ask(gated)
+        assert (len(bare.requests), len(loaded.requests)) == (1, 3)  # their base is on both
 
 
 def test_a_side_car_is_told_by_the_gateway_alone_where_to_fetch() -> None:

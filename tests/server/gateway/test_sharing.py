@@ -383,6 +383,24 @@ def test_much_at_once_goes_in_portions_and_a_backlog_is_bounded(
     live(story)
 
 
+def test_a_beat_tells_about_a_mebibyte(redis: RedisServer) -> None:
+    """More would keep the server, which does one thing at a time, from the beats of others."""
+
+    async def story() -> None:
+        one = Gateway(redis, fresh(), "one")
+        await beats(one)
+        keys = list(range(1000))
+        size = 64 + 8 * len(keys)
+        for number in range(200):
+            one.sharing.routed(RouteRequest(f"r{number}", keys, 4 * len(keys)), Holder("a"), 0)
+        await beats(one)
+        assert 1 << 20 <= one.sharing.counters.sent * size < (1 << 20) + size
+        await beats(one)
+        assert one.sharing.counters.sent == 200
+
+    live(story)
+
+
 def test_what_cant_be_read_or_is_too_much_is_counted(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MOST", 3)
 
