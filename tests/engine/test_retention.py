@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.engine.driving import Log, Row, drive, trace_job
 
 import kvyard
@@ -14,6 +15,7 @@ from kvyard.clock import SECOND
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
+from kvyard.engine.timing import FixedTiming
 from kvyard.hashing import TraceChain
 from kvyard.tiers import OffloadConfig, TierConfig
 from kvyard.tiers.links import LaneConfig, LinkConfig
@@ -124,3 +126,27 @@ def test_without_wishes_priorities_change_nothing():
         drive(make_core(config(order), watcher=log, events=True), rows(9), make_job=trace_job)
         logs.append((log.passes, log.jobs, log.events))
     assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("plans", [True, False])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_wish_ends_amid_decode_steps_too(plans: bool, ahead: bool):
+    """One prompt is kept for 3 s, another less so, but for good. A long answer needs room after about 3.2 s: the first goes."""
+    engine = EngineConfig(
+        block_size=16,
+        num_gpu_blocks=41,
+        eviction="priority",
+        async_scheduling=ahead,
+        timing=FixedTiming(prefill_ms=10, decode_ms=10),
+    )
+    wishes = {1: (Retention(0, None, priority=80, duration=3 * SECOND),), 2: (Retention(0, None, priority=60),)}
+
+    def make(at: int, row: Row, size: int) -> Job:
+        chain = TraceChain(row.ids, 512, row.length, size, at)
+        return Job(f"r{at}", chain, row.output, arrival=row.arrival, hints=Hints(retention=wishes.get(row.ids[0], ())))
+
+    prompts = [Row(0, 160, 1, (1,)), Row(0, 160, 1, (2,))]
+    again = [replace(row, arrival=(10 + at) * SECOND) for at, row in enumerate(prompts[::-1])]
+    core = make_core(engine, plans=plans)
+    jobs = drive(core, [*prompts, Row(SECOND // 10, 16, 400, (3,)), *again], make_job=make)
+    assert jobs[-2].cached_tokens == 144 > jobs[-1].cached_tokens

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.replay.support import request
 from tests.replay.traces.support import CONVERSATION
 
 from kvyard.replay.fleet import Fleet
@@ -45,3 +46,23 @@ def test_ranks_of_an_engine() -> None:
 def test_ranks_and_tiers_at_length(dp_size: int, host_blocks: int, async_scheduling: bool) -> None:
     tiers = {"host_blocks": host_blocks} if host_blocks else {}
     check_following(1500, dp_size=dp_size, num_gpu_blocks=400, async_scheduling=async_scheduling, **tiers)
+
+
+def test_a_change_that_one_look_came_too_early_for_is_seen_by_the_next() -> None:
+    """While one worker evicts what "a" left there, block by block, a request for the other is routed, and then one like "a"."""
+    text = list(range(10))
+    rows = [
+        request("a", 0, ids=text, id_block_size=16, input_length=160, output_length=1),
+        request("b", 1, ids=[0, 100], id_block_size=16, input_length=32, output_length=560),
+        request("other", 2, ids=[200], id_block_size=16, input_length=16, output_length=1),
+        request("again", 13.5, ids=[*text, 300], id_block_size=16, input_length=176, output_length=1),
+    ]
+    config = as_config(None, {"workers": 2, "router": "kv", "block_size": 16, "num_gpu_blocks": 40})
+    overlaps = []
+    for kind in (VisitingFleet, Fleet):
+        fleet = kind(config)
+        fleet.run(rows)
+        records = fleet.records
+        assert records["a"].worker == records["b"].worker != records["other"].worker
+        overlaps.append(records["again"].best_overlap)
+    assert overlaps[0] == overlaps[1] and 0 < overlaps[0] < 10

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 import pytest
 from tests.replay.support import SECOND, request, sessions
 
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.timing import FixedTiming
 from kvyard.errors import KvyardError
-from kvyard.replay.config import read_autoscale
+from kvyard.replay.config import ReplayConfig, WorkerConfig, read_autoscale
+from kvyard.replay.fleet import Fleet
 from kvyard.replay.run import SimulatedRun, replay
 from kvyard.replay.scaling import SCALERS, RoleState, Scaler, Snapshot
 from kvyard.replay.settings import make_config
+from kvyard.router import RouterConfig
 from kvyard.router.pace import LearntPace
 
 SMALL = {"block_size": 16, "num_gpu_blocks": 600, "router": "kv"}
@@ -217,3 +221,32 @@ def test_predictive_goes_down_after_a_minute_of_less_need():
         return scaler.wanted(Snapshot(now, 5.0, {"both": state}, 0, 0, 0, 0, 0, (), 10.0))["both"]
 
     assert [idle(now) for now in (0, 30, 59, 60)] == [3, 3, 3, 1]
+
+
+def test_a_request_that_goes_elsewhere_is_there_an_instant_later():
+    """Passes of the worker that stays end a nanosecond after full tenths of a second: what moves at 5 s is in the next one."""
+    small, large = {"ids": None, "input_length": 16}, {"ids": None, "input_length": 6000}
+    trace = [
+        request("first", 0, output_length=1, **small),
+        request("large", 0, output_length=200, **large),
+        request("small", 1 + 1e-9, output_length=100, **small),
+        request("waits", 1 + 1e-9, output_length=1, **large),
+        request("stays", 1 + 1e-9, output_length=100, **small),
+    ]
+    engine = EngineConfig(
+        block_size=16,
+        num_gpu_blocks=600,
+        max_num_batched_tokens=8192,
+        timing=FixedTiming(prefill_ms=100, decode_ms=100),
+    )
+    fleet = Fleet(
+        ReplayConfig(
+            workers=(WorkerConfig(engine=engine, count=2),),
+            router=RouterConfig(policy="round-robin"),
+            autoscale=read_autoscale("autoscale", f"{HERE}:n5=1,min=1,max=2,startup=5s,period=5s"),
+        )
+    )
+    fleet.run(trace)
+    moved = fleet.records["waits"]
+    assert moved.worker == fleet.records["stays"].worker != fleet.records["large"].worker
+    assert moved.admitted == 5 * SECOND + 1
