@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 # Nothing goes by time: the machines are shared, and a slow example is not a wrong one.
 PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=50, stateful_step_count=30, **PATIENT)
-settings.register_profile("ci", max_examples=40, derandomize=True, database=None, print_blob=True, **PATIENT)
+settings.register_profile("ci", max_examples=30, derandomize=True, database=None, print_blob=True, **PATIENT)
 settings.register_profile("thorough", max_examples=2000, stateful_step_count=100, **PATIENT)
 settings.load_profile("ci" if os.environ.get("CI") else "default")  # or pytest --hypothesis-profile=thorough
 

@@ -46,6 +46,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.zmq
+@pytest.mark.slow
 def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
     options = [
@@ -185,4 +186,6 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     assert "Interrupted" in err and "The run was interrupted" in out
     found = read_report(report)
     assert not found.complete and 1 <= found.requests["finished"] <= found.requests["all"] < 12_031
-    assert len(rows.read_text().splitlines()) == found.requests["all"]
+    partial = tmp_path / "q.partial.jsonl"
+    assert not rows.exists() and partial.name in out + err
+    assert len(partial.read_text().splitlines()) == found.requests["all"]

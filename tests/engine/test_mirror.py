@@ -133,7 +133,9 @@ class Consumers(Watcher):
             assert self.far.held.get(place, Counter()) == Counter(map(wire_hash, there.elements()))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "tiers" else ()) for name in CONFIGS]
+)
 def test_consumers_hold_what_the_maps_hold(name):
     consumers = Consumers(CONFIGS[name])
     drive(consumers.core, rows(60, 4), make_job=token_job)

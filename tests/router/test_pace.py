@@ -26,7 +26,7 @@ def test_one_that_is_not_seen_for_long_counts_as_the_usual_one_again() -> None:
         book.observe(1, 1000, 400.0, 0)
     slow = book.all[1]
     assert slow.prefill(1000) > 2 * book.all[0].prefill(1000)
-    for _ in range(PaceBook.FORGOTTEN):
+    for _ in range(book.FORGOTTEN):
         book.observe(0, 1000, 100.0, 0)
     assert book.all[1] is slow
     book.observe(0, 1000, 100.0, 0)  # the 301st first token: the turn of slot 1

@@ -33,7 +33,7 @@ DOCS = ROOT / "docs"
     ("page", "said"),
     [
         pytest.param("record-and-replay.md", ["requests   6", "6 requests", "6 requests"], marks=pytest.mark.slow),
-        ("check-an-event-stream.md", ["stored", "", "Nothing is broken", "", ""]),
+        pytest.param("check-an-event-stream.md", ["stored", "", "Nothing is broken", "", ""], marks=pytest.mark.slow),
         pytest.param(
             "questions.md",
             [

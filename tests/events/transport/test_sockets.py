@@ -157,6 +157,7 @@ class TestGaps:
                 assert reader.counters.healed >= 1 and reader.state == State.FRESH
             sub.close(linger=0)
 
+    @pytest.mark.slow
     def test_reader_that_stays_away(self):
         with Engine(hwm=5) as engine, Reader(**engine.endpoints, hwm=5) as reader:
             reader.until_whole(engine)

@@ -145,6 +145,7 @@ def test_a_server_that_becomes_a_replica(own_server: RedisServer) -> None:
         until(lambda: whole(writer, reader, 4))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_loading(own_server: RedisServer) -> None:
     with pair(own_server) as (writer, reader):
         for number in range(200):

@@ -64,7 +64,7 @@ async def probed(async_scheduling: bool, limits: CalibrationLimits, said: list[s
         return found
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_mock_of_known_times_is_found_again(monkeypatch: pytest.MonkeyPatch, async_scheduling: bool) -> None:
     said: list[str] = []
     seen = run_virtually(monkeypatch, probed(async_scheduling, LIMITS, said))

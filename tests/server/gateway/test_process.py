@@ -176,7 +176,7 @@ def test_an_end_before_the_beginning() -> None:
         assert "Traceback" not in process.text and "stopped" in process.text
 
 
-@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("streamed", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("signals", [1, 2])
 def test_an_end_that_does_not_wait_for_ever(signals: int, streamed: bool) -> None:
     """What takes longer than it may, or than somebody likes, is cut. That is no reason for a traceback."""

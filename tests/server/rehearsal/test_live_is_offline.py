@@ -88,7 +88,7 @@ def test_the_same_decisions(performed: Rehearsed) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case == "ranks" else ()) for case in CASES]
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ("ranks", "after hits") else ()) for case in CASES]
 )
 def test_the_same_decisions_otherwise(case: str) -> None:
     look_at(rehearse(short(), settings(**CASES[case]), speed=8.0, proven=True, tolerance=PATIENT))
