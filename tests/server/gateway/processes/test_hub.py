@@ -48,9 +48,15 @@ def test_a_hub_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.M
         with several(2, **settings) as ((first, _), between):
             first.ready(1)
             monkeypatch.setattr(channels, "HUB_PATIENCE", 3600.0)
-            goes_on = threading.Event()
-            hung = threading.Thread(target=lambda: between.do(lambda: goes_on.wait(PATIENCE) or None))
+            hangs, goes_on = threading.Event(), threading.Event()
+
+            def hang() -> None:
+                hangs.set()
+                goes_on.wait(PATIENCE)
+
+            hung = threading.Thread(target=lambda: between.do(hang))
             hung.start()
+            assert hangs.wait(PATIENCE)
             try:
                 health = first.client.get("/health")
                 silent = [one["about"] for one in health.json()["reasons"] if one["code"] == "process-silent"]
