@@ -20,14 +20,14 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
+
+from _served import served
 
 ROOT = Path(__file__).parent.parent
 EVERY = 10.0
@@ -158,29 +158,6 @@ def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
     steep = sum((x - middle) * (y - mean) for x, y in points) / spread
     rest = sum((y - mean - steep * (x - middle)) ** 2 for x, y in points)
     return 60 * steep, 60 * (rest / max(1, n - 2) / spread) ** 0.5
-
-
-@contextmanager
-def served(command: list[str], folder: Path, name: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server of kvyard, and where it is."""
-    ready = folder / f"{name}.json"
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvyard", *command, "--port", "0", "--ready-file", str(ready)],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        while not ready.exists():
-            if process.poll() is not None:
-                raise SystemExit(f"{name} didn't start:\n{(folder / f'{name}.log').read_text()}")
-            time.sleep(0.1)
-        found = re.search(r"http://[\d.:]+", ready.read_text())
-        assert found is not None
-        yield process, found[0]
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 async def measure(arguments: argparse.Namespace, url: str, pids: dict[str, int]) -> list[dict[str, float]]:

@@ -16,18 +16,16 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import msgspec
 import zmq
+from _served import served
 
 TOKENS = 2_000_000
 
@@ -78,29 +76,6 @@ class Asker:
             while b"\r\n\r\n" not in said or not said.rstrip().endswith(b"}"):
                 said += self._line.recv(1 << 16)
             self.waits.append((1000 * (time.perf_counter() - began), self.cpu() - before))
-
-
-@contextmanager
-def served(command: list[str], folder: Path, name: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server of kvyard, and where it is."""
-    ready = folder / f"{name}.json"
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvyard", *command, "--port", "0", "--ready-file", str(ready)],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        while not ready.exists():
-            if process.poll() is not None:
-                raise SystemExit(f"{name} didn't start:\n{(folder / f'{name}.log').read_text()}")
-            time.sleep(0.1)
-        found = re.search(r"http://[\d.:]+", ready.read_text())
-        assert found is not None
-        yield process, found[0]
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def metric(url: str, name: str) -> float:

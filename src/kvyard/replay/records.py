@@ -103,7 +103,7 @@ class PackedRecords(msgspec.Struct, frozen=True):
     """Rows, stages, names."""
 
 
-class _Chunk:
+class _RowBlock:
     __slots__ = ("closed", "names", "place", "rows", "stages")
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Records(Mapping[str, Record]):
         self._numbers: dict[str, int] = {}
         """Of those under way: which row is theirs."""
         self._count = 0
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_RowBlock] = []
         self._complete: list[int] = []
         """Chunks in memory without a request under way, oldest first."""
         self._file: IO[bytes] | None = None
@@ -170,7 +170,7 @@ class Records(Mapping[str, Record]):
             for name in names:
                 table.number(name)
         for rows, stages, text in packed.parts:
-            chunk = _Chunk()
+            chunk = _RowBlock()
             chunk.rows, chunk.stages, chunk.names = bytearray(rows), bytearray(stages) or None, bytearray(text)
             made._chunks.append(chunk)
             made._count += len(rows) // ROW.itemsize
@@ -180,7 +180,7 @@ class Records(Mapping[str, Record]):
         """A request came."""
         number = self._count
         if number % CHUNK == 0:
-            self._chunks.append(_Chunk())
+            self._chunks.append(_RowBlock())
         self._count = number + 1
         self.open[record.id] = record
         self._numbers[record.id] = number
@@ -304,7 +304,7 @@ class Records(Mapping[str, Record]):
                 if len(self._complete) > self._resident:
                     self._spill(self._complete.pop(0))
 
-    def _pack_stages(self, chunk: _Chunk, at: int, stages: Stages) -> None:
+    def _pack_stages(self, chunk: _RowBlock, at: int, stages: Stages) -> None:
         if chunk.stages is None:
             chunk.stages = bytearray(_NO_STAGES * CHUNK)
         worker = self.workers.number(stages.prefill_worker)
