@@ -9,13 +9,15 @@
 Targets and kept inputs are in ``tests/fuzz``. Inputs that reach something new are gathered in ``build/fuzz/<target>/found``,
 what breaks a target in ``build/fuzz/<target>/broken``, once per place, with the traceback beside it: copy such an input to
 ``tests/fuzz/corpus/<target>``, mend what it shows, and the default tests hold it from then on. ``build/fuzz/runs.jsonl`` has a
-line per turn.
+line per turn, ``build/fuzz/summary.txt`` all turns so far. A target whose turn reached nothing new sits out a round, then two,
+four and eight, as long as that stays so.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import re
@@ -35,9 +37,13 @@ CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 SLOW = 2.0
 """Seconds of CPU that one input may take, of 16 KiB at most."""
 LONGEST = 16 << 10
+SHORTER = {"continuation": 160, "logs": 6 << 10}
+"""Targets that look at no more of an input, or do much for each byte."""
+MOST_ROUNDS = 8
+"""Rounds that a target sits out at most."""
 MEMORY = 2048
 """MiB that a process may hold."""
-TURN = 300.0
+TURN = 120.0
 """Seconds of a target's turn at most."""
 
 
@@ -82,9 +88,9 @@ def fuzz_one(name: str, seconds: float) -> None:
     folders = [str(found), *(str(path) for path in [CORPUS / name] if path.is_dir())]
     options = [
         f"-max_total_time={max(1, round(seconds))}",
-        f"-max_len={LONGEST}",
+        f"-max_len={SHORTER.get(name, LONGEST)}",
         f"-rss_limit_mb={MEMORY}",
-        "-timeout=120",
+        "-timeout=1200",  # by the clock, and the machine may be stopped; SLOW goes by CPU
     ]
     options += [f"-artifact_prefix={broken}/", "-print_final_stats=1", "-use_value_profile=1"]
 
@@ -194,25 +200,57 @@ def main() -> int:
     KEPT.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + asked.seconds
     each = min(TURN, asked.seconds / len(names))
-    broken: dict[str, int] = {}
-    spent = 0.0
+    rounds = {name: Rounds() for name in names}
     with (KEPT / "runs.jsonl").open("a") as runs:
-        while time.monotonic() < end and spent < asked.cpu:
-            for name in names:
-                if time.monotonic() >= end or spent >= asked.cpu:
-                    break
+        for number in itertools.count():
+            for name, own in rounds.items():
+                if time.monotonic() >= end or sum(one.cpu_s for one in rounds.values()) >= asked.cpu:
+                    return 1 if any(one.broken for one in rounds.values()) else 0
+                if number < own.due:
+                    continue
                 (KEPT / name).mkdir(exist_ok=True)
                 told = turn(name, each)
-                broken[name] = told["broken"]
-                spent += told["cpu_s"]
+                own.took(told, number)
                 runs.write(json.dumps(told) + "\n")
                 runs.flush()
-                print(
-                    f"{name:14} {told['executions']:9,} executions {told['edges']:6} edges {told['inputs']:5} inputs "
-                    f"{told['broken']:3} broken {told['cpu_s']:7} s of CPU",
-                    flush=True,
-                )
-    return 1 if any(broken.values()) else 0
+                print(own.line(name), flush=True)
+                (KEPT / "summary.txt").write_text(summary(rounds))
+    return 0
+
+
+class Rounds:
+    """What came of one target's turns so far, and when it has the next."""
+
+    def __init__(self) -> None:
+        self.turns = self.executions = self.edges = self.inputs = self.broken = 0
+        self.cpu_s = 0.0
+        self.due = 0
+        """The round of its next turn."""
+        self._sat_out = 0
+
+    def took(self, told: dict[str, Any], number: int) -> None:
+        """It had a turn in a round."""
+        gained = told["edges"] > self.edges
+        self.turns += 1
+        self.executions += told["executions"]
+        self.cpu_s += told["cpu_s"]
+        self.edges, self.inputs, self.broken = max(self.edges, told["edges"]), told["inputs"], told["broken"]
+        self._sat_out = 0 if gained else min(MOST_ROUNDS, 2 * self._sat_out or 1)
+        self.due = number + 1 + self._sat_out
+
+    def line(self, name: str) -> str:
+        """Its state in words."""
+        return (
+            f"{name:14} {self.turns:3} turns {self.executions:11,} executions {self.edges:6} edges {self.inputs:5} inputs "
+            f"{self.broken:3} broken {self.cpu_s:8.1f} s of CPU"
+        )
+
+
+def summary(rounds: dict[str, Rounds]) -> str:
+    """All targets, a line each, and their sum."""
+    lines = [one.line(name) for name, one in rounds.items()]
+    executions, cpu_s = (sum(getattr(one, what) for one in rounds.values()) for what in ("executions", "cpu_s"))
+    return "\n".join([*lines, f"all: {executions:,} executions, {cpu_s:.0f} s of CPU, {time.strftime('%H:%M:%S')}", ""])
 
 
 if __name__ == "__main__":

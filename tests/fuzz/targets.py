@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,21 +44,26 @@ from kvyard.router.journal import read_journal
 from kvyard.server.gateway import config as gateway_config
 from kvyard.server.gateway import reading
 from kvyard.server.gateway.access.keys import read_keys
+from kvyard.server.gateway.connections import EngineAddress, EngineConnection, EngineConnections
+from kvyard.server.gateway.failures import EngineFailed
+from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.prompting import Prompting, read_body
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
-from kvyard.server.gateway.traffic import answer_tokens
+from kvyard.server.gateway.traffic import TAIL, answer_tokens
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.config import load
 from kvyard.server.indexer.names import LocalNames
 
 Target = Callable[[bytes], None]
-LATER = ("kvyard.server.epp.messages", "kvyard.server.gateway.sharing.peers")
+LATER = ("kvyard.server.epp.service", "kvyard.server.gateway.sharing.peers")
 """Modules that targets import when they are called; who measures coverage imports them before."""
 MOST_ROWS = 2_000
 """Rows of a trace that are looked at: a short file can't have many, unless it is packed."""
 DIALECTS = dialects()
 FORMATS = [None, *OURS]
+LOOP = asyncio.new_event_loop()
+"""For all targets: making one takes longer than what most inputs need it for."""
 PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]
 
 
@@ -201,7 +207,7 @@ def body(data: bytes) -> None:
 
 def continuation(data: bytes) -> None:
     """Prompts that go on from one another, cut anywhere: the same names and tokens as if each were read whole."""
-    cuts, text = data[:3], data[3:1500].decode("utf-8", "replace")
+    cuts, text = data[:2], data[2:160].decode("utf-8", "replace")
     reader = _reader()
     with mock.patch.object(reading, "STRETCH", 16):
         for cut in (*cuts, 255):
@@ -224,27 +230,155 @@ def usage(data: bytes) -> None:
                     assert ours == (said[name] if said[name] < 10**12 else None), (name, ours)
 
 
+def answer(data: bytes) -> None:
+    """An engine's answer over HTTP: cut anywhere it is the same as in one piece, and what it says of itself can be read."""
+    steps, wire = data[:2] or b"\xff", data[2:]
+    whole = LOOP.run_until_complete(_answered([wire]))
+    pieces, at = list[bytes](), 0
+    for step in itertools.cycle(steps):
+        if at >= len(wire):
+            break
+        pieces.append(wire[at : at + step + 1])
+        at += step + 1
+    assert LOOP.run_until_complete(_answered(pieces)) == whole
+    said = whole[2]
+    ResponseHomes().saw(said, ResponseHome("model", "engine"))
+    assert all(part is None or part >= 0 for part in answer_tokens(said[-TAIL:]))
+
+
+async def _answered(pieces: list[bytes]) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool]:
+    """Status, headers, body and whether it is whole, of an answer that comes in these pieces on a connection that then ends."""
+    transport = Wire()
+    connection = EngineConnection(_connections(), EngineAddress.of("http://engine:8000"))
+    connection.connection_made(transport)
+    connection.busy = True
+    asking = asyncio.ensure_future(connection.ask("POST", b"/v1/completions", [], b"{}"))
+    await asyncio.sleep(0)
+    for piece in pieces:
+        if transport.is_closing():
+            break
+        connection.data_received(piece)
+    connection.connection_lost(None)
+    body = list[bytes]()
+    with suppress(EngineFailed):
+        await asking
+        while piece := await connection.read():
+            body.append(piece)
+    assert connection.content_type == connection.content_type.strip()
+    return connection.status, connection.headers if connection.status else [], b"".join(body), connection.complete
+
+
+class Wire(asyncio.Transport):
+    """A connection without a socket: it takes what is written, and can be ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self._ended = True
+
+    def is_closing(self) -> bool:
+        return self._ended
+
+
+@cache
+def _connections() -> EngineConnections:
+    return EngineConnections(connect_seconds=1.0, silent_seconds=1e6)
+
+
 def picked(data: bytes) -> None:
-    """What an Envoy proxy says to the endpoint picker."""
-    from envoy.service.ext_proc.v3 import external_processor_pb2
+    """What an Envoy proxy says to the endpoint picker, message by message: JSON of messages in lines, or messages behind their
+    lengths. Whatever comes, every message of a stream that goes on is answered, and nothing is held when it is over.
+    """
+    from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+    from google.protobuf import json_format
     from google.protobuf.message import DecodeError
 
-    from kvyard.server.epp import messages
+    said = list[Any]()
+    if data[:1] == b"{":
+        for line in data.split(b"\n"):
+            with suppress(json_format.ParseError, UnicodeDecodeError, RecursionError):
+                said.append(json_format.Parse(line, ProcessingRequest()))
+    else:
+        at = 0
+        while at + 2 <= len(data):
+            end = at + 2 + int.from_bytes(data[at : at + 2])
+            message = ProcessingRequest()
+            with suppress(DecodeError):
+                message.ParseFromString(data[at + 2 : end])
+                said.append(message)
+            at = end
+    LOOP.run_until_complete(_picked(said))
 
-    message = external_processor_pb2.ProcessingRequest()
+
+async def _picked(said: list[Any]) -> None:
+    from kvyard.server.epp.stream import RequestStream
+
+    picker = await _picker()
+    gateway = picker.gateway
+    for engine in gateway.members.engines.values():
+        gateway.health.well(engine)
+    _PICKERS.clear()  # only one that is as it was gets the next input
+    answers = list[Any]()
+
+    async def write(message: Any) -> None:
+        answers.append(message)
+
+    failed = picker.opened["read"] + picker.opened["choice"]
+    stream = RequestStream(picker, write)
     try:
-        message.ParseFromString(data)
-    except DecodeError:
-        return
-    headers = messages.read_headers(message.request_headers)
-    assert all(isinstance(name, str) and isinstance(value, str) for name, value in headers.items())
-    messages.modes(message, 0)
-    subset = messages.subset(message)
-    assert subset is None or all(isinstance(one, str) for one in subset)
-    served = messages.served(message)
-    assert served is None or isinstance(served, str)
-    for value in headers.values():
-        messages.endpoints_in(value)
+        for message in said:
+            if not await stream.take(message):
+                assert answers[-1].WhichOneof("response") == "immediate_response"
+                break
+    finally:
+        stream.close()
+    assert picker.opened["read"] + picker.opened["choice"] == failed, picker.conditions()
+    assert (picker.streams, picker.held, gateway.traffic.counters.under_way) == (0, 0, 0)
+    assert all(engine.in_flight == 0 for engine in gateway.members.engines.values())
+    for pool in gateway.members.pools.values():
+        assert not pool.router.loads.active
+        assert not pool.waiting
+    _PICKERS.append(picker)
+
+
+_PICKERS = list[Any]()
+"""The one that is used again, as making one takes longer than what inputs do with it."""
+
+
+async def _picker() -> Any:
+    """A picker of two engines that need not be asked, nor are: no process is behind them."""
+    if not _PICKERS:
+        from kvyard.server.epp.config import convert
+        from kvyard.server.epp.service import build
+
+        engines = [
+            {"name": name, "url": f"http://127.0.0.1:{port}", "model": "model", "block_size": 4}
+            for name, port in (("a", 1), ("b", 2))
+        ]
+        settings = {
+            "engines": engines,
+            "tokenizer": "bytes",
+            "conformance": True,
+            "fallbacks": 1,
+            "sheddable": ["batch"],
+        }
+        _, service = build(convert({**settings, "health_seconds": 3600.0, "recovery_seconds": 3600.0}, "it"))
+        for engine in service.config.engines:
+            await service.gateway.members.add(engine)
+        await service.gateway.members.stop()  # no looks at them
+        return service.picker
+    return _PICKERS[0]
 
 
 # -- what others write ------------------------------------------------------------------------------------------------
@@ -266,7 +400,7 @@ def _peers(data: bytes) -> None:
     books = Router(RouterConfig(policy="least-loaded"), [Holder("a", 0)], Identity(4))
     peers = Peers(books, clock, SharingCounters())
     peers.meet({"other": "1"})
-    asyncio.run(peers.take([(b"other", b"1", data), (data, b"1", b"\x90")]))
+    LOOP.run_until_complete(peers.take([(b"other", b"1", data), (data, b"1", b"\x90")]))
     peers.forget_all()
     assert not peers.counts()
 
@@ -286,6 +420,7 @@ TARGETS: dict[str, Target] = {
         body,
         continuation,
         usage,
+        answer,
         picked,
         redis,
     )
@@ -318,13 +453,18 @@ def _file(data: bytes, suffixes: tuple[str, ...]) -> Iterator[Path]:
     suffix = suffixes[how // 2 % len(suffixes)]
     if suffix.endswith(".gz") and how % 2 == 0:
         content = gzip.compress(content, 1, mtime=0)
-    with tempfile.TemporaryDirectory(prefix="kvyard-fuzz-", dir=_SHM) as folder:
-        path = Path(folder) / f"file{suffix}"
-        path.write_bytes(content)
+    path = Path(_folder().name) / f"file{suffix}"
+    path.write_bytes(content)
+    try:
         yield path
+    finally:
+        path.unlink()
 
 
-_SHM = "/dev/shm" if Path("/dev/shm").is_dir() else None
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """For the files of all inputs, which come one at a time; it goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="kvyard-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
 def _plain_json(text: bytes) -> Any:
@@ -359,7 +499,7 @@ def _agree(asked: Any, reader: PromptReader | None = None) -> None:
         quick = await (reader or _reader()).read(asked, PLAIN, lambda tokens: tokens > 100_000)
         return quick, await _reader().read(asked, PLAIN, lambda tokens: tokens > 100_000, whole=True)
 
-    quick, whole = asyncio.run(both())
+    quick, whole = LOOP.run_until_complete(both())
     assert quick.tokens == whole.tokens
     assert list(quick.keys) == list(whole.keys)
     if whole.ids is not None and whole.keys:

@@ -233,6 +233,18 @@ def test_a_stream_that_is_cut_holds_nothing(picker: PickerServed) -> None:
     assert picker.gateway.traffic.counters.cancelled == before + 1
 
 
+def test_headers_that_come_twice_end_the_stream_and_hold_nothing(picker: PickerServed) -> None:
+    with Exchanged(picker.target) as stream:
+        whole = HttpHeaders(headers=headers({":path": "/v1/models", ":method": "GET"}), end_of_stream=True)
+        stream.send(request_headers=whole)
+        assert stream.receive().WhichOneof("response") == "request_headers"
+        stream.send(request_headers=whole)
+        refused = stream.receive().immediate_response
+        assert refused.status.code == 400
+        assert b"open a stream for each request" in refused.body
+    picker.idle()
+
+
 def test_an_engine_that_fails_is_looked_at(picker: PickerServed) -> None:
     with Exchanged(picker.target) as stream:
         stream.send(

@@ -137,6 +137,8 @@ class RequestStream:
             await self._write(messages.piece(each, end, request=True))
 
     async def _pick(self, body: bytes | None, unread: str = "") -> None:
+        if self._picked is not None:
+            raise Refusal(400, "a request's headers came twice on one stream", fix="open a stream for each request")
         headers, config = self._headers, self._picker.config
         path = headers.get(":path", "").partition("?")[0]
         if body is not None and not unread:
