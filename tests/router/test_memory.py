@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -252,4 +253,14 @@ def test_what_the_index_knew_before_a_prompt_that_was_never_computed_it_knows_st
     assert memory.tree.depths(memory.tree.find(longer), 2) == [0, 4]
     memory.take_back(number)
     assert memory.tree.depths(memory.tree.find(keys), 2) in (None, [0, 0])
+    memory.check_integrity()
+
+
+def test_keys_that_are_packed_stay_packed_where_stretches_are_joined() -> None:
+    memory, keys = RoutedMemory(10 * SECOND, 1000), [array("Q", chain([1, 2, 5])), array("Q", chain([1, 2, 3, 4]))]
+    for at, one in enumerate(keys):
+        memory.remember(0, one, memory.tree.find(one), at * SECOND)
+    memory.expire(10 * SECOND)
+    (stretch,) = memory.tree.walk()
+    assert stretch.keys == keys[1] and isinstance(stretch.keys, array)
     memory.check_integrity()

@@ -102,7 +102,7 @@ class PrefixTree:
         if child.held != node.held or child.mask != node.mask:
             return
         if child.base > node.start:
-            child.keys = [*_keys(node), *_keys(child)]
+            child.keys = _joined_keys(node, child)
             child.base = node.start
         child.start = node.start
         child.parent = node.parent
@@ -194,9 +194,18 @@ class PrefixTree:
         return head
 
 
+def _joined_keys(node: PromptStretch, child: PromptStretch) -> Sequence[int]:
+    first, then = _keys(node), _keys(child)
+    if isinstance(first, array) and isinstance(then, array):
+        first.extend(then)  # a copy, and packed: as a list, a long prompt would take five times as much and far longer
+        return first
+    return [*first, *then]
+
+
 def _keys(node: PromptStretch) -> Sequence[int]:
-    start, stop = node.start - node.base, node.stop - node.base
-    return node.keys[start:stop] if isinstance(node.keys, list) else [node.keys[at] for at in range(start, stop)]
+    """A copy of a stretch's own keys."""
+    start, stop, keys = node.start - node.base, node.stop - node.base, node.keys
+    return keys[start:stop] if isinstance(keys, list | array) else [keys[at] for at in range(start, stop)]
 
 
 def _fill(out: list[int], workers: int, value: int) -> None:

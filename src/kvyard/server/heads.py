@@ -6,12 +6,13 @@ call costs more than all else that a short answer takes: what is written in one 
 """
 
 import re
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from kvyard.server.garbage import untie
-from kvyard.server.http import JSON, LOST, WHOLE, Refusal, openai_error, send_response
+from kvyard.server.http import JSON, LOST, TRANSPORT, WHOLE, Refusal, openai_error, send_response
 
 HEADER_BYTES = 64 << 10
 """What the head of a request may have."""
@@ -28,7 +29,7 @@ def bounded(app: Any) -> Any:
     body, headers = msgspec.json.encode(problem), [(b"content-type", JSON.encode()), (b"connection", b"close")]
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
-        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        size = sum(map(len, chain.from_iterable(scope["headers"])))
         if size + len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > HEADER_BYTES:
             await send_response(send, status, headers, body)
         else:
@@ -56,11 +57,15 @@ def protocol() -> Any:
     import asyncio
 
     class Together:
-        """A transport whose writes wait for the end of the event loop's turn, and leave as one."""
+        """A transport that keeps the head of an answer until the end of the event loop's turn, so that it leaves with what
+        follows. Chunks of a stream whose head is gone leave at once.
+        """
 
         def __init__(self, inner: asyncio.Transport) -> None:
             self._inner = inner
             self._waiting: list[bytes] = []
+            self.paused = False
+            """Whether the client is slower than what is written."""
             self._soon = asyncio.get_running_loop().call_soon
 
         def __getattr__(self, name: str) -> Any:
@@ -68,9 +73,20 @@ def protocol() -> Any:
 
         def write(self, data: bytes) -> None:
             waiting = self._waiting
-            waiting.append(data)
-            if len(waiting) == 1:
+            if waiting:
+                waiting.append(data)
+            elif data.startswith(b"HTTP/"):
+                waiting.append(data)
                 self._soon(self.flush)
+            elif not self._inner.is_closing():
+                self._inner.write(data)
+
+        def write_chunk(self, data: bytes) -> bool:
+            """See ``chunk_writer``."""
+            if self.paused or self._inner.is_closing():
+                return False
+            self.write(b"%x\r\n%b\r\n" % (len(data), data))
+            return True
 
         def flush(self) -> None:
             waiting = self._waiting
@@ -124,11 +140,13 @@ def protocol() -> Any:
 
         def pause_writing(self) -> None:
             super().pause_writing()
+            self.transport.paused = True  # type: ignore[attr-defined]
             if self.stuck is None:
                 self.stuck = self.loop.call_later(STUCK_SECONDS, self.transport.abort)
 
         def resume_writing(self) -> None:
             super().resume_writing()
+            self.transport.paused = False  # type: ignore[attr-defined]
             if self.stuck is not None:
                 self.stuck.cancel()
                 self.stuck = None
@@ -136,7 +154,8 @@ def protocol() -> Any:
         def data_received(self, data: bytes) -> None:
             if not self.reading_body:
                 self.head += len(data)
-                if data.find(b"pgrade", 0, HEADER_BYTES) >= 0:
+                end = data.find(b"\r\n\r\n", 0, HEADER_BYTES)
+                if data.find(b"pgrade", 0, end if end >= 0 else HEADER_BYTES) >= 0:
                     data = without_upgrade(data)
             super().data_received(data)
             # A long body in the same piece as its head is no long head: that was read by then.
@@ -149,8 +168,8 @@ def protocol() -> Any:
         def on_message_begin(self) -> None:
             self.reading_body = False
             super().on_message_begin()
-            # For answers that have to end without their proper end.
-            self.scope["kvyard.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+            # For answers that have to end without their proper end, and for streams.
+            self.scope[TRANSPORT] = self.transport  # type: ignore[literal-required]
             self.scope[LOST] = self.lost  # type: ignore[literal-required]
 
         def on_headers_complete(self) -> None:

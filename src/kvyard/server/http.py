@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 JSON = "application/json"
 LOST = "kvyard.lost"
 """In a scope: a set of what is called where the client hangs up, where the protocol has one."""
+TRANSPORT = "kvyard.transport"
+"""In a scope: the client's connection, where the protocol tells; see ``chunk_writer``."""
 WHOLE = "kvyard.whole"
 """In a scope: whether all of the body is here, so that reading it can't take long."""
 FORMS = ("text/plain", "multipart/form-data")
@@ -108,7 +110,8 @@ class RequestHeaders(Mapping[str, str]):
         return found
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._all().get(name.lower(), default)
+        found = self._found
+        return (self._all() if found is None else found).get(name.lower(), default)
 
     def __getitem__(self, name: str) -> str:
         return self._all()[name.lower()]
@@ -510,9 +513,17 @@ async def send_response(send: Any, status: int, headers: list[tuple[bytes, bytes
     await send({"type": "http.response.body", "body": body})
 
 
+def chunk_writer(scope: Any) -> Callable[[bytes], bool] | None:
+    """What writes a chunk of an answer whose head was sent without a length, as ``send`` would but without a task's turn:
+    returns whether it did, which it doesn't where the client is slow or gone. ``None`` where the protocol has none.
+    """
+    transport = scope.get(TRANSPORT)
+    return None if transport is None or scope["method"] == "HEAD" else transport.write_chunk
+
+
 async def close_connection(scope: Any) -> None:
     """End the client's connection without its answer's proper end."""
-    transport = scope.get("kvyard.transport")
+    transport = scope.get(TRANSPORT)
     if transport is not None:
         transport.close()
         await pause()

@@ -90,6 +90,57 @@ async def whole(
     return status, b"".join(parts)
 
 
+def test_a_sink_gets_what_comes_until_it_takes_no_more() -> None:
+    async def scenario() -> None:
+        going, taken = asyncio.Event(), list[bytes]()
+
+        async def script(writer: Writer, number: int) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            for said in (b"a", b"b", b"c", b"d"):
+                await going.wait()
+                going.clear()
+                writer.write(b"1\r\n%b\r\n" % said)
+            await going.wait()
+            writer.write(b"1\r\ne\r\n0\r\n\r\n")
+
+        def sink(chunk: bytes) -> bool:
+            going.set()
+            if chunk == b"c":
+                return False
+            taken.append(chunk)
+            return True
+
+        async with engine(script) as (_, connections, address):
+            found = await connections.take(address)
+            await found.ask("POST", b"/", [], b"{}")
+            going.set()
+            await found.pass_to(sink)
+            assert taken == [b"a", b"b"] and await found.read() == b"c"
+            await found.pass_to(sink)  # the end is for the reader too, so that it can end what it writes with it
+            assert taken == [b"a", b"b", b"d"] and (await found.read(), found.complete) == (b"e", True)
+            await found.pass_to(sink)  # nothing comes any more
+            assert await found.read() == b""
+
+    asyncio.run(scenario())
+
+
+def test_a_sink_learns_by_the_reader_that_the_engine_failed() -> None:
+    async def scenario() -> None:
+        async with engine(says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n", close=True)) as (
+            _,
+            connections,
+            address,
+        ):
+            found = await connections.take(address)
+            await found.ask("POST", b"/", [], b"{}")
+            assert await found.read() == b"a"
+            with pytest.raises(EngineFailed, match="closed"):
+                await found.pass_to(lambda chunk: True)
+                await found.read()
+
+    asyncio.run(scenario())
+
+
 def test_one_connection_serves_one_request_after_the_other() -> None:
     async def scenario() -> None:
         async with engine(says(answer("200 OK", b"yes"))) as (server, connections, address):

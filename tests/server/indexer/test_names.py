@@ -32,6 +32,10 @@ class TestNames:
         assert not set(other) & set(identity.keys(self.TEXT))
         assert identity.keys(self.TEXT)[:2] == identity.keys(self.TEXT[:8])
 
+    def test_bytes_are_tokens_like_others(self) -> None:
+        names, text = LocalNames(), bytes(range(256)) * 3
+        assert names.hash_blocks(None, memoryview(text)[5:], 4) == names.hash_blocks(None, [*text[5:]], 4)
+
     def test_what_can_not_be_named(self) -> None:
         names = LocalNames()
         with pytest.raises(HashingError, match="whole numbers"):

@@ -7,8 +7,8 @@ compression, or proxies.
 
 import asyncio
 import ssl
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httptools
@@ -50,6 +50,10 @@ class EngineAddress(msgspec.Struct, frozen=True):
         return cls(parts.hostname, parts.port or (443 if tls else 80), tls, authority, parts.path.encode())
 
 
+ChunkSink: TypeAlias = Callable[[bytes], bool]
+"""Takes a piece of an answer at once; returns whether it did."""
+
+
 class EngineConnection(asyncio.Protocol):
     """One connection, and the answer that comes over it. Methods raise ``EngineFailed``, and ``CancelledError`` where the
     gateway has ended meanwhile.
@@ -83,6 +87,8 @@ class EngineConnection(asyncio.Protocol):
         """Whether it is this side that ended the connection."""
         self.paused = False
         """Whether the engine is made to wait, since the client is slower."""
+        self._sink: ChunkSink | None = None
+        """Takes what comes, instead of the reader."""
         self._reader: asyncio.Future[None] | None = None
         self._failure = ""
         """Why nothing more will come. An exception that is kept would keep the frames it was raised in, and they us."""
@@ -121,6 +127,18 @@ class EngineConnection(asyncio.Protocol):
             self.paused, self.heard = False, self._connections.now()
             self._transport.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def pass_to(self, sink: ChunkSink) -> None:
+        """Hand what comes to ``sink``, without a turn of the caller's task for each piece, until it takes no more or the answer
+        is about to end: there is something to ``read`` then, or it has failed.
+        """
+        if self._parts or self.complete:
+            return
+        self._sink = sink
+        try:
+            await self._more()
+        finally:
+            self._sink = None
 
     @property
     def alive(self) -> bool:
@@ -173,6 +191,12 @@ class EngineConnection(asyncio.Protocol):
         if self._waiting > HIGH_WATER and not self.paused and not self.complete:
             self.paused = True
             self._transport.pause_reading()
+        sink, parts = self._sink, self._parts
+        if sink is not None and parts and not self.complete and not self._failure:
+            if sink(parts[0] if len(parts) == 1 else b"".join(parts)):
+                self._parts, self._waiting = [], 0
+                return
+            self._sink = None  # the reader takes this first
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:

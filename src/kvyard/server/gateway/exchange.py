@@ -7,6 +7,7 @@ client hangs up, the engine's connection is closed, which is how engines learn o
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,7 +24,16 @@ from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
 from kvyard.server.gateway.tracing import RequestTrace
 from kvyard.server.gateway.traffic import TAIL, AnswerTokens, ProxiedRequest, Traffic, answer_tokens
-from kvyard.server.http import JSON, LOST, Refusal, close_connection, openai_error, send_response, until_disconnect
+from kvyard.server.http import (
+    JSON,
+    LOST,
+    Refusal,
+    chunk_writer,
+    close_connection,
+    openai_error,
+    send_response,
+    until_disconnect,
+)
 
 RESPONSES = "/v1/responses"
 WHOLE = 64 << 20
@@ -251,20 +261,23 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         if self.path == RESPONSES:
             self.proxy.homes.saw(chunk, ResponseHome(pool.model, decision.worker.name, proxied.key))
         await self._start(answer, downstream(answer.headers, decision_header(decision, proxied.tries)))
-        earlier = before = last = b""
-        track = pool.router.config.track_output
+        relay = StreamRelay(self, chunk_writer(self.scope) if answer.status == 200 else None)
+        ended = False
         while chunk:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            proxied.events += chunk.count(b"\n\n")
-            if track:
-                pool.router.progressed(proxied.id, proxied.events, self.proxy.clock.now())
-            earlier, before, last = before, last, chunk
+            ended = answer.complete
+            await send({"type": "http.response.body", "body": chunk, "more_body": not ended})
+            relay.note(chunk)
+            if ended:
+                break
             try:
+                if relay.write is not None:
+                    await answer.pass_to(relay)
                 chunk = await read()
             except EngineFailed as failed:
-                await self._break(last[-2:], failed.reason)
-        await send({"type": "http.response.body", "body": b""})
-        return answer_tokens((earlier + before + last)[-TAIL:])
+                await self._break(relay.last[-2:], failed.reason)
+        if not ended:
+            await send({"type": "http.response.body", "body": b""})
+        return answer_tokens(relay.tail())
 
     async def _whole(self, answer: EngineConnection, decision: Decision) -> AnswerTokens:
         """Pass an answer on that isn't streamed. Returns what it says of itself."""
@@ -344,6 +357,41 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         self._began, self.status_code = True, status
         await send_response(self.send, status, found, body)
         return "failed"
+
+
+class StreamRelay:
+    """What a streamed answer has said so far, and a sink for what comes next: most chunks go to the client as they come,
+    without a turn of the exchange's task.
+    """
+
+    __slots__ = ("_before", "_clock", "_earlier", "_proxied", "_router", "last", "write")
+
+    def __init__(self, exchange: Exchange, write: Callable[[bytes], bool] | None) -> None:
+        """``write`` is ``chunk_writer``'s."""
+        self.write = write
+        self.last = self._before = self._earlier = b""
+        self._proxied, self._clock = exchange.proxied, exchange.proxy.clock
+        router = exchange.pool.router
+        self._router = router if router.config.track_output else None
+
+    def __call__(self, chunk: bytes) -> bool:
+        """Write a chunk; returns whether the client took it."""
+        if self.write is None or not self.write(chunk):
+            return False
+        self.note(chunk)
+        return True
+
+    def note(self, chunk: bytes) -> None:
+        """A chunk went to the client."""
+        proxied = self._proxied
+        proxied.events += chunk.count(b"\n\n")
+        if self._router is not None:
+            self._router.progressed(proxied.id, proxied.events, self._clock.now())
+        self._earlier, self._before, self.last = self._before, self.last, chunk
+
+    def tail(self) -> bytes:
+        """The end of what it has said, where its usage is."""
+        return (self._earlier + self._before + self.last)[-TAIL:]
 
 
 async def read_up_to(answer: EngineConnection, most: int) -> bytes:

@@ -133,4 +133,5 @@ def entered(tallies: Iterable[PromiseTally], promised: int, delivered: int, miss
     for tally in tallies:
         tally.promised += promised
         tally.delivered += delivered
-        tally.missing.update(missing)
+        for reason, tokens in missing.items():
+            tally.missing[reason] += tokens

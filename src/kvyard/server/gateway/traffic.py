@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 TAIL = 4096
 """Bytes at the end of an answer among which its usage is looked for."""
+_NAME = b'"usage"'
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 """The field, and no text that says so: what a client sent may be repeated in an answer."""
 _FIELD = re.compile(
@@ -95,7 +96,9 @@ class AnswerTokens(NamedTuple):
 
 def answer_tokens(tail: bytes) -> AnswerTokens:
     """The usage in the last bytes of an answer, not parsed as JSON; where it comes several times, the last counts."""
-    at = max((match.start() for match in _USAGE.finditer(tail)), default=-1)
+    at = tail.rfind(_NAME)
+    while at >= 0 and not _USAGE.match(tail, at):
+        at = tail.rfind(_NAME, 0, at)
     if at < 0:
         return AnswerTokens()
     found = {match[1]: int(match[2]) for match in _FIELD.finditer(tail, at)}

@@ -5,6 +5,7 @@ words, seed 1337, without its past. So the service's request keys are chained fr
 local hashes lead to the same keys. Extra keys (adapter, salt, media) join a block's key and not its local hash.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
 
@@ -35,10 +36,7 @@ class LocalNames:
         """See ``Algorithm``. Raises ``HashingError`` for token ids of more than 32 bits."""
         if block_size < 1:
             raise HashingError(f"block size must be at least 1, got {block_size}")
-        try:
-            words = memoryview(array("I", tokens)).cast("B")
-        except (OverflowError, TypeError):
-            raise HashingError("token ids must be whole numbers from 0 to 4294967295") from None
+        words = _words(tokens)
         step = 4 * block_size
         digest = xxhash.xxh3_64_digest
         local = [digest(words[at : at + step], LOCAL_SEED) for at in range(0, len(words) - step + 1, step)]
@@ -61,6 +59,17 @@ class LocalNames:
             key := digest(one if extra is None else one + cbor2.dumps(extra, canonical=True), key)
             for one, extra in zip(local, extras, strict=True)
         ]
+
+
+def _words(tokens: Sequence[int]) -> bytes:
+    """Token ids as 32-bit words. Raises ``HashingError`` for those that don't fit."""
+    if isinstance(tokens, memoryview) and tokens.format == "B":
+        # Where bytes are tokens: this widens each to a word without making a number of it.
+        return bytes(tokens).decode("latin-1").encode("utf-32-le" if sys.byteorder == "little" else "utf-32-be")
+    try:
+        return array("I", tokens).tobytes()
+    except (OverflowError, TypeError):
+        raise HashingError("token ids must be whole numbers from 0 to 4294967295") from None
 
 
 def keys_of_hashes(identity: Identity, hashes: Sequence[int], namespace: Namespace) -> list[int]:
