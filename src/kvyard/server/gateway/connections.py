@@ -192,7 +192,7 @@ class EngineConnection(asyncio.Protocol):
             self.paused = True
             self._transport.pause_reading()
         sink, parts = self._sink, self._parts
-        if sink is not None and parts and not self.complete and not self._failure:
+        if sink is not None and parts and not self._failure and not self.complete:
             if sink(parts[0] if len(parts) == 1 else b"".join(parts)):
                 self._parts, self._waiting = [], 0
                 return

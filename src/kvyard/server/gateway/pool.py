@@ -15,7 +15,7 @@ from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import Clock
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
-from kvyard.hashing import Namespace
+from kvyard.hashing import PLAIN, Namespace
 from kvyard.index import Holder, Indexer
 from kvyard.openai import ListedModel
 from kvyard.router import Decision, Router, RouteRequest
@@ -209,9 +209,8 @@ class EnginePool(msgspec.Struct, eq=False):
         """What a request has for a prompt, with no names where it is longer than any engine takes. Raises ``MsgspecError`` for
         what is no JSON after all.
         """
-        return await self.reader.read(
-            ask, Namespace(lora_name=lora, salt=salt or None), self._too_long, whole=self.remote is not None
-        )
+        space = PLAIN if lora is None and not salt else Namespace(lora_name=lora, salt=salt or None)
+        return await self.reader.read(ask, space, self._too_long, whole=self.remote is not None)
 
     def _too_long(self, tokens: int) -> bool:
         if tokens > self.config.limits.tokens:

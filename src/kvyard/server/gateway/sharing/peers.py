@@ -4,7 +4,8 @@ It hears of members and of their requests in the order in which they were told, 
 requests'. A member that joins again, or is gone, loses all that it had under way.
 """
 
-import struct
+import sys
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -209,10 +210,17 @@ def size_of(change: Told | bool) -> int:
 
 def packed(keys: Sequence[int]) -> bytes:
     """Names of blocks as bytes, the lowest first, whatever the machine."""
-    return struct.pack(f"<{len(keys)}Q", *keys)
+    return _little(array("Q", keys)).tobytes()
 
 
-def unpacked(keys: bytes) -> list[int]:
+def unpacked(keys: bytes) -> "array[int]":
     """Names of blocks that were ``packed``."""
-    count = len(keys) // 8
-    return list(struct.unpack_from(f"<{count}Q", keys))
+    found = array("Q")
+    found.frombytes(keys[: len(keys) // 8 * 8])
+    return _little(found)
+
+
+def _little(words: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words
