@@ -7,7 +7,7 @@ from tests.index.support import Bench, hashes_of, stored
 
 from kvyard.events.types import Removed, Tier
 from kvyard.index import Holder, Source
-from kvyard.index.places import bits, mask_of
+from kvyard.index.bits import bits, mask_of
 
 TEXT = list(range(1000, 1128))
 

@@ -11,7 +11,7 @@ from kvyard.blocks import GroupSpec
 from kvyard.events.types import Tier
 from kvyard.hashing import Run, TraceChain
 from kvyard.index import Holder
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 from kvyard.index.runs import RunIndexer
 
 GROUPS = {

@@ -106,7 +106,9 @@ class EngineCore:
         self._durations: Durations = np.zeros(0, dtype=np.int64)
         self._ends: Instants = _NEVER
         self._done = 0
-        """Passes of the plan that are carried out."""
+        """Passes of the plan that are carried out,"""
+        self._told = 0
+        """and that the watcher was told of: where it doesn't ask for every token, it is told of a plan when that is over."""
         self._formed = 0
         """With passes decided ahead: how many of a plan's passes are, from the one under way on."""
         self._first = 0
@@ -424,7 +426,7 @@ class EngineCore:
         self._batch = self._decided.pop(0)
         self._start = now
         self._ends = ends
-        self._done = 0
+        self._done = self._told = 0
         self._first = self.scheduler.batch.tick
 
     def _single(self, of: Pass, now: int) -> Instants:
@@ -513,6 +515,7 @@ class EngineCore:
                 self._announce(ends[told])
             at = until
         if dropping:
+            self.tell()  # of those before
             self._drop_cancelled(batch, count)
         if batch.decoding:
             lockstep = self.scheduler.batch
@@ -523,14 +526,19 @@ class EngineCore:
             for job in batch.entering:
                 self.watcher.produced(job, 1, ends[0])
             batch.entering = ()
-            if count > 1:
-                self._tell(1, count)
-        else:
-            self._tell(done, count)
+            self._told = 1
         self.passes += count - done
         self._done = count
         if count == len(ends):
             self._close(count)
+        elif self.watcher.wants_tokens:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell the watcher of all passes that are carried out: it may not know of the last ones yet."""
+        if self._told < self._done:
+            self._tell(self._told, self._done)
+            self._told = self._done
 
     def _drop_cancelled(self, batch: Pass, count: int) -> None:
         """Those given up in the plan's last pass go before its output is looked at: they get no token of it."""
@@ -559,6 +567,7 @@ class EngineCore:
 
     def _close(self, count: int) -> None:
         """The plan is over after ``count`` passes: jobs that end with it end now."""
+        self.tell()
         end = self._ends[count - 1]
         self.busy_ns += end - self._start
         batch = self._batch

@@ -65,6 +65,8 @@ class ChainIndex:
     def __init__(self) -> None:
         self._stretches: dict[Key, _Stretch] = {}
         """By the key of the first block."""
+        self._removed: dict[int, _Stretch] = {}
+        """By place the stretch that it last let go of something of: a cache evicts a chain from its end, block by block."""
 
     # -- changes ----------------------------------------------------------------------------------------------------
 
@@ -113,15 +115,29 @@ class ChainIndex:
     def remove_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
         """``place`` no longer holds blocks ``start`` to ``stop`` of ``chain``; what it didn't hold is no error."""
         bit = 1 << place
-        for found, low, high in self._along(chain.keys, stop):
+        keys = chain.keys
+        last = self._removed.get(place)
+        if last is not None:
+            if last.start <= start < stop <= last.stop and (
+                last.chain is chain or last.chain.keys[stop - 1] == keys[stop - 1]
+            ):
+                paint(last.stops, last.masks, last.start, start, stop, 0, bit)
+                if not last.masks[-1] and not last.children:
+                    self._shorten(last)
+                return
+            del self._removed[place]
+        for found, low, high in self._along(keys, stop):
             if high > start:
                 paint(found.stops, found.masks, found.start, low if low > start else start, high, 0, bit)
+                if low <= start:
+                    self._removed[place] = found
                 if not found.masks[-1] and not found.children:
                     self._shorten(found)
 
     def clear(self, place: int) -> None:
         """``place`` holds nothing any more. Looks at everything."""
         bit = 1 << place
+        self._removed.pop(place, None)
         for found in self._stretches.values():
             paint(found.stops, found.masks, found.start, found.start, found.stop, 0, bit)
         for key, found in list(self._stretches.items()):
@@ -217,6 +233,7 @@ class ChainIndex:
                 return
             gone = node
             del self._stretches[node.chain.keys[node.start]]
+            node.stop = node.start  # whoever still knows it finds nothing in it
             node = node.parent
             if node is not None and node.children is not None:
                 del node.children[id(gone)]

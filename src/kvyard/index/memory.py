@@ -17,7 +17,7 @@ from typing import TypeAlias
 from kvyard.errors import KvyardError
 from kvyard.hashing.stretches import paint, parting, repaint
 from kvyard.index.backend import Rows, Usage
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 
 _exhaust = deque[int](maxlen=0).extend
 """Runs an iterator for its effects, at the speed of built-ins."""

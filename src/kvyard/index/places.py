@@ -4,13 +4,13 @@ A *holder* is one rank of a worker, or a pool that several workers share. A *pla
 places are the bits of a Python integer: a row of the index is such a set, and so is everything the scorer asks of it.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
+from kvyard.index.bits import bits
 
 
 class Holder(msgspec.Struct, frozen=True, order=True):
@@ -100,46 +100,3 @@ class Places:
     def names(self, mask: int) -> list[Place]:
         """The places whose bits are set in ``mask``."""
         return [self.all[bit] for bit in bits(mask)]
-
-
-_BYTES = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
-_LATER: dict[int, tuple[int, ...]] = {}
-_WIDE = 32
-_SPARSE = 8
-_FILLED = re.compile(rb"[^\0]")
-
-
-def bits(mask: int) -> Sequence[int]:
-    """The numbers of the bits that are set, lowest first, byte by byte."""
-    if mask < 256:
-        return _BYTES[mask]
-    out: list[int] = []
-    if mask.bit_length() > 8 * _WIDE and mask.bit_count() <= _SPARSE:
-        # Of thousands of workers few are in most sets.
-        while mask:
-            top = mask.bit_length() - 1
-            out.append(top)
-            mask ^= 1 << top
-        out.reverse()
-        return out
-    row = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
-    if len(row) > _WIDE:
-        for match in _FILLED.finditer(row):
-            at = match.start()
-            out += [at * 8 + bit for bit in _BYTES[row[at]]]
-        return out
-    for at, byte in enumerate(row):
-        if byte:
-            found = _LATER.get(at << 8 | byte)
-            if found is None:
-                found = _LATER[at << 8 | byte] = tuple(at * 8 + bit for bit in _BYTES[byte])
-            out += found
-    return out
-
-
-def mask_of(numbers: Iterable[int]) -> int:
-    """The integer that has just these bits set."""
-    mask = 0
-    for number in numbers:
-        mask |= 1 << number
-    return mask

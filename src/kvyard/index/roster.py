@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from kvyard.events.types import Tier
 from kvyard.index.backend import Rows
-from kvyard.index.places import Holder, bits
+from kvyard.index.bits import bits
+from kvyard.index.places import Holder
 from kvyard.index.scorer import Scorer
 from kvyard.index.views import RowFold, Views, WorkerView
 

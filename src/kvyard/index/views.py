@@ -12,8 +12,9 @@ from kvyard.blocks.agreement import Agreement
 from kvyard.blocks.spans import Spans
 from kvyard.events.types import Tier
 from kvyard.index.backend import Rows
+from kvyard.index.bits import bits
 from kvyard.index.catalog import Catalog, GroupLayout
-from kvyard.index.places import Holder, Place, Places, bits
+from kvyard.index.places import Holder, Place, Places
 
 Member: TypeAlias = tuple[int, tuple[int, ...]]
 """A plain worker: its position, and per group the places that count."""

@@ -186,6 +186,9 @@ class Fleet:
                 self._loop(progress)
             except KeyboardInterrupt:
                 self.interrupted = True
+                for worker in self.workers:
+                    for core in worker.cores:
+                        core.tell()
 
     def _loop(self, progress: Callable[[int, int, int], None] | None) -> None:
         agenda, arrivals, workers, shared = self._agenda, self._arrivals, self.workers, self._shared
@@ -566,6 +569,8 @@ class Fleet:
         self._agenda.put(None, PASS_END, worker.number)
         self._agenda.put(now, REROUTING)
         worker.engine.advance(now)
+        for core in worker.cores:
+            core.tell()
         for holder in holders:
             self._remove(holder, worker)
             if self.indexer is not None and worker.cores[0].batcher is not None:

@@ -1,6 +1,7 @@
 """Fewer searches for cyclic garbage while a replay runs.
 
-A run makes millions of objects and hardly a cycle among them: looking for cycles as often as usual is for nothing.
+A run makes millions of objects and hardly a cycle among them: looking for cycles as often as usual is for nothing. What lived
+through two searches isn't searched again at all: that would be most of a large fleet, time and again.
 """
 
 import gc
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 
 OBJECTS = 200_000
 """So many more objects than before make Python look among the young ones, instead of 700."""
+_NEVER = 1 << 30
 
 
 @contextmanager
@@ -16,7 +18,7 @@ def rarely_collected() -> Iterator[None]:
     """Look for cycles rarely, until the end of the block, and not among what was there before: a large fleet is."""
     often = gc.get_threshold()
     first = not gc.get_freeze_count()  # else what is frozen is another's to thaw
-    gc.set_threshold(OBJECTS, often[1], often[2])
+    gc.set_threshold(OBJECTS, often[1], _NEVER)
     if first:
         gc.freeze()
     try:

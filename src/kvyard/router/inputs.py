@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple, TypeAlias
 
 from kvyard.engine.role import Role
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 from kvyard.router.active import ActiveLoads
 from kvyard.router.pace import Pace
 from kvyard.router.ranking import Levels, as_list, classes, nth_slot, of_slot

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 _FEW = 8

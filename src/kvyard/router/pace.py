@@ -14,7 +14,7 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import make_timing
 from kvyard.engine.timing.model import NS_PER_MS, TimingModel
 from kvyard.engine.timing.polynomial_model import PolynomialModel
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 
 PEAK_TOKENS_PER_S = 15_928.0
 """What llm-d's router assumes of an engine before it was measured: prompt tokens per second."""

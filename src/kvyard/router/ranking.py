@@ -7,9 +7,10 @@ many have, idle ones above all, are sets. Loads lie side by side in arrays: a se
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 
 Levels: TypeAlias = list[tuple[int, int]]
 """A number of blocks and the slots, as bits, that have just so many: most first, no slot twice, none that has nothing."""
@@ -22,15 +23,15 @@ _SOME: Final = 4
 class Shelf:
     """Slots of one kind by a figure each, least first."""
 
-    __slots__ = ("_lone", "_many", "figures")
+    __slots__ = ("_many", "figures", "lones")
 
     def __init__(self) -> None:
         self.figures: array[float] = array("d")
         """Every figure that a slot has, once, in order."""
-        self._lone: dict[float, int] = {}
-        """The slot of a figure that no other has,"""
+        self.lones: array[int] = array("q")
+        """Beside each the slot that has it, where no other has or had it; else -1."""
         self._many: dict[float, int] = {}
-        """and the slots, as bits, of one that several had."""
+        """The slots, as bits, of a figure that several had."""
 
     def add(self, slot: int, figure: float) -> None:
         """``slot``, which isn't here, has this figure."""
@@ -38,44 +39,42 @@ class Shelf:
         if many is not None:
             self._many[figure] = many | 1 << slot
             return
-        other = self._lone.get(figure, -1)
-        if other >= 0:
-            del self._lone[figure]
-            self._many[figure] = 1 << slot | 1 << other
+        at = bisect_left(self.figures, figure)
+        if at < len(self.figures) and self.figures[at] == figure:
+            self._many[figure] = 1 << slot | 1 << self.lones[at]
+            self.lones[at] = -1
         else:
-            self._lone[figure] = slot
-            self.figures.insert(bisect_left(self.figures, figure), figure)
+            self.figures.insert(at, figure)
+            self.lones.insert(at, slot)
 
     def remove(self, slot: int, figure: float) -> None:
         """``slot``, which has this figure, isn't here any more."""
         many = self._many.get(figure)
-        if many is None:
-            del self._lone[figure]
-        else:
+        if many is not None:
             many ^= 1 << slot
             if many:
                 self._many[figure] = many
                 return
             del self._many[figure]
-        del self.figures[bisect_left(self.figures, figure)]
+        at = bisect_left(self.figures, figure)
+        del self.figures[at], self.lones[at]
 
-    def lone(self, figure: float) -> int:
-        """The slot that has this figure, where no other has or had it beside; else -1."""
-        return self._lone.get(figure, -1)
+    def many(self, figure: float) -> int:
+        """The slots, as bits, of a figure that has no lone one."""
+        return self._many[figure]
 
-    def slots(self, figure: float) -> int:
-        """The slots that have this figure, as bits."""
-        many = self._many.get(figure)
-        return many if many is not None else 1 << self._lone[figure]
+    def slots(self) -> Iterator[tuple[float, int]]:
+        """Every figure, least first, and the slots, as bits, that have it."""
+        for figure, lone in zip(self.figures, self.lones):
+            yield figure, 1 << lone if lone >= 0 else self._many[figure]
 
     def least(self, among: int) -> tuple[float, int]:
         """The least figure of any slot of the set ``among``, and its slots that have it; 0 for none."""
         row = b""
         looked = 0
-        for figure in self.figures:
-            slot = self.lone(figure)
+        for figure, slot in zip(self.figures, self.lones):
             if slot < 0:
-                found = self.slots(figure) & among
+                found = self._many[figure] & among
                 if found:
                     return figure, found
                 continue
@@ -88,7 +87,9 @@ class Shelf:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless figures and slots agree."""
-        assert list(self.figures) == sorted([*self._lone, *self._many]), "figures are out of order"
+        several = {figure for figure, lone in zip(self.figures, self.lones, strict=True) if lone < 0}
+        assert list(self.figures) == sorted(set(self.figures)), "figures are out of order"
+        assert several == self._many.keys(), "a figure of several slots that has a lone one"
         assert all(self._many.values()), "a figure that no slot has"
 
 
@@ -162,8 +163,7 @@ class Ranking:
         many share.
         """
         on = self.shelves[self.order[0]]
-        pairs = [(figure, on.slots(figure) & among) for figure in on.figures]
-        return [(figure, slots) for figure, slots in pairs if slots]
+        return [(figure, slots & among) for figure, slots in on.slots() if slots & among]
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless shelves and slots agree."""
@@ -171,8 +171,7 @@ class Ranking:
         held = 0
         for number, on in self.shelves.items():
             on.check_integrity()
-            for figure in on.figures:
-                slots = on.slots(figure)
+            for figure, slots in on.slots():
                 held += slots.bit_count()
                 for slot in bits(slots):
                     assert self.of(slot) == (number, figure), f"slot {slot} is out of place"

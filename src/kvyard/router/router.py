@@ -16,7 +16,7 @@ from kvyard.clock import MS, from_seconds
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
-from kvyard.index.places import mask_of
+from kvyard.index.bits import mask_of
 from kvyard.router import journal as did
 from kvyard.router.active import Active, ActiveLoads
 from kvyard.router.config import RouterConfig

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvyard.clock import MS
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 from kvyard.router.active import COMPUTING
 from kvyard.router.inputs import Choice, RoutingInput, least_of
 from kvyard.router.pace import ModelPace, Pace
@@ -90,13 +90,20 @@ class TimeCost:
                 load = pace.load(blocks[1:]) if len(blocks) > 1 else 0.0
                 if holders.bit_count() <= FEW:
                     for slot in bits(holders):
-                        self._note(self._one(pace, slot, has, load, 0.0, 0), 1 << slot)
+                        self._note(self._one(pace, slot, has, load, 0.0, 0), slot)
                 else:
                     self._walk(pace, has, load, holders)
         return least_of(self._found, self._best, at.rng, why)
 
-    def _note(self, cost: float, slots: int) -> None:
-        """``slots`` cost so much."""
+    def _note(self, cost: float, slot: int) -> None:
+        """``slot`` costs so much."""
+        if not self._found or cost < self._best:
+            self._best, self._found = cost, 1 << slot
+        elif cost == self._best:
+            self._found |= 1 << slot
+
+    def _note_all(self, cost: float, slots: int) -> None:
+        """All of the set ``slots`` cost so much."""
         if not self._found or cost < self._best:
             self._best, self._found = cost, slots
         elif cost == self._best:
@@ -104,44 +111,54 @@ class TimeCost:
 
     def _walk(self, pace: Pace, has: int, load: float, holders: int) -> None:
         """Find the least of ``holders``: equally fast, with ``has`` tokens not to be computed, and ``load`` to load them."""
-        loads, ranking, now = self._loads, self._loads.ranking, self._at.now
+        ranking, now = self._loads.ranking, self._at.now
         assert ranking is not None
         own, more = self._own(pace, has)
         passes = pace.passes(self._tokens - has)
+        if self._found and self._at_least(own, more, passes, 0, 0.0) > self._best:
+            return
         row = as_bytes(holders)
         for count in ranking.order:
             if count == COMPUTING or (self._found and self._at_least(own, more, passes, count, 0.0) > self._best):
                 break
             shelf = ranking.shelves[count]
-            for figure in shelf.figures:
+            for figure, lone in zip(shelf.figures, shelf.lones):
                 if self._found and self._at_least(own, more, passes, count, figure) > self._best:
                     break
-                lone = shelf.lone(figure)
                 if lone >= 0:
                     if is_in(row, lone):
-                        self._note(self._calm(pace, lone, own, more, passes, load), 1 << lone)
+                        self._note(self._calm(pace, lone, own, more, passes, load), lone)
                     continue
-                alike = shelf.slots(figure) & holders
-                if alike and not count:  # those without any request differ in nothing else
-                    self._note(self._calm(pace, lowest(alike), own, more, passes, load), alike)
+                alike = shelf.many(figure) & holders
+                if not alike:
+                    continue
+                if not count:  # those without any request differ in nothing else
+                    self._note_all(self._calm(pace, lowest(alike), own, more, passes, load), alike)
                 else:
                     for slot in bits(alike):
-                        self._note(self._calm(pace, slot, own, more, passes, load), 1 << slot)
+                        self._note(self._calm(pace, slot, own, more, passes, load), slot)
         computing = ranking.shelves.get(COMPUTING)
         if computing is None:
             return
         least = self._at_least(own, more, passes, 1, 0.0)
-        for figure in computing.figures:
+        for figure, lone in zip(computing.figures, computing.lones):
             ahead = max(0.0, (figure - now) / MS - _ROUNDED)
             if self._found and least + ahead > self._best:
                 break
-            lone = computing.lone(figure)
-            if lone >= 0 and not is_in(row, lone):
-                continue
-            for slot in (lone,) if lone >= 0 else bits(computing.slots(figure) & holders):
-                bound = self._at_least(own, more, passes, loads.requests[slot], self._computed[slot])
-                if not self._found or bound + ahead <= self._best:
-                    self._note(self._one(pace, slot, has, load, 0.0, 0), 1 << slot)
+            if lone >= 0:
+                if is_in(row, lone):
+                    self._maybe(pace, lone, has, load, own, more, passes, ahead)
+            else:
+                for slot in bits(computing.many(figure) & holders):
+                    self._maybe(pace, slot, has, load, own, more, passes, ahead)
+
+    def _maybe(
+        self, pace: Pace, slot: int, has: int, load: float, own: float, more: float, passes: int, ahead: float
+    ) -> None:
+        """Look at a worker that computes prompts for another ``ahead`` milliseconds at least, if it can cost least."""
+        bound = self._at_least(own, more, passes, self._loads.requests[slot], self._computed[slot])
+        if not self._found or bound + ahead <= self._best:
+            self._note(self._one(pace, slot, has, load, 0.0, 0), slot)
 
     def _calm(self, pace: Pace, slot: int, own: float, more: float, passes: int, load: float) -> float:
         """``_one``, to the bit, for a worker at which no prompt waits, by what is the same for all that have equally much."""

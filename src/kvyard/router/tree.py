@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from kvyard.hashing.stretches import parting
-from kvyard.index.places import bits
+from kvyard.index.bits import bits
 
 
 class PromptStretch:

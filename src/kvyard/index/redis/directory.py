@@ -12,7 +12,8 @@ import msgspec
 from kvyard.clock import MS
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import Tier
-from kvyard.index.places import Holder, Place, Places, bits, mask_of
+from kvyard.index.bits import bits, mask_of
+from kvyard.index.places import Holder, Place, Places
 
 SOLO = "index"
 """The only owner where places are bare numbers."""

@@ -22,8 +22,9 @@ from kvyard.clock import Clock, WallClock, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.hashing.algorithms import packed
 from kvyard.index.backend import Rows, Usage
+from kvyard.index.bits import bits
 from kvyard.index.memory import MemoryIndex
-from kvyard.index.places import Places, bits
+from kvyard.index.places import Places
 from kvyard.index.redis import scripts
 from kvyard.index.redis.directory import SOLO, Directory
 from kvyard.index.redis.server import Server, Unavailable

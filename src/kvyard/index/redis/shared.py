@@ -18,9 +18,10 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.events.transport import State, Update
 from kvyard.hashing import PLAIN, Namespace
+from kvyard.index.bits import mask_of
 from kvyard.index.identity import Identity
 from kvyard.index.indexer import Indexer
-from kvyard.index.places import Holder, Place, Places, mask_of
+from kvyard.index.places import Holder, Place, Places
 from kvyard.index.redis.directory import owner_of
 from kvyard.index.redis.rows import RedisIndex
 from kvyard.index.roster import Roster
