@@ -26,7 +26,7 @@ MODULES = {
     "hashing": "chain stretches",
     "index": "bits chains dedup digests roster rows runs",
     "replay": "agenda arrivals fleet gaps handovers recorder seen shared split_fleet split_recorder worker",
-    "router": "active cost inputs memory overlaps pace ranking router time_cost tree",
+    "router": "active cost inputs memory overlaps pace ranking router tally time_cost tree",
     "tiers": "cleaner copies layout loader network offload prefix_lookup state store storer",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""

@@ -24,7 +24,11 @@ WEIGHT: Final = 5
 BATCH: Final = 6
 """by requests, then tokens to prefill,"""
 BOTH: Final = 7
-"""or by the sum of requests and tokens to prefill."""
+"""by the sum of requests and tokens to prefill,"""
+QUEUE: Final = 8
+"""by requests whose prompts aren't computed, then blocks held,"""
+UNORDERED: Final = 9
+"""or not at all, for a policy that finds its workers otherwise."""
 COMPUTING: Final = 1 << 40
 """The shelf of those that compute prompts."""
 MORE: Final = 1 << 20
@@ -78,6 +82,8 @@ class ActiveLoads:
         """Milliseconds that attention to what is cached adds to what waits, where the router reads paces."""
         self.blocks: list[int] = []
         self.requests: list[int] = []
+        self.queued: list[int] = []
+        """Requests whose prompts aren't computed yet."""
         self.computing_since: list[int] = []
         """When the prefill that is computed now began; of no meaning where none waits."""
         self.active: dict[object, Active] = {}
@@ -139,6 +145,10 @@ class ActiveLoads:
             return 0, float(self.prefill[slot] + self.requests[slot])
         if kind == BATCH:
             return self.requests[slot], float(self.prefill[slot])
+        if kind == QUEUE:
+            return self.queued[slot], float(self.blocks[slot])
+        if kind == UNORDERED:
+            return 0, 0.0
         waiting = self.prefill[slot]
         if waiting:
             return COMPUTING, self.computing_since[slot] + (self._per_token * waiting + self.past[slot]) * MS
@@ -147,7 +157,7 @@ class ActiveLoads:
     def grow(self, slots: int) -> None:
         """Keep figures for ``slots`` workers from now on."""
         missing = slots - len(self.prefill)
-        for figures in (self.prefill, self.blocks, self.requests, self.computing_since):
+        for figures in (self.prefill, self.blocks, self.requests, self.queued, self.computing_since):
             figures += [0] * missing
         self.past += [0.0] * missing
         if self.ranking is not None:
@@ -172,6 +182,8 @@ class ActiveLoads:
         if not self.prefill[slot]:
             self.computing_since[slot] = now
         self.prefill[slot] += prefill
+        if prefill:
+            self.queued[slot] += 1
         self.requests[slot] += 1
         self.total += 1
         tail = path[-1] if path else None
@@ -237,6 +249,8 @@ class ActiveLoads:
     def _computed(self, entry: Active) -> None:
         slot = entry.slot
         self.prefill[slot] -= entry.prefill_tokens
+        if entry.prefill_tokens:
+            self.queued[slot] -= 1
         # Sums of floats drift, so it begins afresh whenever nothing waits.
         self.past[slot] = self.past[slot] - entry.past if self.prefill[slot] else 0.0
         entry.prefill_tokens = entry.pairs = 0
@@ -266,6 +280,8 @@ class ActiveLoads:
             mine = [entry for entry in self.active.values() if entry.slot == slot]
             assert prefill == sum(entry.prefill_tokens for entry in mine), f"slot {slot}: prefill tokens drifted"
             assert self.requests[slot] == len(mine), f"slot {slot}: requests drifted"
+            queued = sum(1 for entry in mine if entry.prefill_tokens)
+            assert self.queued[slot] == queued, f"slot {slot}: the queue drifted"
             held = sum(node.stop - node.start for node in self.tree.walk() if slot in node.held)
             outputs = sum(entry.output_blocks for entry in mine)
             assert self.blocks[slot] == held + outputs, f"slot {slot}: blocks drifted"

@@ -7,6 +7,8 @@ requests that wait don't move to their other worker: this router routes once. ``
 from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.index.bits import mask_of
+from kvyard.router.active import UNORDERED
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least
 from kvyard.router.policies import Policy
@@ -16,6 +18,7 @@ from kvyard.router.policies.ring import HashRing
 class DualMap(Policy):
     needs_index = True
     needs_pace = True
+    ranked_by = UNORDERED
     OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 1024, "slo_ms": 2000.0}
 
     def __init__(self, config: RouterConfig) -> None:
@@ -25,11 +28,13 @@ class DualMap(Policy):
     def choose(self, at: RoutingInput) -> Choice:
         blocks = min(at.blocks, max(1, int(self.options["tokens"]) // at.loads.block_size))
         key = at.request.keys[blocks - 1] if blocks else at.rng.randrange(1 << 62)
-        first = next(self._ring.walk(key, at.slots))
-        second = next((slot for slot in self._ring.walk(~key, at.slots) if slot != first), first)
-        slots = [first] if first == second else [first, second]
+        among = at.among if at.sparse else mask_of(at.slots)
+        first = self._ring.first(key, among)
+        others = among ^ 1 << first
+        slots = [first, self._ring.first(~key, others)] if others else [first]
         times = [at.paces[slot].prefill(at.work(slot)) for slot in slots]
         if len(slots) == 2:
+            second = slots[1]
             here = at.cached(first) >= at.cached(second)
             place = 0 if here else 1
             if at.cached(first) != at.cached(second) and times[place] <= self.options["slo_ms"]:

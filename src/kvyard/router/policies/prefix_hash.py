@@ -7,6 +7,8 @@ index. A prompt that is shorter hashes by what it has; without a full block, all
 from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.index.bits import mask_of
+from kvyard.router.active import REQUESTS
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy
@@ -14,6 +16,7 @@ from kvyard.router.policies.ring import HashRing
 
 
 class PrefixHash(Policy):
+    ranked_by = REQUESTS
     OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 256, "overload": 1.25}
 
     def __init__(self, config: RouterConfig) -> None:
@@ -23,9 +26,20 @@ class PrefixHash(Policy):
     def choose(self, at: RoutingInput) -> Choice:
         blocks = min(at.blocks, max(1, int(self.options["tokens"]) // at.loads.block_size))
         key = at.request.keys[blocks - 1] if blocks else 0
-        requests, slots = at.loads.requests, at.slots
+        loads, slots = at.loads, at.slots
         # With this request, as a mean without it would be 0 for the first.
-        most = self.options["overload"] * (sum(requests[slot] for slot in slots) + 1) / len(slots)
-        places = list(self._ring.walk(key, slots))
-        fits = [slot for slot in places if requests[slot] + 1 <= max(1.0, most)]
-        return Choice((fits or places)[0], 0.0, 1, "hash")
+        if at.sparse:
+            under_way, among = loads.total - sum([loads.requests[slot] for slot in at.closed()]), at.among
+        else:
+            under_way, among = sum([loads.requests[slot] for slot in slots]), mask_of(slots)
+        most = max(1.0, self.options["overload"] * (under_way + 1) / len(slots))
+        fits = 0
+        if at.sparse:
+            assert loads.ranking is not None
+            for requests, having in loads.ranking.counted(among):
+                if requests + 1 > most:
+                    break
+                fits |= having
+        else:
+            fits = mask_of([slot for slot in slots if loads.requests[slot] + 1 <= most])
+        return Choice(self._ring.first(key, fits or among), 0.0, 1, "hash")

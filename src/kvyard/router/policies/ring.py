@@ -1,12 +1,15 @@
 """A ring of hashes with workers on it: who gets a key hardly changes when workers come and go."""
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
 
 import xxhash
 
+from kvyard.index.bits import bits
+
 _POINTS = 64
 """Places of each worker on the ring."""
+_FEW = 32
+"""Workers of which each is asked how far it is, rather than the ring who comes next."""
 
 
 class HashRing:
@@ -14,21 +17,34 @@ class HashRing:
 
     def __init__(self) -> None:
         self._points: list[tuple[int, int]] = []
-        self._known: set[int] = set()
+        self._of: list[list[int]] = []
+        """By slot its places, in order."""
 
-    def walk(self, key: int, slots: Sequence[int]) -> Iterator[int]:
-        """Those of ``slots``, each once, from the place of ``key`` on."""
-        for slot in slots:
-            if slot not in self._known:
-                self._known.add(slot)
-                for number in range(_POINTS):
-                    insort(self._points, (xxhash.xxh3_64_intdigest(b"%d:%d" % (slot, number)), slot))
-        place = bisect_left(self._points, (xxhash.xxh3_64_intdigest(b"%d" % key), 0))
-        left = set(slots)
-        for at in range(len(self._points)):
-            slot = self._points[(place + at) % len(self._points)][1]
-            if slot in left:
-                left.remove(slot)
-                yield slot
-            if not left:
-                return
+    def first(self, key: int, slots: int) -> int:
+        """Of a set of slots, given as bits and not empty, the one that comes first from the place of ``key`` on."""
+        self._meet(slots.bit_length())
+        start = xxhash.xxh3_64_intdigest(b"%d" % key)
+        if slots.bit_count() <= _FEW:
+            return min([(*self._distance(slot, start), slot) for slot in bits(slots)])[2]
+        points = self._points
+        place = bisect_left(points, (start, 0))
+        while True:
+            slot = points[place % len(points)][1]
+            if slots >> slot & 1:
+                return slot
+            place += 1
+
+    def _distance(self, slot: int, start: int) -> tuple[bool, int]:
+        """Whether ``slot`` comes only after the end of the ring, and its next place."""
+        places = self._of[slot]
+        at = bisect_left(places, start)
+        return (False, places[at]) if at < len(places) else (True, places[0])
+
+    def _meet(self, count: int) -> None:
+        """Have places for all slots below ``count``."""
+        if len(self._of) < count:
+            for slot in range(len(self._of), count):
+                places = [xxhash.xxh3_64_intdigest(b"%d:%d" % (slot, number)) for number in range(_POINTS)]
+                self._points += [(place, slot) for place in places]
+                self._of.append(sorted(places))
+            self._points.sort()
