@@ -13,12 +13,14 @@ from kvyard.hashing import Run, TraceChain
 from kvyard.index import Holder
 from kvyard.index.bits import bits
 from kvyard.index.runs import RunIndexer
+from kvyard.router.ranking import as_list
 
 GROUPS = {
     "full": (GroupSpec(block_size=4),),
     "two full": (GroupSpec(block_size=4), GroupSpec(block_size=4)),
     "larger blocks": (GroupSpec(block_size=8),),
     "hybrid": (GroupSpec(block_size=4), GroupSpec(kind="sliding_window", window=9, block_size=4)),
+    "windows alone": (GroupSpec(kind="sliding_window", window=9, block_size=4),) * 2,
 }
 TEXT = TraceChain(range(40), 4, 160, 4, 1)
 
@@ -38,8 +40,9 @@ def test_it_says_what_the_scorer_says(seed: int, workers: int, tokens: int) -> N
         feed = index.attach(Holder("w", number), groups, [Tier.G1, Tier.G2])
         for group, spec in enumerate(groups):
             for tier in (Tier.G1, Tier.G2):
-                stop = rng.randrange(41) * 4 // spec.block_size
-                feed.entered(Run(TEXT.coarser(spec.block_size), 0, stop), group, tier, True)
+                stop = rng.choice((0, 20, 20, rng.randrange(41))) * 4 // spec.block_size
+                start = rng.randrange(stop + 1) if group and rng.random() < 0.3 else 0
+                feed.entered(Run(TEXT.coarser(spec.block_size), start, stop), group, tier, True)
         feed.end_iteration(0)
     index.flush(0)
     order = [Holder("w", number) for number in range(workers)] + [Holder("", -1)]
@@ -52,3 +55,10 @@ def test_it_says_what_the_scorer_says(seed: int, workers: int, tokens: int) -> N
         device = [scores[worker].tiers[Tier.G1].blocks if Tier.G1 in scores[worker].tiers else 0 for worker in order]
         assert levels[roster.tiers.index(Tier.G1)] == device
     assert roster.alignments[order.index(Holder("", -1))] == 4 and roster.confidence is None
+    # The same the other way round, where each number of blocks has its workers.
+    assert roster.flat
+    by_length = index.levels(roster, TEXT.keys, tokens)  # type: ignore[arg-type]
+    assert (by_length is None) == (not levels)
+    for reach, lengths in zip(levels, by_length or (), strict=True):
+        assert as_list(lengths, len(order)) == reach
+        assert [blocks for blocks, _ in lengths] == sorted({blocks for blocks in reach if blocks}, reverse=True)

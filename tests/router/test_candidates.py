@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.replay.traces.support import CONVERSATION
 from tests.router.support import SIZE, chain, index_for
 
+from kvyard.blocks import GroupSpec
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing.fixed import FixedModel, FixedTiming
 from kvyard.events.types import EventBatch, Removed, Stored, Tier
@@ -26,6 +27,7 @@ from kvyard.router.ranking import Ranking, classes, most, nth_slot
 
 MS = 1_000_000
 NEVER = 1 << 40
+HYBRID = (GroupSpec(block_size=SIZE), GroupSpec(kind="sliding_window", window=2 * SIZE + 1, block_size=SIZE))
 KINDS = st.sampled_from((1, 2, 3, 0))
 """Kinds of workers; with 0, how fast they are is learnt."""
 CONFIGS: list[dict[str, Any]] = [
@@ -77,10 +79,15 @@ class Pair:
     """Two routers over one index that are told the same: one looks at every worker, one doesn't."""
 
     def __init__(self, workers: int, seed: int, kinds: int, config: dict[str, Any], tiers: int = 1) -> None:
-        """``tiers``: 1 for device memory alone, 2 for host memory too, 3 for a pool as well that every second worker shares."""
+        """``tiers``: 1 for device memory alone, 2 for host memory too, 3 for a pool as well that every second worker shares;
+        4 is 2 where two of three workers have two groups, of which one has a window.
+        """
         self.names = [f"w{at}" for at in range(workers)]
         self.tiers = tiers
-        self.indexer = index_for(self.names)
+        self.hybrid = set(self.names) - set(self.names[::3]) if tiers == 4 else set()
+        self.indexer = index_for([name for name in self.names if name not in self.hybrid])
+        for name in sorted(self.hybrid):
+            self.indexer.register(Source(stream=name, worker=name, groups=HYBRID))
         if tiers == 3:
             self.indexer.register(Source(stream="pool", pool="pool"))
             self.indexer.share("pool", [Holder(name) for name in self.names[::2]])
@@ -94,11 +101,17 @@ class Pair:
         for at, name in enumerate(self.names):
             for router in self.routers:
                 router.add_worker(name, pace=speeds[at % kinds] if kinds else None)
-            self.say(name, Stored(hashes=[(1 << 62) + at], parent=None, tokens=None, block_size=SIZE))
+            for group in self.groups(name):
+                hashes = [(1 << 62) + at]
+                self.say(name, Stored(hashes=hashes, parent=None, tokens=None, block_size=SIZE, group=group))
 
     def say(self, worker: str, event: Stored | Removed) -> None:
         self.indexer.apply_batch(EventBatch(stream=worker, seq=self.seqs[worker], events=[event]))
         self.seqs[worker] += 1
+
+    def groups(self, worker: str) -> Sequence[int | None]:
+        """What its events call its groups."""
+        return (0, 1) if worker in self.hybrid else (None,)
 
     def both(self, ask: str, *args: Any, **kwargs: Any) -> Any:
         """What both say, which is the same."""
@@ -145,13 +158,20 @@ def drive(pair: Pair, rng: random.Random, steps: int) -> set[bool]:
             pair.both(rng.choice(("finished", "refused")), name, now)
         elif what < 0.95:
             keys = rng.choice(prompts)
-            tier = rng.choice((Tier.G1, Tier.G2, Tier.G4)[: pair.tiers])
+            tier = rng.choice((Tier.G1, Tier.G2, Tier.G4)[: 2 if pair.tiers == 4 else pair.tiers])
             worker = "pool" if tier == Tier.G4 else rng.choice(pair.names)
-            if rng.random() < 0.7:
-                hashes = keys[: rng.randrange(1, 13)]
-                pair.say(worker, Stored(hashes=hashes, parent=None, tokens=None, block_size=SIZE, tier=tier))
-            else:
-                pair.say(worker, Removed(hashes=keys[rng.randrange(len(keys)) :], tier=tier))
+            first, last = rng.randrange(len(keys)), rng.randrange(1, 13)
+            groups, stores = pair.groups(worker), rng.random() < 0.7
+            for group in groups if stores or len(groups) == 1 else rng.sample(groups, 1):
+                if stores:
+                    event = Stored(
+                        hashes=keys[:last], parent=None, tokens=None, block_size=SIZE, tier=tier, group=group
+                    )
+                    pair.say(worker, event)
+                else:
+                    pair.say(
+                        worker, Removed(hashes=keys[first:] if not group else keys[:first], tier=tier, group=group)
+                    )
         else:
             worker = rng.choice(pair.names)
             known = {holder.name for holder in pair.routers[0].workers}
@@ -171,7 +191,7 @@ def drive(pair: Pair, rng: random.Random, steps: int) -> set[bool]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
 @settings(max_examples=3, deadline=None)
-@given(seed=st.integers(0, 1 << 30), workers=st.sampled_from((3, 9, 70)), kinds=KINDS, tiers=st.integers(1, 3))
+@given(seed=st.integers(0, 1 << 30), workers=st.sampled_from((3, 9, 70)), kinds=KINDS, tiers=st.integers(1, 4))
 def test_scan_is_candidates(config: dict[str, Any], seed: int, workers: int, kinds: int, tiers: int) -> None:
     compare(workers, seed, kinds, config, tiers, 60)
 
@@ -179,12 +199,12 @@ def test_scan_is_candidates(config: dict[str, Any], seed: int, workers: int, kin
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 1 << 30), workers=st.integers(3, 150), kinds=KINDS, tiers=st.integers(1, 3))
+@given(seed=st.integers(0, 1 << 30), workers=st.integers(3, 150), kinds=KINDS, tiers=st.integers(1, 4))
 def test_scan_is_candidates_at_length(config: dict[str, Any], seed: int, workers: int, kinds: int, tiers: int) -> None:
     compare(workers, seed, kinds, config, tiers, 250)
 
 
-@pytest.mark.parametrize("tiers", [1, 2, 3])
+@pytest.mark.parametrize("tiers", [1, 2, 3, 4])
 def test_the_walk_takes_both_ways(tiers: int) -> None:
     pair = Pair(9, 1, 1, {"policy": "kv"}, tiers)
     assert drive(pair, random.Random(1), 60) == {True}

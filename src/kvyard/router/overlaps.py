@@ -102,20 +102,18 @@ class OverlapView:
 
     def look_levels(self, request: RouteRequest, now: int) -> PrefixLevels | None:
         """``look`` by how much workers have (``is_flat``). It costs by branches, not workers."""
-        memory, size = self.memory, self._size
-        longest = max(0, request.num_tokens - 1) // size  # engines always compute the last token
+        memory, roster = self.memory, self._roster
         ahead: Levels = []
         if memory is not None:
             memory.expire(now)
             self._path = memory.tree.find(request.keys)
             if self._path[0]:
-                for depth, mask in memory.tree.levels(self._path):
-                    _have(ahead, depth if depth < longest else longest, mask)
+                steps = roster.steps if roster is not None and not self._alone else []
+                ahead = self._ahead(memory.tree.levels(self._path), request, steps)
                 if self._alone:
                     return PrefixLevels(ahead)
             if self._alone:
                 return None
-        roster = self._roster
         if self._indexer is None or roster is None:
             return None
         told = self._indexer.levels(roster, request.keys, request.num_tokens)
@@ -149,6 +147,23 @@ class OverlapView:
             self.memory.take_back(number)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _ahead(self, depths: Levels, request: RouteRequest, steps: Sequence[tuple[int, int]]) -> Levels:
+        """What workers could use of what they were sent; ``steps`` are the roster's."""
+        size, most = self._size, max(0, request.num_tokens - 1)  # engines always compute the last token
+        ahead: Levels = []
+        for depth, mask in depths:
+            for step, members in steps:
+                found = mask & members
+                # What a hybrid model could use of it depends on what else its groups keep: only events tell.
+                if found and step:
+                    _have(ahead, min(depth * size, most) // step * step // size, found)
+                mask ^= found
+            if mask:
+                _have(ahead, min(depth, most // size), mask)
+        if steps:
+            ahead.sort(key=_blocks_of, reverse=True)
+        return ahead
 
     def _remembered(self, memory: RoutedMemory, request: RouteRequest) -> Overlaps | None:
         depths = memory.tree.depths(self._path, len(self._workers))

@@ -1,0 +1,76 @@
+"""Workers whose attention groups have rules of their own, a router's questions about which are answered for many at once."""
+
+from collections.abc import Sequence
+
+from kvyard.index.backend import Rows
+from kvyard.index.scorer import Scorer
+from kvyard.index.views import RowFold, WorkerView
+
+
+class HybridWorkers:
+    """Workers of one layout. What one of them can use of a prompt follows from the rows that each of its groups has: so it is
+    worked out once for all that have the same ones.
+    """
+
+    def __init__(self, members: Sequence[tuple[int, WorkerView]], levels: int) -> None:
+        """``members`` have positions; there are so many ``levels``, each a tier and all closer ones."""
+        self._views = dict(members)
+        self.all = 0
+        """Their positions, as bits."""
+        for at, _ in members:
+            self.all |= 1 << at
+        self._able: list[int] = []
+        """Per level those that have places for each of their groups: others can use nothing."""
+        self._folds: list[list[RowFold]] = []
+        """Per level and group."""
+        groups = range(len(members[0][1].layout.groups))
+        for level in range(levels):
+            able = 0
+            for at, view in members:
+                if all(view.levels[level]):
+                    able |= 1 << at
+            self._able.append(able)
+            self._folds.append(
+                [RowFold([(at, (view.levels[level][group],)) for at, view in members]) for group in groups]
+            )
+
+    def reaches(self, scorer: Scorer, rows: Rows, limit: int, end: int) -> list[dict[int, int]]:
+        """Per level, by a number of the index's blocks, the workers, as bits, whose longest usable prefix has just so many; see
+        ``Scorer.reach``.
+        """
+        size = scorer.block_size
+        out: list[dict[int, int]] = []
+        before = {0: self.all}
+        for level, folds in enumerate(self._folds):
+            found: dict[int, int] = {}
+            for least, members in before.items():
+                for part in self._split(folds, rows, members & self._able[level]):
+                    view = self._views[(part & -part).bit_length() - 1]
+                    reach = max(least, scorer.reach(view, rows, level, limit, end) // size)
+                    found[reach] = found.get(reach, 0) | part
+                unable = members & ~self._able[level]
+                if unable:
+                    found[least] = found.get(least, 0) | unable
+            out.append(found)
+            before = found
+        return out
+
+    def _split(self, folds: Sequence[RowFold], rows: Rows, members: int) -> list[int]:
+        """``members`` by which of the rows they have in which group."""
+        parts = [members] if members else []
+        for fold in folds:
+            for _, row in rows:
+                have = fold.known.get(row)
+                if have is None:
+                    have = fold.work_out(row)
+                if not have & members:
+                    continue
+                finer: list[int] = []
+                for part in parts:
+                    inside = part & have
+                    if inside:
+                        finer.append(inside)
+                    if inside != part:
+                        finer.append(part ^ inside)
+                parts = finer
+        return parts
