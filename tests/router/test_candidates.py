@@ -59,6 +59,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"policy": "ray-prefix", "options": {"match": 0}},
     {"policy": "preble"},
     {"policy": "preble", "options": {"match": 1, "window_s": 3.0}},
+    {"policy": "preble", "options": {"match": 1, "window_s": 0.1, "decode_tokens": 0}},
     {"policy": "llm-d-blend"},
     {"policy": "llm-d-blend", "options": {"prefix": 0.1, "cache": 50.0, "no_hit": 0.5}},
     {"policy": "dualmap", "options": {"tokens": 32}},
@@ -230,6 +231,15 @@ def test_workers_that_turn_out_to_be_slow(policy: str) -> None:
     apart = [worker for worker in pair.names if pair.routers[1].pace(Holder(worker)).prefill(1000) != usual(pair)]
     assert 0 < len(apart) < 12
     assert all(len(router._paces.speeds) == 1 + len(apart) for router in pair.routers)
+
+
+def test_workers_of_equal_work_with_different_requests() -> None:
+    pair = Pair(4, 0, 1, {"policy": "preble"})
+    for number, name in enumerate(pair.names):
+        for router in pair.routers:  # another router's requests are no work of this one's
+            keys = chain([f"{name}.{at}" for at in range(3 + (3 - number) * 200)])
+            router.book(RouteRequest(name, keys, len(keys) * SIZE), Holder(name), 0)
+    assert pair.both("route", RouteRequest("r", chain(["r"]), SIZE), 0).worker == Holder("w3")
 
 
 def usual(pair: Pair) -> float:

@@ -24,10 +24,8 @@ class Tally:
             self._ranking.put(slot, 0, figure)
 
     def forget(self, slot: int) -> None:
-        """Another worker may get that number: it begins with 0."""
+        """The worker is gone, and another one that gets its number begins with 0; ``rank`` is called before that is asked."""
         self._figures.pop(slot, None)
-        if self._ranking is not None:
-            self._ranking.put(slot, 0, 0.0)
 
     def rank(self, slots: int) -> None:
         """Keep so many workers in order from now on."""
