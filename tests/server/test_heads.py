@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from typing import Any
 
 import pytest
+import uvicorn
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
-from tests.server.gateway.scripted_engine import ScriptedEngine, chunked, connect, gated, plain
+from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked, connect, gated, plain
 from tests.server.gateway.support import eventually
 
 from kvyard.server import heads
@@ -37,6 +40,34 @@ def test_who_sends_no_head_and_who_sends_half_of_one(monkeypatch: pytest.MonkeyP
             second.sendall(b"GET /ping HT")
             assert closed(silent) and closed(slow) and closed(second)
         assert gate.complete("x").status_code == 200
+
+
+def test_a_connection_without_a_request_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, going = uvicorn.Config, threading.Event()
+
+    def configured(*given: Any, **more: Any) -> uvicorn.Config:
+        config = made(*given, **more)
+        config.timeout_keep_alive = 0.3  # type: ignore[assignment]
+        return config
+
+    def waits(head: str, body: bytes) -> list[bytes]:
+        going.wait()
+        return [answer("200 OK", b"{}")]
+
+    monkeypatch.setattr(uvicorn, "Config", configured)
+    with ScriptedEngine(waits) as engine, gated(engine) as gate:
+        gate.ready(1)
+        with connect(gate) as idle, connect(gate) as busy:
+            body = b'{"prompt": "x"}'
+            busy.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            idle.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert idle.recv(1000).startswith(b"HTTP/1.1 200")
+            assert closed(idle)
+            going.set()
+            assert busy.recv(1000).startswith(b"HTTP/1.1 200")
+            assert closed(busy)
 
 
 def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch) -> None:

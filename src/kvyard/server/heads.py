@@ -115,6 +115,9 @@ def protocol() -> Any:
         head = 0
         """Bytes that came since the last request was complete; where its head is read already they don't count."""
         reading_body = False
+        idling: asyncio.TimerHandle | None = None
+        """Runs out where no request may have come for too long. It isn't set again for each: that costs more than it says."""
+        idle_since = 0.0
         lost: set[Any]
         """Called where the client hangs up: cheaper than a task that waits for it."""
 
@@ -126,8 +129,9 @@ def protocol() -> Any:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.in_time()
-            if self.stuck is not None:
-                self.stuck.cancel()
+            for timer in (self.stuck, self.idling):
+                if timer is not None:
+                    timer.cancel()
             super().connection_lost(exc)
             for callback in list(self.lost):
                 callback()
@@ -181,5 +185,25 @@ def protocol() -> Any:
             self.reading_body, self.head = False, 0
             self.scope[WHOLE] = True  # type: ignore[literal-required]
             super().on_message_complete()
+
+        def on_response_complete(self) -> None:
+            if self.pipeline or self.transport.is_closing():
+                super().on_response_complete()
+                return
+            self.server_state.total_requests += 1
+            self.flow.resume_reading()
+            self.idle_since = self.loop.time()
+            if self.idling is None:
+                self.idling = self.loop.call_later(self.timeout_keep_alive, self.look_whether_idle)
+
+        def look_whether_idle(self) -> None:
+            self.idling = None
+            if self.head or self.reading_body or not self.cycle.response_complete:
+                return  # a request is here or on its way; its answer sets this again
+            left = self.idle_since + self.timeout_keep_alive - self.loop.time()
+            if left > 0:
+                self.idling = self.loop.call_later(left, self.look_whether_idle)
+            else:
+                self.timeout_keep_alive_handler()
 
     return BoundedProtocol

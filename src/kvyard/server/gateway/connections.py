@@ -63,6 +63,8 @@ class EngineConnection(asyncio.Protocol):
         self.address = address
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+        self.content_type = b""
+        """Of the answer, in small letters and without parameters."""
         self.complete = False
         """Whether all of the answer came."""
         self.busy = False
@@ -145,14 +147,6 @@ class EngineConnection(asyncio.Protocol):
         """Whether it isn't closed, and isn't about to be."""
         return not self._transport.is_closing()
 
-    @property
-    def content_type(self) -> bytes:
-        """Of the answer, in small letters and without parameters."""
-        for name, value in self.headers:
-            if name.lower() == b"content-type":
-                return value.partition(b";")[0].strip().lower()
-        return b""
-
     def release(self) -> None:
         """The answer was read: keep the connection for another request, where that can be."""
         self.busy = False
@@ -230,8 +224,15 @@ class EngineConnection(asyncio.Protocol):
         if 100 <= status < 200:
             return
         self.status, self._begun = status, True
-        names = {name.lower() for name, _ in self.headers}
-        self._until_closed = status not in (204, 304) and not names & {b"content-length", b"transfer-encoding"}
+        kind: bytes | None = None
+        ends = status in (204, 304)
+        for name, value in self.headers:
+            name = name.lower()
+            if name in (b"content-length", b"transfer-encoding"):
+                ends = True
+            elif name == b"content-type" and kind is None:
+                kind = value.partition(b";")[0].strip().lower()
+        self.content_type, self._until_closed = kind or b"", not ends
 
     def on_body(self, data: bytes) -> None:
         if not self.complete:

@@ -41,6 +41,9 @@ class StreamMarks(NamedTuple):
     streams: int = 0
 
 
+NO_MARKS = StreamMarks()
+
+
 class EngineStreams:
     """The streams of one engine in the index, found once and again only when some stream came or went."""
 
@@ -53,7 +56,7 @@ class EngineStreams:
     def marks(self, indexer: Indexer | None) -> StreamMarks:
         """Where they stand now."""
         if indexer is None:
-            return StreamMarks()
+            return NO_MARKS
         if indexer is not self._of or len(indexer.streams) != self._known:
             self._of, self._known = indexer, len(indexer.streams)
             self._streams = [one for one in indexer.streams.values() if one.source.worker == self._name]
@@ -102,6 +105,8 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         delivered = min(cached, promised)
         left = promised - delivered
         missing: dict[str, int] = {}
+        if not left:
+            return delivered, missing
         for reason, most in (
             ("last-block", max(0, promised - (decision.num_tokens - 1) // size * size)),
             (self._cause(cached, prompt, marks, downs, announces), left),
