@@ -103,7 +103,7 @@ class _InOnePiece(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def in_one_piece() -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _InOnePiece) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

@@ -56,7 +56,7 @@ from kvyard.server.indexer.config import load
 from kvyard.server.indexer.names import LocalNames
 
 Target = Callable[[bytes], None]
-LATER = ("kvyard.server.epp.service", "kvyard.server.gateway.sharing.peers")
+LATER = {"picked": "kvyard.server.epp.service", "redis": "kvyard.server.gateway.sharing.peers"}
 """Modules that targets import when they are called; who measures coverage imports them before."""
 MOST_ROWS = 2_000
 """Rows of a trace that are looked at: a short file can't have many, unless it is packed."""

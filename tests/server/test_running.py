@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import pytest
 
 from kvyard.errors import KvyardError
-from kvyard.server.running import is_loopback, listen, url_of
+from kvyard.server import running
+from kvyard.server.running import HttpServer, is_loopback, listen, url_of
 
 
 def test_small_answers_leave_at_once() -> None:
@@ -38,3 +42,40 @@ def test_as_many_files_as_there_may_be() -> None:
     pytest.importorskip("resource", reason="there are no such limits here")
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "True"
+
+
+def test_an_end_is_seen_at_once_and_so_is_the_last_client_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither waits for the next look: there is none in the time that this may take."""
+    pytest.importorskip("uvicorn", reason="needs kvyard[server]")
+    monkeypatch.setattr(running, "TICK", 3600.0)
+
+    async def served() -> None:
+        app = Waiting()
+        server = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=3600)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        await app.asked.wait()
+        threading.Thread(target=server.end).start()
+        while not server.ending:
+            await asyncio.sleep(0)
+        app.go_on.set()
+        assert (await reader.read()).endswith(b"\r\n\r\nok"), "what was under way goes out"
+        await server.wait()
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(served(), 60))
+
+
+class Waiting:
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.set()
+        await self.go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})

@@ -6,6 +6,7 @@ signal ends it at once.
 
 import asyncio
 import ipaddress
+import logging
 import signal
 import socket
 import ssl
@@ -20,7 +21,11 @@ from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.server.heads import HEADER_BYTES, bounded, protocol
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+TICK = 0.1
+"""Seconds between two looks at what nothing tells of."""
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -136,6 +141,55 @@ class AsyncService:
         await self.stop()
 
 
+def _prompt_server(config: Any) -> Any:
+    """uvicorn's server, which looks ten times a second whether it is to end and whether all clients have gone. This one sees
+    both at once: ``asked``, an event, says that it is to end.
+    """
+    import uvicorn
+
+    class PromptServer(uvicorn.Server):
+        def __init__(self) -> None:
+            super().__init__(config)
+            self.asked = asyncio.Event()
+
+        def capture_signals(self) -> Any:
+            # Signals are the caller's: uvicorn would end the process by the signal that it had just survived.
+            return nullcontext()
+
+        async def main_loop(self) -> None:
+            counter = 0
+            while not await self.on_tick(counter):
+                counter += 1
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK):
+                        await self.asked.wait()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for server in self.servers:
+                server.close()
+            for bound in sockets or []:
+                bound.close()
+            state = self.server_state
+            for connection in list(state.connections):
+                connection.shutdown()
+            try:
+                async with asyncio.timeout(config.timeout_graceful_shutdown):
+                    await self._all_gone()
+            except TimeoutError:
+                log.error("%d requests under way had no more time, and were cut off", len(state.tasks))
+                for task in state.tasks:
+                    task.cancel(msg="it was under way for too long at the end")
+
+        async def _all_gone(self) -> None:
+            state = self.server_state
+            step = 0.0  # clients that are idle go within a turn; others may take seconds
+            while (state.connections or state.tasks) and not self.force_exit:
+                await pause(step)
+                step = min(TICK, step + 0.001)
+
+    return PromptServer()
+
+
 class HttpServer:
     """One uvicorn server on a loop that it may share. Starts once; ends in order, or at once."""
 
@@ -161,6 +215,8 @@ class HttpServer:
         self.port: int = bound.getsockname()[1]
         self._bound = bound
         self._serving: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Its loop, once it has started."""
         # No access log: paths alone say little, and whatever is logged has to be kept safe.
         config = uvicorn.Config(
             bounded(app),
@@ -177,17 +233,16 @@ class HttpServer:
             ssl_certfile=None if tls is None else tls.certificate,
             ssl_keyfile=None if tls is None else tls.key,
         )
-        self._server = uvicorn.Server(config)
-        # Signals are the caller's: uvicorn would end the process by the signal that it had just survived.
-        self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+        self._server = _prompt_server(config)
 
     @property
     def ending(self) -> bool:
         """Whether it was asked to end."""
-        return self._server.should_exit
+        return bool(self._server.should_exit)
 
     async def start(self) -> None:
         """Serve; returns once requests are answered. Raises what uvicorn raises."""
+        self._loop = asyncio.get_running_loop()
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
         while not self._server.started and not self._serving.done():
             await pause(0.005)
@@ -203,6 +258,9 @@ class HttpServer:
     def end(self) -> None:
         """Take nothing more; what is under way goes on as long as it may. Any thread may call it."""
         self._server.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and the server with it
+                self._loop.call_soon_threadsafe(self._server.asked.set)
 
     async def stop(self) -> None:
         """``end`` and ``wait``."""
@@ -221,7 +279,8 @@ class HttpServer:
             server.close()
         self._bound.close()
         self._reset()
-        self._server.should_exit = self._server.force_exit = True
+        self._server.force_exit = True
+        self.end()
 
     def _reset(self) -> None:
         for connection in list(self._server.server_state.connections):

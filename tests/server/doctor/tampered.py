@@ -32,6 +32,7 @@ class Tampered:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each answer waits 40 ms for its head to be acknowledged
 
             def do_GET(self) -> None:
                 self._pass(client.get(self.path))

@@ -185,10 +185,14 @@ def test_an_end_that_does_not_wait_for_ever(signals: int, streamed: bool) -> Non
         with GatewayProcess("--fleet", served.url, "--set", f"drain_seconds={seconds}") as process:
             body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": streamed}
             ended: list[object] = []
+            began = threading.Event()
 
             def ask() -> None:
                 try:
-                    ended.append(client.post("/v1/completions", json=body))
+                    with client.stream("POST", "/v1/completions", json=body) as answer:
+                        for _ in answer.iter_bytes():
+                            began.set()
+                        ended.append(answer)
                 except httpx.HTTPError as error:
                     ended.append(error)
 
@@ -197,6 +201,7 @@ def test_an_end_that_does_not_wait_for_ever(signals: int, streamed: bool) -> Non
                 asking = threading.Thread(target=ask)
                 asking.start()
                 eventually(lambda: served.get("/admin/workers")[0]["running"])
+                assert not streamed or began.wait(PATIENCE)
                 process.process.send_signal(signal.SIGTERM)
                 if signals == 2:
                     eventually(lambda: not listens(process.url))  # it has understood the first
