@@ -37,6 +37,7 @@ from kvyard.replay.agenda import (
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.facts import TraceFacts
+from kvyard.replay.gaps import Gaps
 from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.heeding import hints_of
 from kvyard.replay.network import make_fabric
@@ -69,6 +70,7 @@ class Fleet:
         config.check()
         self.config = config
         self.records = Records()
+        self.gaps = Gaps()
         self.now = 0
         self.workers: list[Worker] = []
         self.interrupted = False
@@ -489,6 +491,7 @@ class Fleet:
             number,
             self.records.open,
             self._seen,
+            self.gaps,
             worker.block_size,
             first_token=self._first_token,
             ended=partial(self._done, worker),

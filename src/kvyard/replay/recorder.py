@@ -20,13 +20,14 @@ _STATUS: Final = {state: state.name.lower() for state in JobState}
 
 
 class Recorder(Watcher):
-    """Watches one worker; ``seen`` and ``records``, those of requests under way, are the fleet's."""
+    """Watches one worker; ``gaps``, ``seen`` and ``records``, those of requests under way, are the fleet's."""
 
     def __init__(
         self,
         number: int,
         records: dict[str, Record],
         seen: Seen,
+        gaps: Gaps,
         block_size: int,
         *,
         first_token: Callable[[Job, int], object],
@@ -36,7 +37,7 @@ class Recorder(Watcher):
         self.records = records
         self.seen = seen
         self.block_size = block_size
-        self.gaps = Gaps()
+        self.gaps = gaps
         self.computed = 0
         """Prompt tokens computed, again ones included."""
         self.steps = 0

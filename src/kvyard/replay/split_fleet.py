@@ -245,6 +245,7 @@ class SplitFleet(Fleet):
             number,
             self.records.open,
             self._seen,
+            self.gaps,
             worker.block_size,
             first_token=self._first_token,
             ended=partial(self._done, worker),

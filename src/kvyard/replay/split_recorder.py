@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from kvyard.engine.job import Job, JobState
+from kvyard.replay.gaps import Gaps
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder
 from kvyard.replay.seen import Seen
@@ -19,6 +20,7 @@ class SplitRecorder(Recorder):
         number: int,
         records: dict[str, Record],
         seen: Seen,
+        gaps: Gaps,
         block_size: int,
         *,
         first_token: Callable[[Job, int], object],
@@ -29,7 +31,7 @@ class SplitRecorder(Recorder):
         """``computed`` is called with a job that has computed its prompt for another worker. ``at_once``: ``first_token`` is
         called when one comes, and not just at some time after it.
         """
-        super().__init__(number, records, seen, block_size, first_token=first_token, ended=ended)
+        super().__init__(number, records, seen, gaps, block_size, first_token=first_token, ended=ended)
         self._handed = computed
         self.waits_for_first_tokens = at_once
 

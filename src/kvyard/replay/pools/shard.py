@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvyard.replay.config import ReplayConfig
-from kvyard.replay.gaps import together
 from kvyard.replay.pools.pool import pool_requests
 from kvyard.replay.records import PackedRecords
 from kvyard.replay.report import Report, Slo
@@ -57,7 +56,7 @@ def perform_pool(
     done = replay(pool_requests(trace, name, names), config=config, slo=slo, label=name, progress=told)
     if not done.complete:
         raise KeyboardInterrupt
-    durations, counts = together([one.gaps for worker in done.fleet.workers for one in worker.recorders])
+    durations, counts = done.fleet.gaps.columns()
     assert done.trace is not None
     tally = done.trace.tally
     left = (tally.skipped, tally.examples, dict(tally.left_out))

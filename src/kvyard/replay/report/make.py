@@ -10,7 +10,6 @@ import msgspec
 
 from kvyard.clock import MS, SECOND
 from kvyard.events.types import LOWER_TIERS
-from kvyard.replay.gaps import together
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers
@@ -78,8 +77,7 @@ def make_report(
     totals = seen.totals
     duration = max(1, seen.end - seen.start)
     workers = [_worker(worker, seen.by_worker.get(worker.name, _NOTHING), duration) for worker in fleet.used]
-    gaps = together([recorder.gaps for worker in fleet.workers for recorder in worker.recorders])
-    fields = seen.fields(workers, gaps, label=label, trace=trace)
+    fields = seen.fields(workers, fleet.gaps.columns(), label=label, trace=trace)
     reuse, router = _reuse(totals), _router(fleet.config, totals, size)
     rate = engine_pace(fleet.config.workers[0].engine).per_token if bounds else None
     return Report(

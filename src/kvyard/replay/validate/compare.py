@@ -13,7 +13,6 @@ from kvyard.clock import MS, SECOND
 from kvyard.engine.models import find_config
 from kvyard.engine.models.fields import Fields
 from kvyard.errors import KvyardError
-from kvyard.replay.gaps import together
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread, weighted
 from kvyard.replay.report.words import timing_text
@@ -214,8 +213,7 @@ def _gaps(answered: Sequence[tuple[MeasuredRequest, Record]], done: SimulatedRun
     seen = [gap for one, _ in answered for gap in one.gaps or ()]
     if not seen or any(one.gaps is None for one, _ in answered):
         return None
-    replayed = together([recorder.gaps for worker in done.fleet.workers for recorder in worker.recorders])
-    return _latency_of(spread(seen, MS), weighted(*replayed, MS), None)
+    return _latency_of(spread(seen, MS), weighted(*done.fleet.gaps.columns(), MS), None)
 
 
 def _throughput(
