@@ -47,6 +47,6 @@ def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     for at in range(1000):
         found.add(np.arange(at, at + 30, dtype=np.int64) * 1000, 2)
         found.add_one(at * 1000, 1)
-        assert len(found._fresh) < 100 and len(found._weights) < 100
+        assert len(found._plans) < 100 and len(found._singles) < 100
     durations, counts = found.columns()
     assert counts.sum() == 1000 * 61 and len(durations) == 1029

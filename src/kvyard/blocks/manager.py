@@ -102,7 +102,7 @@ class BlockManager:
         self.requests: dict[str, Request] = {}
         """Requests that hold blocks, or did when a call last failed, by id."""
         self._stepper = Stepper(self.coordinator, caching, max_model_len)
-        self._step = self._stepper.step
+        self._cacheable = [group.spec.attention.cacheable for group in made]
         self._plain = self._stepper.plain
         self._bounded = self.coordinator.estimates or any(group.cap is not None for group in made)
         self._chain_size = unit
@@ -185,7 +185,7 @@ class BlockManager:
                 return self._nothing
             if request.running and self.requests.get(request.id) is request:
                 if self._plain and slots <= self.max_model_len:
-                    return self._step(request, computed, computed + num_new_tokens, slots)
+                    return self._stepper.step(request, computed, computed + num_new_tokens, slots)
                 return self._provide(request, self._no_hits, computed, 0, num_new_tokens, lookahead)
         hits = self._check(request, num_new_tokens, hit, external, lookahead, encoder, reserved)
         local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
@@ -313,8 +313,8 @@ class BlockManager:
         self._holding(request)
         slots = min(
             # A cross group's slots are for the encoder's tokens, and never cached.
-            table.length * group.block_size if group.spec.attention.cacheable else request.num_tokens
-            for group, table in zip(self.groups, request.tables)
+            table.length * group.block_size if cacheable else request.num_tokens
+            for group, table, cacheable in zip(self.groups, request.tables, self._cacheable)
         )
         if not 0 <= num_tokens <= min(request.num_tokens, slots):
             raise RequestError(

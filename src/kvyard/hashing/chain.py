@@ -319,7 +319,7 @@ class _TraceKeys:
     def __init__(
         self, ids: Sequence[int], id_block_size: int, num_prompt_tokens: int, block_size: int, own: int
     ) -> None:
-        self.ids = ids if isinstance(ids, list) else list(ids)  # which is quicker to look into when compiled
+        self.ids: list[int] = ids if isinstance(ids, list) else list(ids)  # which is quicker to look into when compiled
         self.id_block_size = id_block_size
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = num_prompt_tokens

@@ -4,7 +4,6 @@ A pass with n decoding requests is n equal gaps, and there are millions of passe
 nearest microsecond.
 """
 
-from array import array
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -16,8 +15,8 @@ Column: TypeAlias = npt.NDArray[np.int64]
 
 _ROOM: Final = 1 << 20
 """Durations, in microseconds, that the table has a place for each of: most of it is never touched, and takes no memory then."""
-_FRESH: Final = 1 << 13
-"""Passes kept as they come before they are counted."""
+_FRESH: Final = 1 << 8
+"""Plans and single passes kept as they come before they are counted; a plan has up to a thousand passes."""
 
 
 class Gaps:
@@ -28,25 +27,25 @@ class Gaps:
         """How many gaps took so many microseconds."""
         self._longer: dict[int, int] = {}
         """The same for durations that the table has no place for."""
-        self._fresh = array("q")
-        self._weights = array("q")
-        self._lengths = array("q")
-        """How many of the fresh ones have each of the weights."""
+        self._plans: list[Column] = []
+        """Durations that were not counted yet, of plans, and how many requests had each of them."""
+        self._weights: list[int] = []
+        self._singles: list[int] = []
+        """The same of single passes."""
+        self._single_weights: list[int] = []
 
     def add(self, durations: Column, count: int) -> None:
-        """Each of ``durations`` (nanoseconds) was the gap of ``count`` requests."""
-        self._fresh.frombytes(durations.tobytes())
+        """Each of ``durations`` (nanoseconds), which must not change any more, was the gap of ``count`` requests."""
+        self._plans.append(durations)
         self._weights.append(count)
-        self._lengths.append(len(durations))
-        if len(self._fresh) + len(self._weights) >= _FRESH:
+        if len(self._plans) >= _FRESH:
             self._settle()
 
     def add_one(self, duration: int, count: int) -> None:
         """``duration`` was the gap of ``count`` requests."""
-        self._fresh.append(duration)
-        self._weights.append(count)
-        self._lengths.append(1)
-        if len(self._fresh) + len(self._weights) >= _FRESH:
+        self._singles.append(duration)
+        self._single_weights.append(count)
+        if len(self._singles) >= _FRESH:
             self._settle()
 
     def columns(self) -> tuple[Column, Column]:
@@ -58,15 +57,21 @@ class Gaps:
         return np.concatenate((near, far)) * US, np.concatenate((self._table[near], often))
 
     def _settle(self) -> None:
-        if self._fresh:
-            places = np.array(self._fresh, dtype=np.int64)
-            places += US // 2
-            places //= US
-            weights = np.repeat(np.array(self._weights, dtype=np.int64), np.array(self._lengths, dtype=np.int64))
-            if int(places.max()) >= _ROOM:
-                places, weights = self._count_longer(places, weights)
-            np.add.at(self._table, places, weights)
-        self._fresh, self._weights, self._lengths = array("q"), array("q"), array("q")
+        if self._plans:
+            weights = np.repeat(np.array(self._weights, dtype=np.int64), [len(one) for one in self._plans])
+            self._count(np.concatenate(self._plans), weights)
+            self._plans, self._weights = [], []
+        if self._singles:
+            self._count(np.array(self._singles, dtype=np.int64), np.array(self._single_weights, dtype=np.int64))
+            self._singles, self._single_weights = [], []
+
+    def _count(self, places: Column, weights: Column) -> None:
+        """``places`` are durations; they are changed."""
+        places += US // 2
+        places //= US
+        if len(places) and int(places.max()) >= _ROOM:
+            places, weights = self._count_longer(places, weights)
+        np.add.at(self._table, places, weights)
 
     def _count_longer(self, places: Column, weights: Column) -> tuple[Column, Column]:
         """Count what the table has no place for; returns the others."""

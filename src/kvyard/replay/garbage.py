@@ -8,7 +8,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OBJECTS = 200_000
+OBJECTS = 500_000
 """So many more objects than before make Python look among the young ones, instead of 700."""
 _NEVER = 1 << 30
 

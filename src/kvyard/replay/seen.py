@@ -49,11 +49,9 @@ class _Lines:
     def add(self, base: int, ids: Sequence[int], workers: int) -> None:
         """One more line, in place of another with the same first id."""
         try:
-            self.ids.extend(iter(ids))  # an array of another kind than this one can't be added as a whole
+            self.ids.extend(array("Q", ids) if isinstance(self.ids, array) else ids)
         except OverflowError:
-            del self.ids[self.offsets[-1] :]  # it may have taken some of them
-            self.ids = list(self.ids)
-            self.ids.extend(ids)
+            self.ids = [*self.ids, *ids]
         line = len(self.bases)
         self._slots[self._slot(ids[0])] = line
         self.offsets.append(len(self.ids))

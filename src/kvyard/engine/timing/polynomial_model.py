@@ -38,12 +38,16 @@ class DecodeSteps:
         self._shown: Durations = self._steps.view()
         self._shown.flags.writeable = False  # it is handed out in slices
         self._known = bytearray(self._contexts // _PAGE + 1)
+        self._full: Durations = np.zeros(0, dtype=np.int64)
+        """Passes of a full cache, which all take as long."""
 
     def of(self, context: int, batch: int, passes: int) -> Durations:
         """The durations of ``passes`` passes, whose first has ``context``, not to be changed."""
         end = context + batch * passes
         last = end - batch
         if last >= self._contexts:
+            if context >= self._contexts:
+                return self._of_full_cache(passes)
             return self._work_out(np.arange(context, end, batch, dtype=np.float64))
         page = context // _PAGE
         while page <= last // _PAGE:
@@ -53,6 +57,12 @@ class DecodeSteps:
                 self._known[page] = 1
             page += 1
         return self._shown[context:end:batch]
+
+    def _of_full_cache(self, passes: int) -> Durations:
+        if len(self._full) < passes:
+            self._full = np.repeat(self._work_out(np.array([self._capacity])), 2 * passes)
+            self._full.flags.writeable = False
+        return self._full[:passes]
 
     def _work_out(self, contexts: Times) -> Durations:
         # Token counts are exact in floats.

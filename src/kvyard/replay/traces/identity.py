@@ -14,6 +14,8 @@ TOKEN_BLOCK = 16
 """Tokens an id stands for where a trace has tokens and no other size was asked for: the usual block of an engine."""
 
 _64_BITS = (1 << 64) - 1
+_SHORT = 64
+"""Up to so many ids of a prompt are compared one by one: that takes less than to find out which are known."""
 
 
 def chained(hashes: Sequence[int]) -> list[int]:
@@ -50,7 +52,7 @@ def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
             index = PromptPrefixes()
         elif ids and number < CHECKED:
             # What is in the index is behind the same ids as before; what isn't must not have been behind others.
-            _, there = index.touch(ids, 0, True)
+            there = index.touch(ids, 0, True)[1] if len(ids) > _SHORT else 0
             new = ids[there:]
             if not new:
                 yield request

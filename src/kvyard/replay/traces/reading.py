@@ -156,9 +156,9 @@ def checked_lengths(input_length: int | None, output_length: int | None, names: 
         raise BadRow(f"{names[1]} is missing")
     if output_length < 0:
         raise BadRow(f"{names[1]} is {output_length}: a length can't be negative")
-    for name, length in zip(names, (input_length, output_length)):
-        if length > MOST_TOKENS:
-            raise BadRow(f"{name} is {length}: no request has more than {MOST_TOKENS} tokens")
+    if input_length > MOST_TOKENS or output_length > MOST_TOKENS:
+        name, length = (names[0], input_length) if input_length > MOST_TOKENS else (names[1], output_length)
+        raise BadRow(f"{name} is {length}: no request has more than {MOST_TOKENS} tokens")
     return input_length, output_length
 
 
