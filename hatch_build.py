@@ -24,7 +24,7 @@ MODULES = {
     "speculative policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm "
     "timing/polynomial_model",
     "hashing": "chain stretches",
-    "index": "bits chains dedup digests hybrids roster rows runs",
+    "index": "bits chains dedup digests hybrids roster rows runs views",
     "replay": "agenda arrivals fleet gaps handovers recorder seen shared split_fleet split_recorder worker",
     "router": "active cost inputs memory overlaps pace ranking router tally time_cost tree",
     "tiers": "cleaner copies layout loader network offload prefix_lookup state store storer",

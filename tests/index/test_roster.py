@@ -62,3 +62,18 @@ def test_it_says_what_the_scorer_says(seed: int, workers: int, tokens: int) -> N
     for reach, lengths in zip(levels, by_length or (), strict=True):
         assert as_list(lengths, len(order)) == reach
         assert [blocks for blocks, _ in lengths] == sorted({blocks for blocks in reach if blocks}, reverse=True)
+
+
+def test_an_end_without_its_start_counts_for_windows() -> None:
+    index = RunIndexer(4)
+    order = [Holder("w", number) for number in range(3)]
+    for holder, start in zip(order, (10, 15, 19), strict=True):
+        feed = index.attach(holder, GROUPS["windows alone"], [Tier.G1])
+        for group in (0, 1):
+            feed.entered(Run(TEXT, start, 20), group, Tier.G1, True)
+        feed.end_iteration(0)
+    index.flush(0)
+    roster = index.roster(order)
+    assert roster.flat
+    assert index.reaches(roster, TEXT.keys, 160) == [[20, 20, 0]]  # type: ignore[arg-type]
+    assert index.levels(roster, TEXT.keys, 160) == [[(20, 0b011)]]  # type: ignore[arg-type]

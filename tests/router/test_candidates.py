@@ -62,6 +62,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"policy": "preble", "options": {"match": 1, "window_s": 0.1, "decode_tokens": 0}},
     {"policy": "llm-d-blend"},
     {"policy": "llm-d-blend", "options": {"prefix": 0.1, "cache": 50.0, "no_hit": 0.5}},
+    {"policy": "llm-d-blend", "options": {"queue": 20.0}},
     {"policy": "dualmap", "options": {"tokens": 32}},
     {"policy": "prefix-hash", "options": {"tokens": 32}},
     {"policy": "kv", "host_credit": 0.3},  # looks at all: sums are rounded

@@ -37,6 +37,8 @@ class Catalog:
     def __init__(self) -> None:
         self.version = 0
         self._fixed: dict[Holder, GroupLayout] = {}
+        self._layouts: dict[tuple[tuple[GroupSpec, ...], int | None], GroupLayout] = {}
+        """Those of all that were configured, once each: workers of a fleet are alike."""
         self._seen: dict[Holder, dict[int | None, GroupSpec | None]] = {}
         self._cache: dict[Holder, GroupLayout | str] = {}
 
@@ -45,7 +47,11 @@ class Catalog:
 
         ``alignment`` is the engine's scheduler block size, where it isn't the common multiple of the groups'.
         """
-        self._fixed[holder] = _layout(tuple(range(len(specs))), tuple(specs), alignment)
+        wanted = (tuple(specs), alignment)
+        layout = self._layouts.get(wanted)
+        if layout is None:
+            layout = self._layouts[wanted] = _layout(tuple(range(len(specs))), tuple(specs), alignment)
+        self._fixed[holder] = layout
         self._changed(holder)
 
     def forget(self, holder: Holder) -> None:

@@ -95,6 +95,8 @@ class Places:
 
     def pools(self, worker: Holder) -> list[Holder]:
         """The pools that ``worker`` is a member of."""
+        if not self.members:
+            return []
         return [Holder(name, 0, True) for name, members in sorted(self.members.items()) if worker in members]
 
     def names(self, mask: int) -> list[Place]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvyard.events.types import Tier
 from kvyard.index.backend import Rows
-from kvyard.index.bits import bits
+from kvyard.index.bits import bits, mask_of
 from kvyard.index.catalog import GroupLayout
 from kvyard.index.hybrids import HybridWorkers
 from kvyard.index.places import Holder
@@ -178,7 +178,7 @@ class Roster:
         self.tiers = views.tiers
         position = {worker: at for at, worker in enumerate(self.workers)}
         plain = [view for view in views.plain if view.worker in position]
-        self._plain = sum(1 << position[view.worker] for view in plain)
+        self._plain = mask_of([position[view.worker] for view in plain])
         self._folds = [
             RowFold([(position[view.worker], view.levels[level]) for view in plain])
             for level in range(len(views.tiers))

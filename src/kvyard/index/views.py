@@ -12,7 +12,7 @@ from kvyard.blocks.agreement import Agreement
 from kvyard.blocks.spans import Spans
 from kvyard.events.types import Tier
 from kvyard.index.backend import Rows
-from kvyard.index.bits import bits
+from kvyard.index.bits import bits, mask_of
 from kvyard.index.catalog import Catalog, GroupLayout
 from kvyard.index.places import Holder, Place, Places
 
@@ -42,7 +42,7 @@ class RowFold:
                     self._by_place[place] = self._by_place.get(place, 0) | 1 << at
         self.same = self._pieces is not None and all(workers == 1 << place for place, workers in self._by_place.items())
         """Whether a row's places are numbered as the workers are, so that a row is its own answer, but for ``counted``."""
-        self.counted = sum(1 << place for place in self._by_place) if self.same else 0
+        self.counted = mask_of(self._by_place) if self.same else 0
         """The places that any worker counts."""
 
     def work_out(self, row: int) -> int:
@@ -77,11 +77,13 @@ class RowFold:
 class WorkerView:
     """One worker: which places count for its groups, and the rule of ``kvyard.blocks.agreement``, asked with rows."""
 
-    def __init__(self, worker: Holder, layout: GroupLayout, block_size: int) -> None:
-        """``block_size`` is the index's."""
+    __slots__ = ("_agreement", "block_size", "layout", "levels", "plain", "worker")
+
+    def __init__(self, worker: Holder, layout: GroupLayout, plain: bool, block_size: int) -> None:
+        """``plain`` is the layout's; ``block_size`` is the index's."""
         self.worker = worker
         self.layout = layout
-        self.plain = layout.is_plain
+        self.plain = plain
         self.block_size = block_size
         self._agreement: Agreement | None = None
         self.levels: list[tuple[int, ...]] = []
@@ -143,19 +145,23 @@ class Views:
         block_size: int,
     ) -> None:
         """``tiers`` are those that count, closest first."""
-        present = {places[number].tier for holder in places.of for number in places.of.get(holder, ())}
+        present = {places.all[number].tier for numbers in places.of.values() for number in numbers}
         self.tiers = [tier for tier in tiers if tier in present]
         self.all: dict[Holder, WorkerView] = {}
         """Those whose groups are known."""
         self.unknown: dict[Holder, str] = {}
         """The others, and why they aren't."""
+        plain: dict[int, bool] = {}  # by layout, of which a large fleet has few
         for worker in workers:
             layout = catalog.layout(worker)
             if isinstance(layout, str):
                 self.unknown[worker] = layout
-            else:
-                self.all[worker] = view = WorkerView(worker, layout, block_size)
-                self._fill(view, places, untrusted)
+                continue
+            is_plain = plain.get(id(layout))
+            if is_plain is None:
+                is_plain = plain[id(layout)] = layout.is_plain
+            self.all[worker] = view = WorkerView(worker, layout, is_plain, block_size)
+            self._fill(view, places, untrusted)
         self.plain = [view for view in self.all.values() if view.plain]
         self.hybrid = [view for view in self.all.values() if not view.plain]
         self.coarse = [view for view in self.plain if view.layout.alignment != block_size]
@@ -186,8 +192,16 @@ class Views:
         return found
 
     def _fill(self, view: WorkerView, places: Places, untrusted: int) -> None:
-        holders = [view.worker, *places.pools(view.worker)]
-        trusted = [n for holder in holders for n in places.of.get(holder, ()) if not (untrusted and untrusted >> n & 1)]
+        trusted = [*places.of.get(view.worker, ())]
+        for pool in places.pools(view.worker):
+            trusted += places.of.get(pool, ())
+        if untrusted:
+            trusted = [number for number in trusted if not untrusted >> number & 1]
+        if len(trusted) == 1 and len(self.tiers) == 1 and len(view.layout.groups) == 1:  # as most have it
+            place = places.all[trusted[0]]
+            counts = place.tier == self.tiers[0] and _group_in(view.layout, place) == view.layout.groups[0]
+            view.levels.append((1 << trusted[0] if counts else 0,))
+            return
         masks: dict[int | None, int] = dict.fromkeys(view.layout.groups, 0)
         for tier in self.tiers:
             for number in trusted:

@@ -125,6 +125,11 @@ def test_dualmap_chooses_between_two_and_keeps_to_the_cache_within_its_promise()
     assert Scene(first_key=3, cached=cached, **busy).choice(policy("dualmap", {"slo_ms": 1900})).slot == second
 
 
+def test_dualmap_has_two_workers_though_both_hashes_lead_to_one() -> None:
+    for key in range(20):
+        assert pick("dualmap", first_key=key, cached=(0, 40), prefill=(0, 0), requests=(0, 0), held=(0, 0)) == 1
+
+
 def test_load_aware_weighs_the_match_against_the_mean() -> None:
     # Mean 2: 0.5 - 1 / 2 = 0 for the holder, 0.5 for the idle one.
     assert pick("load-aware", cached=(50, 0, 0), requests=(3, 2, 1)) == 2
