@@ -9,6 +9,8 @@ from tests.replay.support import SECOND, request, sessions
 
 from kvyard.errors import KvyardError
 from kvyard.replay import SimulatedRun, replay
+from kvyard.replay.fleet import Fleet
+from kvyard.replay.run import as_config
 from kvyard.replay.traces import TraceRequest
 
 SMALL = {"block_size": 16, "num_gpu_blocks": 600}
@@ -49,6 +51,32 @@ def test_requests_end_once_though_their_first_worker_had_them_half_done() -> Non
     assert len(ends) == 40 and max(ends.values()) == 1
     assert made.fleet._through == 40
     assert sum(core.busy_ns for core in made.fleet.workers[0].cores) <= 1.05 * SECOND
+
+
+@pytest.mark.parametrize("router", ["kv", "round-robin"])
+def test_steps_of_a_worker_that_failed_amid_a_plan_count(router: str) -> None:
+    lines = [{"fail": "2100ms"}, {}]  # all requests have come by then
+    planned, stepped = [run(lines, spread(40), router=router, plans=plans).fleet for plans in (True, False)]
+    steps = [
+        [recorder.steps for worker in fleet.workers for recorder in worker.recorders] for fleet in (planned, stepped)
+    ]
+    assert steps[0] == steps[1] and steps[0][0]
+
+
+def test_steps_until_an_interruption_count() -> None:
+    def stop(read: int, through: int, now: int) -> None:
+        raise KeyboardInterrupt
+
+    # Prompts are looked up as they come, so plans are carried out in part.
+    fleet = Fleet(as_config(None, {"workers": 2, "router": "kv", "block_size": 16, "num_gpu_blocks": 100}))
+    fleet.run([*spread(1500, 0.001), request("last", 2)], stop)
+    assert fleet.interrupted
+    steps = [worker.recorders[0].steps for worker in fleet.workers]
+    for worker in fleet.workers:
+        worker.cores[0].tell()
+    assert steps == [worker.recorders[0].steps for worker in fleet.workers]
+    told = [core._told for worker in fleet.workers for core in worker.cores]
+    assert any(told), "no plan was carried out in part"
 
 
 def test_a_drained_worker_finishes_what_it_has() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.replay.support import request
+from tests.replay.support import request, sessions
+from tests.replay.test_pulls import KINDS as PULLS
+from tests.replay.test_pulls import SMALL
 from tests.replay.traces.support import CONVERSATION
 
 from kvyard.replay.fleet import Fleet
@@ -37,6 +39,30 @@ def check_following(requests: int, **settings: Any) -> None:
 
 def test_ranks_of_an_engine() -> None:
     check_following(60, dp_size=2, num_gpu_blocks=400)
+
+
+def check_pulls(kind: str, router: str, requests: int) -> None:
+    """The same where workers pull from each other, in the settings of ``test_pulls``."""
+    settings = {**SMALL, **PULLS[kind], "router": router}
+    config = as_config(None, {name: value for name, value in settings.items() if value is not None})
+    trace = list(sessions(requests, seed=3, arrivals="poisson:rate=30"))
+    reports = []
+    for made in (VisitingFleet, Fleet):
+        fleet = made(config)
+        fleet.run(trace)
+        reports.append(msgspec.json.encode(make_report(fleet)))
+    assert fleet._follows and reports[0] == reports[1]
+
+
+def test_pulls() -> None:
+    check_pulls("slow", "kv", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("router", ["kv", "least-time"])
+@pytest.mark.parametrize("kind", [kind for kind in PULLS if "roles" not in kind])
+def test_pulls_at_length(kind: str, router: str) -> None:
+    check_pulls(kind, router, 150)
 
 
 @pytest.mark.slow

@@ -162,8 +162,8 @@ class Fleet:
         return made
 
     def _can_follow(self) -> bool:
-        """Whether passes alone change caches, each worker's its own."""
-        return not self._shared.active and self.pulls is None
+        """Whether what changes caches is known ahead: a worker's own passes, and what begins or ends one of them."""
+        return not self._shared.active
 
     def _keeps_still(self) -> bool:
         """Whether a worker that starts no pass, and has none under way, stays as it is."""
@@ -296,6 +296,8 @@ class Fleet:
             if worker.alive:
                 worker.engine.begin(now)
                 self._agenda.put(worker.engine.next_decision(), PASS_END, number)
+                if self._follows:
+                    self._follow(worker)
             later = [other for other in self._touched if other > number]
             if later:
                 self._touched.difference_update(later)
