@@ -211,6 +211,17 @@ def test_what_a_response_repeats_is_not_its_usage(tmp_path: Path, user: str) -> 
         assert [one.status_code for one in replies] == [200, 429]
 
 
+def test_who_gets_no_engine_pays_no_tokens(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\nrequests_per_minute = 3\ntokens_per_minute = 50\n')
+    engines = [{"url": "http://127.0.0.1:9", "model": "odd"}]
+    with Gated(engines=engines, keys_file=str(keys), tokenizer="bytes", queue=0) as gated:
+        asked = {"model": "odd", "prompt": "x" * 40}
+        replies = [gated.client.post("/v1/completions", json=asked, headers=bearer("sk-a")) for _ in range(4)]
+        assert [one.status_code for one in replies] == [503, 503, 503, 429]
+        assert "3 requests" in replies[-1].text, "each is a request all the same"
+
+
 def test_a_prompt_that_nobody_counts_is_paid_by_its_length(tmp_path: Path) -> None:
     def said(head: str, body: bytes) -> list[bytes]:
         first, *rest = chunked(b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n")

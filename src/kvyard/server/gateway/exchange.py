@@ -126,7 +126,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             proxied = self.proxied
             proxied.status = self.status_code
             if self.ticket is not None:
-                self.ticket.settle((proxied.prompt or self.ticket.taken) + (proxied.output or proxied.events))
+                used = (proxied.prompt or self.ticket.taken) + (proxied.output or proxied.events)
+                self.ticket.settle(used if proxied.tries else 0)  # no engine had it: its tokens are given back
             if self.place.trace is not None:
                 self._end_trace(self.place.trace, outcome)
             self.proxy.traffic.ended(proxied, outcome)

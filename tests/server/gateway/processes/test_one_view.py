@@ -31,6 +31,8 @@ from kvyard.errors import KvyardError
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, NameConfig
 from kvyard.server.gateway.gateway import Gateway
+from kvyard.server.gateway.processes.changes import EngineChange, KeptChanges
+from kvyard.server.gateway.processes.frames import HUB, FrameKind, frame
 from kvyard.server.gateway.processes.hub import Hub
 from kvyard.server.gateway.recording import TrafficRecorder
 
@@ -146,6 +148,40 @@ def test_rates_hold_for_all_together(tmp_path: Path) -> None:
             gateways[2].complete("x", 429, headers=b)
             refused = gateways[0].metrics()['kvyard_gateway_key_refused_total{key="a"}']
             assert refused == statuses.count(429)
+
+
+def test_a_change_holds_whichever_process_ends() -> None:
+    with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as scripted:
+        engines = [{"url": scripted.url, "name": name} for name in "ef"]
+        settings: dict[str, Any] = {"engines": engines, "tokenizer": "bytes"}
+        with several(2, **settings) as (gateways, between):
+            a, b = (gated.ready(2) for gated in gateways)
+            # One that was told that it is made: the hub has it by then.
+            a.post("/admin/drain", engine="e")
+            # And one by a process that ends before it could make it: another has.
+            ours, theirs = socket.socketpair()
+            between.do(lambda: between.hub.add(3, ours))
+            theirs.sendall(frame(FrameKind.CHANGE, HUB, msgspec.msgpack.encode(EngineChange(op="drain", engine="f"))))
+            theirs.close()
+            eventually(lambda: b.gateway.members.engines["f"].draining)
+            b.post("/admin/resume", engine="e")  # by then it has said so: what it says is heard in order
+            between.do(lambda: between.hub.remove(3))
+            with joined(between, 3, 3, **settings) as c:
+                members = c.gateway.members.engines
+                assert {name: one.draining for name, one in members.items()} == {"e": False, "f": True}
+
+
+def test_what_is_said_late_changes_nothing() -> None:
+    kept, add = KeptChanges(), EngineChange(op="drain", engine="e", number=1)
+    resume = EngineChange(op="resume", engine="e", number=2)
+    for change in (add, resume):
+        kept.begun(1, change)
+        kept.made(1, change)
+    kept.made(1, add)  # by a slower process
+    assert kept.listed() == []
+    kept.begun(2, add)
+    kept.made(2, add)
+    assert kept.listed() == [add]
 
 
 @pytest.mark.slow

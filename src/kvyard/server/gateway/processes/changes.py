@@ -6,6 +6,9 @@ import msgspec
 
 from kvyard.server.gateway.config import GatewayEngine
 
+MOST_BEGUN = 1024
+"""Changes under way that are remembered."""
+
 
 class EngineChange(msgspec.Struct, kw_only=True):
     """One change."""
@@ -26,9 +29,20 @@ class KeptChanges:
         self._there: dict[str, EngineChange] = {}
         """The last addition or removal of each engine."""
         self._draining: dict[str, EngineChange] = {}
+        self._begun: dict[tuple[int, int], None] = {}
+        """Changes that no process has made yet, by who was asked for it and its number there."""
 
-    def made(self, change: EngineChange) -> None:
-        """A change was made."""
+    def begun(self, process: int, change: EngineChange) -> None:
+        """A change that ``process`` was asked for goes to all."""
+        self._begun[process, change.number] = None
+        if len(self._begun) > MOST_BEGUN:
+            del self._begun[next(iter(self._begun))]  # it couldn't be made anywhere, or would have been by now
+
+    def made(self, process: int, change: EngineChange) -> None:
+        """A process has made a change that ``process`` was asked for. The first that says so counts."""
+        if (process, change.number) not in self._begun:
+            return
+        del self._begun[process, change.number]
         name = change.engine
         if change.op == "drain":
             self._draining[name] = change

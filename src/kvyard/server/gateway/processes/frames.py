@@ -29,7 +29,7 @@ class FrameKind(enum.IntEnum):
     CHANGE = 6
     """A change by an operator. To the hub, and from there to all in one order, the sender included."""
     CHANGED = 7
-    """To the hub: that change was made, and holds for processes that join later."""
+    """To the hub: a change of the process in the body's first byte was made here, and holds for processes that join later."""
     ASK = 8
     ANSWER = 9
     SEEN = 10

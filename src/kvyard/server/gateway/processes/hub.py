@@ -289,10 +289,11 @@ class Hub:
         elif kind is FrameKind.KEEP:
             member.figures = _figures(body)
         elif kind is FrameKind.CHANGE:
+            self._changes.begun(member.number, _change(body))
             for one in list(self._members):
                 self.send(kind, one, member.number, body)
         elif kind is FrameKind.CHANGED:
-            self._changes.made(_change(body))
+            self._changes.made(body[0], _change(body[1:]))
         elif kind is FrameKind.RECORD:
             if self._recorder is not None:
                 call = _call(body)
@@ -315,6 +316,8 @@ class Hub:
         elif what == "home":
             home = self._homes.find(asked.decode())
             said = b"" if home is None else encode(home)
+        elif what == "changed":
+            self._changes.made(asked[0], _change(asked[1:]))
         elif what == "changes":
             said = encode(self._changes.listed())
         elif what == "config":

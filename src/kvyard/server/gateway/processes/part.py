@@ -1,12 +1,14 @@
 """A process's part in the whole: what it tells and hears of others is tied to its gateway here.
 
 A change by an operator goes to the hub first, and is made by every process when it comes from there, so that all make the same
-changes in the same order; the process that was asked for it answers when it has made it.
+changes in the same order. The process that was asked for it answers when it has made it and the hub knows that: from then on
+it holds, whichever process ends. Where that one ends before, what another has made counts as well.
 """
 
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 
 import msgspec
@@ -65,7 +67,8 @@ class GatewayPart:
         self.channel = channel
         self._gateway = gateway
         self._view = view
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(os.getpid() << 20)
+        """Of changes; no others than those of one that had this process's number before."""
         self._mine: dict[int, asyncio.Future[Engine]] = {}
         self._waiting: asyncio.Queue[tuple[int, EngineChange]] = asyncio.Queue()
         channel.heard[FrameKind.FOUND] = self._heard
@@ -158,9 +161,20 @@ class GatewayPart:
                 elif not asked.done():
                     asked.set_exception(error)
                 continue
-            if peer == self.channel.number:
-                self.channel.send(FrameKind.CHANGED, HUB, encode(change))
-            if asked is not None and not asked.done():
+            made = bytes([peer]) + encode(change)
+            if asked is None:
+                self.channel.send(FrameKind.CHANGED, HUB, made)
+                continue
+            try:
+                await self.channel.ask_hub("changed", made)
+            except ConnectionError:
+                error = Refusal(
+                    503, "it was made here, but the parent process doesn't answer", fix="see /admin/engines"
+                )
+                if not asked.done():
+                    asked.set_exception(error)
+                continue
+            if not asked.done():
                 asked.set_result(engine)
 
     async def _make(self, change: EngineChange) -> Engine:
