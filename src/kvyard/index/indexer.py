@@ -54,6 +54,8 @@ class Indexer:
         """Every registered stream."""
         self.streams: dict[tuple[str, str], FollowedStream] = {}
         """Every (stream, topic) heard so far."""
+        self._topics: dict[str, list[FollowedStream]] = {}
+        """The same by stream."""
         self._sequencer = BatchSequencer()
         self._dirty = False
         """Whether trust must be updated before the next answer."""
@@ -78,6 +80,7 @@ class Indexer:
         if source is None:
             return
         self._sequencer.forget(stream)
+        self._topics.pop(stream, None)
         for key in [key for key in self.streams if key[0] == stream]:
             for holder, feed in self.streams.pop(key).feeds.items():
                 feed.clear()
@@ -107,7 +110,7 @@ class Indexer:
             if source is None:
                 self.unknown_streams += 1
                 return
-            stream = self.streams[key] = FollowedStream(source)
+            stream = self._begin(update.stream, update.topic, source)
         state = stream.state
         stream.follow(update, now)
         if update.replaces:
@@ -214,6 +217,9 @@ class Indexer:
         self.dedup.check_integrity()
         for _, feed in self.feeds():
             feed.parts.check_integrity()
+        for name, known in self._topics.items():
+            assert known == [one for key, one in self.streams.items() if key[0] == name], f"topics of {name} are others"
+        assert len(self.streams) == sum(map(len, self._topics.values())), "a stream without its topics"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -223,9 +229,23 @@ class Indexer:
 
     def adopt(self, stream: str, topic: str) -> FollowedStream:
         """The (stream, topic) of a registered stream, begun now: for what another index heard of it."""
-        known = self.streams[stream, topic] = FollowedStream(self.sources[stream])
+        known = self._begin(stream, topic, self.sources[stream])
         self._dirty = True
         return known
+
+    def topics(self, stream: str) -> Sequence[FollowedStream]:
+        """What was heard of one stream so far, by topic."""
+        return self._topics.get(stream, ())
+
+    def _begin(self, stream: str, topic: str, source: Source) -> FollowedStream:
+        old = self.streams.get((stream, topic))
+        made = self.streams[stream, topic] = FollowedStream(source)
+        known = self._topics.setdefault(stream, [])
+        if old is None:
+            known.append(made)
+        else:
+            known[known.index(old)] = made
+        return made
 
     def feed_for(self, stream: FollowedStream, holder: Holder, ranks: Iterable[int | None]) -> Feed:
         """The feed of one holder, which updates of ``ranks`` go to from now on."""

@@ -1,5 +1,6 @@
 """The HTTP client for engines: what is asked of them beside requests, and the connections that requests take."""
 
+import asyncio
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.openai import EventSource, ListedModels, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
-from kvyard.server.gateway.connections import EngineConnections
+from kvyard.server.gateway.connections import CLOSED, EngineAddress, EngineConnections
 from kvyard.server.gateway.failures import ERRORS, EngineFailed, engine_errors
 from kvyard.server.http import JSON
 from kvyard.server.mock.schemas import WorkerState
@@ -33,6 +34,7 @@ class EngineClient:
         self.connections: EngineConnections | None = None
         self.authorization = None if token is None else f"Bearer {token}"
         self._headers = {} if self.authorization is None else {"authorization": self.authorization}
+        self._look_headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         self._config = config
 
     def configured(self, config: GatewayConfig) -> None:
@@ -62,13 +64,13 @@ class EngineClient:
         if self.session is not None:
             await self.session.close()
 
-    async def health(self, url: str) -> int:
+    async def health(self, address: EngineAddress) -> int:
         """The status of an engine's /health."""
-        return (await self._get(f"{url}/health", self._config.health_timeout))[0]
+        return (await self._look(address, b"/health"))[0]
 
-    async def models(self, url: str) -> ListedModels:
+    async def models(self, address: EngineAddress) -> ListedModels:
         """What an engine serves."""
-        status, content = await self._get(f"{url}/v1/models", self._config.health_timeout)
+        status, content = await self._look(address, b"/v1/models")
         if status != 200:
             raise EngineFailed(f"/v1/models answered {status}")
         try:
@@ -160,6 +162,23 @@ class EngineClient:
             )
             for state in states
         ]
+
+    async def _look(self, address: EngineAddress, path: bytes) -> tuple[int, bytes]:
+        """As ``_get``, over one of the connections for requests: all engines are looked at each second, and it takes less."""
+        connections = self.connections
+        if connections is None or connections.closed:
+            raise asyncio.CancelledError  # the gateway ends
+        try:
+            async with asyncio.timeout(self._config.health_timeout):
+                try:
+                    return await connections.get(address, path, self._look_headers)
+                except EngineFailed as failed:
+                    if failed.reason != CLOSED:
+                        raise
+                    # It may have been idle for too long on the other side: that says nothing.
+                    return await connections.get(address, path, self._look_headers)
+        except TimeoutError:
+            raise EngineFailed("it was silent for too long") from None
 
     async def _get(self, url: str, seconds: float) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=seconds)

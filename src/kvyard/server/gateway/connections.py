@@ -26,6 +26,8 @@ HEAD_BYTES = 256 << 10
 """What the head of an answer may have."""
 TOGETHER = 64 << 10
 """Bytes up to which a body is copied behind its head, so that both leave in one write."""
+LOOKED_AT = 4 << 20
+"""Bytes of an answer to a question of ours that are read."""
 CLOSED = "it closed the connection"
 
 
@@ -298,6 +300,22 @@ class EngineConnections:
             found.close()
         return await self._open(address)
 
+    async def get(
+        self, address: EngineAddress, path: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> tuple[int, bytes]:
+        """The status and body of an engine's answer to a GET; of a long body no more than ``LOOKED_AT`` bytes, about. Raises
+        ``EngineFailed``.
+        """
+        answer = await self.take(address)
+        try:
+            await answer.ask("GET", path, headers, None)
+            found = answer.status, await read_up_to(answer, LOOKED_AT)
+        except BaseException:
+            answer.close()
+            raise
+        answer.release()
+        return found
+
     def keep(self, connection: EngineConnection) -> None:
         """One is free again."""
         connection.heard = self.now()
@@ -346,3 +364,18 @@ class EngineConnections:
         for address in [address for address, idle in self._idle.items() if not idle]:
             del self._idle[address]
         self._timer = self.loop.call_later(self._every, self._look)
+
+
+async def read_up_to(answer: EngineConnection, most: int) -> bytes:
+    """An engine's answer, or its first ``most`` bytes and a little more."""
+    first = await answer.read()
+    if answer.complete or not first:
+        return first
+    parts, size = [first], len(first)
+    while size < most:
+        part = await answer.read()
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)

@@ -27,8 +27,8 @@ from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.router import Decision
 from kvyard.router.deciders import Prospect, SplitInput
 from kvyard.server.gateway.client import ELSEWHERE
-from kvyard.server.gateway.connections import EngineConnection
-from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange, read_up_to
+from kvyard.server.gateway.connections import EngineConnection, read_up_to
+from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.headers import PREFILLER, RANK
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement

@@ -16,7 +16,7 @@ from kvyard.clock import Clock, pause
 from kvyard.router import Decision
 from kvyard.server.gateway.access import RateAdmission
 from kvyard.server.gateway.client import ELSEWHERE, EngineClient
-from kvyard.server.gateway.connections import EngineConnection
+from kvyard.server.gateway.connections import EngineConnection, read_up_to
 from kvyard.server.gateway.failures import AnswerCut, EngineFailed
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
@@ -393,18 +393,3 @@ class StreamRelay:
     def tail(self) -> bytes:
         """The end of what it has said, where its usage is."""
         return (self._earlier + self._before + self.last)[-TAIL:]
-
-
-async def read_up_to(answer: EngineConnection, most: int) -> bytes:
-    """An engine's answer, or its first ``most`` bytes and a little more."""
-    first = await answer.read()
-    if answer.complete or not first:
-        return first
-    parts, size = [first], len(first)
-    while size < most:
-        part = await answer.read()
-        if not part:
-            break
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Literal
+from zlib import crc32
 
 import msgspec
 
@@ -124,6 +125,8 @@ class EngineHealth(msgspec.Struct, eq=False):
     async def watch(self, engine: Engine, client: EngineClient, learn: Learn) -> None:
         """Look after an engine until cancelled."""
         looks = 0
+        # Engines are mostly taken in together. Looked at together ever after, hundreds of them would hold requests up.
+        share = crc32(engine.name.encode("utf-8", "surrogatepass")) / 2**32
         while True:
             engine.look.clear()
             try:
@@ -135,17 +138,18 @@ class EngineHealth(msgspec.Struct, eq=False):
             config = self.config
             seconds = config.health_seconds if engine.state == "ready" else config.recovery_seconds
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(seconds * share):
                     await engine.look.wait()
+            share = 1.0
 
     async def _look(self, engine: Engine, client: EngineClient, learn: Learn, ask_models: bool) -> bool:
         """Returns whether the engine answered as it should."""
         try:
-            status = await client.health(engine.url)
+            status = await client.health(engine.address)
             if status != 200:
                 raise EngineFailed(f"/health answered {status}")
             if engine.pool is None or not engine.models or not engine.up or ask_models:
-                await learn(engine, (await client.models(engine.url)).data)
+                await learn(engine, (await client.models(engine.address)).data)
         except EngineFailed as failed:
             self.unwell(engine, failed.reason, gone=failed.gone)
         except (KvyardError, Refusal) as error:

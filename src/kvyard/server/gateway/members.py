@@ -151,7 +151,7 @@ class Membership(msgspec.Struct, eq=False):
         """Ask an engine now which names it answers to, ``told`` by another process that they have changed. Raises
         ``EngineFailed``.
         """
-        await self._learn(engine, (await self.client.models(engine.url)).data)
+        await self._learn(engine, (await self.client.models(engine.address)).data)
         if not told:
             for looked in self.on_looked:
                 looked(engine)

@@ -5,7 +5,7 @@ updates others get their turn. What arrives meanwhile waits in ZeroMQ's queue, w
 seen as a gap, and asked for.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -160,9 +160,9 @@ class Listener:
         return len(self.subscriber.subscription.updates) + sum(one.held for one in self.subscriber.statuses())
 
     @property
-    def known(self) -> list[FollowedStream]:
+    def known(self) -> Sequence[FollowedStream]:
         """What the index has heard of this stream, by topic."""
-        return [stream for (name, _), stream in self._indexer.streams.items() if name == self.source.stream]
+        return self._indexer.topics(self.source.stream)
 
     def total(self, name: str) -> int:
         """A counter of the subscriber's, over all topics."""

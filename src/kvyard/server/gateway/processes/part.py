@@ -168,11 +168,9 @@ class GatewayPart:
             try:
                 await self.channel.ask_hub("changed", made)
             except ConnectionError:
-                error = Refusal(
-                    503, "it was made here, but the parent process doesn't answer", fix="see /admin/engines"
-                )
+                said = "it was made here, but the parent process doesn't answer"
                 if not asked.done():
-                    asked.set_exception(error)
+                    asked.set_exception(Refusal(503, said, fix="see /admin/engines"))
                 continue
             if not asked.done():
                 asked.set_result(engine)
