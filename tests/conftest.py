@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,22 @@ settings.register_profile("default", max_examples=50, stateful_step_count=30, **
 settings.register_profile("ci", max_examples=30, derandomize=True, database=None, print_blob=True, **PATIENT)
 settings.register_profile("thorough", max_examples=2000, stateful_step_count=100, **PATIENT)
 settings.load_profile("ci" if os.environ.get("CI") else "default")  # or pytest --hypothesis-profile=thorough
+
+BYTECODE: list[tempfile.TemporaryDirectory[str]] = []
+"""Where compiled modules are for the time of a run, in the process that made the folder."""
+if sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ:
+    # Some machines are set not to write any. Every process that a test starts would compile all modules again, which takes
+    # longer than most of them do: so they are written, but nowhere near the sources.
+    BYTECODE.append(tempfile.TemporaryDirectory(prefix="kvyard-bytecode-"))
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = BYTECODE[0].name
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_unconfigure() -> None:
+    while BYTECODE:
+        BYTECODE.pop().cleanup()
+
 
 NEEDS = frozenset({"redis", "zmq", "browser"})
 """Markers of the tests that need something besides Python packages, and skip themselves where it is missing."""
