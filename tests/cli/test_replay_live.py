@@ -23,6 +23,7 @@ from tests.server.support import PATIENCE, eventually
 
 from kvyard.cli.app import main
 from kvyard.cli.replay import say_proof
+from kvyard.engine.timing import FixedTiming
 from kvyard.replay.report.files import read_report
 from kvyard.replay.report.numbers import spread
 from kvyard.replay.traces.writing import write_trace
@@ -99,7 +100,9 @@ def test_what_is_not_within_the_tolerance_is_no_success(capsys: pytest.CaptureFi
 
 def test_an_endpoint(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Served(
-        engine={"num_gpu_blocks": 4096, "max_model_len": 8192}, served_model_name="tiny", mean_output_tokens=3
+        engine={"num_gpu_blocks": 4096, "max_model_len": 8192, "timing": FixedTiming(prefill_ms=0.2, decode_ms=0.1)},
+        served_model_name="tiny",
+        mean_output_tokens=3,
     ) as served:
         assert (
             run(trace, *SIXTEEN, "--live", f"{served.url}/v1/", "--concurrency", 4, "--limit", 4, "--timeout", 60) == 0

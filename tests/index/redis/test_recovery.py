@@ -83,14 +83,19 @@ class Fleet:
             server.url, IDENTITY, namespace=NAMESPACE, lease=lease, timeout=1.0, backoff=0.2, replica="the reader"
         )
 
-    def add_replica(self) -> subprocess.Popen[bytes]:
+    def add_replicas(self, count: int = 1) -> None:
+        """Start so many, and wait until all are ready."""
+        begun = [self._start() for _ in range(count)]
+        for process in begun:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+
+    def _start(self) -> subprocess.Popen[bytes]:
         worker = self.worker
         assert worker.replay is not None
         command = [sys.executable, "-m", "tests.index.redis.replica", self.server.url, str(self.lease)]
         command += [worker.name, worker.endpoint, worker.replay]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         self.replicas.append(process)
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         return process
 
     def claims(self) -> list[int]:
@@ -148,8 +153,7 @@ class Fleet:
 def fleet_on(server: RedisServer, replicas: int, lease: float) -> Iterator[Fleet]:
     fleet = Fleet(server, lease)
     try:
-        for _ in range(replicas):
-            fleet.add_replica()
+        fleet.add_replicas(replicas)
         while not any(fleet.truth()):
             fleet.worker.step(10)
         fleet.settle("start")
@@ -281,7 +285,7 @@ def test_the_only_replica_is_killed_and_replaced(own_server: RedisServer, lease:
         killed = time.monotonic()
         fleet.worker.step(60)
         until(lambda: not any(fleet.claims()))
-        fleet.add_replica()
+        fleet.add_replicas()
         fleet.settle("the only writer killed with -9, another started", killed)
         wait_until(killed + limit(lease))
         fleet.never_too_much(0.2)

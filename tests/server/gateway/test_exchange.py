@@ -111,7 +111,7 @@ def test_an_engine_that_hangs_up_before_its_first_byte_is_left() -> None:
     ]
     which: list[Sequence[bytes]] = [[]]
     with ScriptedEngine(lambda head, body: which[0]) as first, ScriptedEngine(lambda head, body: fine) as second:
-        with gated(first, second, router={"policy": "round-robin"}) as gate:
+        with gated(first, second, router={"policy": "round-robin"}, shun_seconds=0.05) as gate:
             gate.ready(2)
             first.hangs_up = True
             for way in bad:
