@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.traces import Trace, TraceRequest
@@ -70,3 +72,19 @@ def most_at_once(spans: Sequence[tuple[int, int]]) -> int:
         now += change
         most = max(most, now)
     return most
+
+
+def write_pool_trace(path: Path, names: Sequence[str]) -> None:
+    """Sessions that ask for one of the models ``names`` each."""
+    rows = []
+    models: dict[str | None, str] = {}
+    for one in sessions(24, seed=3, arrivals="poisson:rate=30"):
+        row = {"input_length": one.input_length, "output_length": one.output_length, "hash_ids": list(one.ids or ())}
+        row |= {"block_size": one.id_block_size, "request_id": one.id, "session_id": one.session}
+        row["model"] = models.setdefault(one.session, names[len(models) % len(names)])
+        if one.delay is None:
+            row["timestamp"] = one.arrival / 1e6
+        else:
+            row["delay"] = one.delay / 1e6
+        rows.append(json.dumps(row))
+    path.write_text("\n".join(rows) + "\n")

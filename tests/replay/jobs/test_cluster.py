@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.replay.support import sessions
+from tests.replay.support import sessions, write_pool_trace
 from tests.replay.traces.support import CONVERSATION
 
 from kvyard.cli.app import main
@@ -21,6 +21,8 @@ from kvyard.errors import KvyardError
 from kvyard.replay.jobs import LocalExecutor, Task, TracePart, perform
 from kvyard.replay.jobs.cluster import RayExecutor, _check_reached, pack, unpack
 from kvyard.replay.league import league
+from kvyard.replay.pools import replay_pools
+from kvyard.replay.report.files import to_json
 from kvyard.replay.settings import make_config
 from kvyard.replay.sweep import sweep
 from kvyard.replay.traces.writing import write_trace
@@ -109,6 +111,22 @@ class TestOnTwoNodes:
                 ).save()
         one, other = files(tmp_path / "ray"), files(tmp_path / "here")
         assert one == other and len(one) > 12
+
+    def test_pools_give_the_same_bytes(self, cluster: Any, tmp_path: Path) -> None:
+        names = ("small", "large", "host")
+        write_pool_trace(tmp_path / "trace.jsonl", names)
+        pools: list[dict[str, Any]] = [{"workers": 2}, {"prefill": 1, "decode": 1}, {"workers": 1, "host_blocks": 800}]
+        settings = {
+            "block_size": 16,
+            "num_gpu_blocks": 400,
+            "pools": [{"name": name, **more} for name, more in zip(names, pools)],
+        }
+        rows = [tmp_path / "here.jsonl", tmp_path / "ray.jsonl"]
+        here = replay_pools(tmp_path / "trace.jsonl", settings, per_request=rows[0])
+        with RayExecutor(cluster.address) as crew:
+            there = replay_pools(tmp_path / "trace.jsonl", settings, per_request=rows[1], executor=crew)
+        assert to_json(here.report) == to_json(there.report) and here.report.requests["all"] == 24
+        assert rows[0].read_bytes() == rows[1].read_bytes()
 
     def test_a_replay_that_fails_leaves_the_others(self, cluster: Any, tmp_path: Path) -> None:
         with RayExecutor(cluster.address) as crew:

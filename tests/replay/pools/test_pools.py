@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.replay.support import sessions
+from tests.replay.support import write_pool_trace
 
 from kvyard.errors import KvyardError
 from kvyard.replay.jobs import Ended, LocalExecutor, Task, Told
@@ -43,19 +43,7 @@ NAMES = tuple(pool["name"] for pool in SETTINGS["pools"])
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sessions that ask for one of three models each."""
     path = tmp_path_factory.mktemp("pools") / "trace.jsonl"
-    rows = []
-    models: dict[str | None, str] = {}
-    for at, one in enumerate(sessions(24, seed=3, arrivals="poisson:rate=30")):
-        row = {"input_length": one.input_length, "output_length": one.output_length, "hash_ids": list(one.ids or ())}
-        row |= {"block_size": one.id_block_size, "request_id": one.id, "session_id": one.session}
-        row["model"] = models.setdefault(one.session, NAMES[len(models) % len(NAMES)])
-        if one.delay is None:
-            row["timestamp"] = one.arrival / 1e6
-        else:
-            row["delay"] = one.delay / 1e6
-        rows.append(json.dumps(row))
-        assert at < 1000
-    path.write_text("\n".join(rows) + "\n")
+    write_pool_trace(path, NAMES)
     return path
 
 
