@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +29,13 @@ def plain_environment(source: bool = False) -> dict[str, str]:
             "installing kvyard plainly into build/plain (a minute or two, once per change of the sources)", flush=True
         )
         shutil.rmtree(target, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*command, "--no-build-isolation", "--target", str(target), str(ROOT)], check=True)
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        with tempfile.TemporaryDirectory() as folder:
+            # The wheel first: pip by itself has it compiled twice, once to ask for its metadata.
+            build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+            subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wheels = [str(path) for path in Path(folder).glob("*.whl")]
+            subprocess.run([*install, "--target", str(target), *wheels], check=True)
         stamp.write_text(now)
     count = sum(1 for path in (target / "kvyard").rglob("*") if path.suffix in (".so", ".pyd"))
     print(

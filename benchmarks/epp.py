@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from _plain import plain_environment
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     HttpBody,
@@ -157,7 +158,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, nargs="*", default=[64, 1024, 4096])
     parser.add_argument("--router", default="least-time")
+    parser.add_argument(
+        "--source", action="store_true", help="measure the uncompiled source instead of a plain install"
+    )
     options = parser.parse_args()
+    os.environ.update(plain_environment(options.source))
     with tempfile.TemporaryDirectory() as folder:
         mock, urls = started(folder, "mock", "mock", f"--workers={options.workers}", "--port=0", "--kv-events")
         flags = (f"--fleet={urls[0]}", "--port=0", "--http-port=0", "--tokenizer=bytes", f"--router={options.router}")

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 import _dynamo_frontend
+from _plain import plain_environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -153,7 +154,7 @@ def command(
             for at, url in enumerate(engines)
         ]
         given = [part for one in described for part in ("--engine", one)]
-        # The package as this Python has it: compiled where it was installed, plain with PYTHONPATH.
+        # The package as it was installed plainly, or with --source as it lies in the checkout.
         return [
             *(sys.executable, "-m", "kvyard", "gateway", "--port", str(port), "--tokenizer", tokenizer),
             *("--router", policy or "least-time", "--processes", processes or "1", *given),
@@ -695,8 +696,12 @@ def main() -> None:
     parser.add_argument("routers", nargs="*", default=["kvyard"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--speed", type=float, default=2.0, help="of the mock engines, but for hop")
+    parser.add_argument(
+        "--source", action="store_true", help="measure the uncompiled source instead of a plain install"
+    )
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "gateway-benchmark")
     given = parser.parse_args()
+    os.environ.update(plain_environment(given.source))
     given.logs = given.logs.absolute()
     given.logs.mkdir(parents=True, exist_ok=True)
     if given.what == "hop":

@@ -143,6 +143,8 @@ _STRICT: _Decoders = {MAP: msgspec.msgpack.Decoder(MapEvent), ARRAY: msgspec.msg
 _LOOSE_TYPES: dict[str, Any] = {MAP: LooseMapEvent, ARRAY: LooseArrayEvent}
 _LOOSE: _Decoders = {shape: msgspec.msgpack.Decoder(kind) for shape, kind in _LOOSE_TYPES.items()}
 _RAW_LIST: msgspec.msgpack.Decoder[list[Raw]] = msgspec.msgpack.Decoder(list[Raw])
+_RAW_EVENTS: msgspec.msgpack.Decoder[tuple[Raw, ...]] = msgspec.msgpack.Decoder(tuple[Raw, ...])
+"""A tuple: a search for garbage looks through it once, and through a list again and again."""
 _RAW_MAP: msgspec.msgpack.Decoder[dict[str, Raw]] = msgspec.msgpack.Decoder(dict[str, Raw])
 _ANY: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
@@ -196,7 +198,7 @@ class VllmReader:
         if len(parts) < 2 or parts[1] is None:
             return no_events("a batch without events")
         rank = parts[2] if len(parts) > 2 else None
-        return self._collect(_open(parts[0]), _RAW_LIST.decode(parts[1]), _open(rank), self._read_raw, stats)
+        return self._collect(_open(parts[0]), _RAW_EVENTS.decode(parts[1]), _open(rank), self._read_raw, stats)
 
     def _read_raw(self, raw: Any, seen: set[str], stats: DecodeStats) -> Event:
         data = bytes(raw)

@@ -173,6 +173,9 @@ class PromptReader:
             packed = _packed(ids)
         except KvyardError:
             return ReadPrompt((), tokens, None, kept, single)  # the engine will refuse it
+        if not whole and not direct:
+            ids = packed  # a search for garbage would look at each number of a list
+            del prompts
         unnamed = ReadPrompt((), tokens, ids if len(ids) < size else None, kept, single)
         if not reads or too_long(len(ids)):
             return unnamed
