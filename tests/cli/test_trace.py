@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
 
 from kvyard.cli.app import main
+from kvyard.errors import KvyardError
 from kvyard.replay.traces import open_trace
 
 
@@ -35,6 +39,25 @@ def test_info_prints_the_published_table(capsys: pytest.CaptureFixture[str]) -> 
         ("100,000", "0.3637"),
     ]
     assert all(float(best) >= float(recent) for _, recent, best in rows)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
+def test_a_trace_may_come_through_a_pipe(
+    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [mooncake(at, 600) for at in range(3)]
+    source, drain = os.pipe()
+    with os.fdopen(drain, "wb") as pipe:
+        pipe.write(pack(jsonl(tmp_path / "t.jsonl", *rows).read_bytes()))
+    with os.fdopen(source):
+        assert run("info", f"/dev/fd/{source}", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 3
+
+
+def test_a_library_that_is_given_a_pipe_says_what_to_do(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(KvyardError, match=r"a pipe can be read once, .*: write it to a file first"):
+        open_trace(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(("columns", "all_of_them"), [("112", True), ("111", False)])

@@ -121,6 +121,11 @@ def test_a_router_by_digests_without_error_or_delay_decides_as_by_events() -> No
     assert plain.report.latency == digested.report.latency and plain.report.reuse == digested.report.reuse
 
 
+def test_errors_count_without_a_delay_too() -> None:
+    exact, mistaken = (replay(trace(), digest_error=error, **FLEET).report for error in (0.0, 0.6))
+    assert exact.reuse["all"].part != mistaken.reuse["all"].part
+
+
 def test_what_is_exchanged_now_and_then_is_seen_late() -> None:
     """Plans and single passes say the same, and less is found than at once."""
     at_once = replay(trace(), **FLEET).report

@@ -10,7 +10,7 @@ import typer
 
 from kvyard.cli.grid import Bars, Jobs, count_jobs, finish
 from kvyard.cli.outputs import say_written
-from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
+from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
@@ -20,7 +20,7 @@ from kvyard.settings import number
 @with_settings(SETTINGS)
 @with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def hints(
-    trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
+    trace: TraceFile,
     settings: Mapping[str, object],
     reading: Mapping[str, Any],
     hint: Annotated[

@@ -9,7 +9,7 @@ import typer
 from kvyard.cli.app import OUTPUT
 from kvyard.cli.grid import Bars, Jobs, Ray, executor, finish
 from kvyard.cli.outputs import say_written
-from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, with_reading
+from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
@@ -21,7 +21,7 @@ from kvyard.settings import duration, number
 @with_settings(SETTINGS)
 @with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def league(
-    trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
+    trace: TraceFile,
     settings: Mapping[str, object],
     reading: Mapping[str, Any],
     policies: Annotated[

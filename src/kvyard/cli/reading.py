@@ -1,6 +1,9 @@
 """The options of every command that reads a trace."""
 
+import atexit
 import inspect
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +12,11 @@ import typer
 
 from kvyard.cli.app import OUTPUT
 from kvyard.cli.settings import Command, parameter, with_group
+from kvyard.errors import KvyardError
 from kvyard.replay.traces import FORMATS, Trace, open_trace
 
+GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
+"""How packed files begin."""
 HEADING = "How the trace is read"
 TRACE_BLOCK_SIZE = "--trace-block-size"
 """Works with every command that reads a trace; those that have no engine also call it by a shorter name."""
@@ -25,6 +31,36 @@ CHAIN_IDS = _switch("chain_ids", "For ids that name blocks and not prefixes.")
 LIMIT = parameter(
     "limit", int | None, typer.Option(min=1, help="Read so many requests at most.", rich_help_panel=HEADING)
 )
+
+
+def keep_piped(path: Path | None) -> Path | None:
+    """``path``, or where it is a pipe, such as /dev/stdin, a copy of what comes out of it: traces are read several times, by
+    other processes too. The copy goes with this process. Raises ``KvyardError`` where it can't be made.
+    """
+    try:
+        if path is None or not (path.is_fifo() or path.is_socket() or path.is_char_device()):
+            return path
+        folder = tempfile.TemporaryDirectory(prefix="kvyard-piped-")
+        atexit.register(folder.cleanup)
+        with path.open("rb") as pipe:
+            first = pipe.read(len(XZ))
+            packed = ".gz" if first.startswith(GZIP) else ".xz" if first == XZ else ""
+            kept = Path(folder.name, path.name + packed)
+            with kept.open("wb") as file:
+                file.write(first)
+                shutil.copyfileobj(pipe, file)
+    except OSError as error:
+        raise KvyardError(f"{path} can't be read: {error.strerror or error}; write it to a file first") from None
+    return kept
+
+
+TraceFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A trace, packed or not; kvyard trace formats names the formats. /dev/stdin and other pipes are copied first.",
+        callback=keep_piped,
+    ),
+]
 Slo = Annotated[
     str | None,
     typer.Option(

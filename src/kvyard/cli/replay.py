@@ -14,7 +14,7 @@ import typer
 from kvyard.cli.app import INTERRUPTED, OUTPUT
 from kvyard.cli.grid import Ray, executor
 from kvyard.cli.outputs import say_written, words_beside
-from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, read_trace, with_reading
+from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, read_trace, with_reading
 from kvyard.cli.serving import read_token
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
@@ -35,7 +35,7 @@ LIVE = "Live runs"
 @with_settings(SETTINGS)
 @with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
+    trace: TraceFile,
     settings: Mapping[str, object],
     reading: Mapping[str, Any],
     slo: Slo = None,

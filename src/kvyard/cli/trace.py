@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvyard.cli.outputs import print_json, say_written, words_beside
-from kvyard.cli.reading import CHAIN_IDS, LIMIT, read_trace, with_reading
+from kvyard.cli.reading import CHAIN_IDS, LIMIT, keep_piped, read_trace, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_flags
 from kvyard.clock import from_seconds
@@ -32,7 +32,13 @@ WIDE = 112
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look into traces, cut, convert and generate them.")
 
-File = Annotated[Path, typer.Argument(help="A trace, packed with gzip or xz or not; or a directory of sessions.")]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="A trace, packed with gzip or xz or not; a directory of sessions; or a pipe, such as /dev/stdin.",
+        callback=keep_piped,
+    ),
+]
 Out = Annotated[Path, typer.Argument(help="The file to write, packed if its name ends in .gz or .xz; - for stdout.")]
 To = Annotated[str, typer.Option("--to", help=f"The format to write: {' or '.join(TARGETS)}.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out who waits for whom where the format can't say it.")]

@@ -9,7 +9,7 @@ import typer
 from kvyard.cli.app import INTERRUPTED, OUTPUT
 from kvyard.cli.grid import Bars, Ray, executor
 from kvyard.cli.outputs import say_written
-from kvyard.cli.reading import CHAIN_IDS, Quiet, with_reading
+from kvyard.cli.reading import CHAIN_IDS, Quiet, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
@@ -25,7 +25,7 @@ UNMET = 1
 @with_settings(TUNE_SETTINGS)
 @with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def tune(
-    trace: Annotated[Path, typer.Argument(help="A trace, packed or not; kvyard trace formats names the formats.")],
+    trace: TraceFile,
     settings: Mapping[str, object],
     reading: Mapping[str, Any],
     search: Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from kvyard.cli.app import INTERRUPTED, OUTPUT
 from kvyard.cli.outputs import print_json, say_written, words_beside
-from kvyard.cli.reading import read_trace, with_reading
+from kvyard.cli.reading import keep_piped, read_trace, with_reading
 from kvyard.cli.replay import patient
 from kvyard.cli.settings import with_settings
 from kvyard.replay.settings import SETTINGS
@@ -31,7 +31,10 @@ def validate(
     settings: Mapping[str, object],
     reading: Mapping[str, Any],
     workload: Annotated[
-        Path | None, typer.Option(help="The trace that the run was driven with, which says what prompts share.")
+        Path | None,
+        typer.Option(
+            help="The trace that the run was driven with, which says what prompts share.", callback=keep_piped
+        ),
     ] = None,
     within: Annotated[
         float | None, typer.Option(help="Exit with 1 where a mean or percentile is further off than so many percent.")

@@ -101,6 +101,22 @@ def test_each_pool_is_as_it_would_be_alone_and_the_whole_is_their_sum(trace: Pat
     assert report.tiers["host"].capacity_blocks == 1600 and report.transfers["stores"].blocks > 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_names_of_models_may_have_an_at_sign(trace: Path, tmp_path: Path, ranks: int) -> None:
+    """It tells ranks apart in the names of workers, and mustn't be taken for that in the name of a pool."""
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(trace.read_text().replace('"large"', '"la@7"'))
+    pools = [{**pool, "dp_size": ranks} for pool in SETTINGS["pools"]]
+    plain = replay_pools(trace, {**SETTINGS, "pools": pools}).report
+    renamed = [{**pool, "name": pool["name"].replace("large", "la@7")} for pool in pools]
+    named = replay_pools(odd, {**SETTINGS, "pools": renamed}).report
+    assert named.series.routed == plain.series.routed
+    assert [(one.name.replace("la@7", "large"), one.requests) for one in named.workers] == [
+        (one.name, one.requests) for one in plain.workers
+    ]
+    assert sum(one.requests for one in named.workers) >= named.requests["all"]
+
+
 def vars_of(report: Any) -> dict[str, Any]:
     return {name: getattr(report, name) for name in report.__struct_fields__}
 
@@ -116,7 +132,6 @@ def test_what_is_refused(trace: Path, tmp_path: Path) -> None:
     assert "write [[pools]]" in refused(trace, 3)
     assert "pool 2 has no name" in refused(trace, [{"name": "a"}, {"workers": 2}])
     assert "two pools are called 'a'" in refused(trace, [{"name": "a"}, {"name": "a"}])
-    assert "pool 'a@b': a name without @" in refused(trace, [{"name": "a@b"}])
     assert "pool 'a': unknown setting 'worker'" in refused(trace, [{"name": "a", "worker": 2}])
     assert "pool 'a': limit is for the whole trace" in refused(trace, [{"name": "a", "limit": 2}])
     idle = [*SETTINGS["pools"], {"name": "idle", "workers": 1}]

@@ -12,8 +12,6 @@ from kvyard.replay.traces.reading import ReadingTally
 
 OF_ALL = ("limit", "pools")
 """What a single pool can't have."""
-RANK = "@"
-"""What ranks are told apart by in the names of workers, so names of pools have none."""
 
 
 def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
@@ -32,8 +30,6 @@ def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
         name = table["name"]
         if name in found:
             raise KvyardError(f"two pools are called {name!r}: put them together, or rename one")
-        if RANK in name:
-            raise KvyardError(f"pool {name!r}: a name without {RANK}, please, which tells ranks of a worker apart")
         own = {key: value for key, value in table.items() if key != "name"}
         try:
             for key in OF_ALL:

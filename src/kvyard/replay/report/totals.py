@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -20,6 +21,8 @@ from kvyard.replay.report.words import STAGES
 Column = npt.NDArray[np.int64]
 
 FINISHED = STATUSES.index("finished")
+_RANK = re.compile(r"@\d+$")
+"""Behind the name of a worker that has several; what is before it, as the model of a pool, may have an @ too."""
 WIDE = 64
 """Bytes of ids that are sorted at a fixed width."""
 _EARLY = ("room", "prefill_queue", "prefill", "transfer", "decode_queue", "first_step")
@@ -110,7 +113,7 @@ class RecordTotals:
             if record.stages is not None:
                 records.workers.number(record.stages.prefill_worker)
         numbers: dict[str, int] = {"": 0}
-        bases = [numbers.setdefault(name.partition("@")[0], len(numbers)) for name in records.workers.names]
+        bases = [numbers.setdefault(_RANK.sub("", name), len(numbers)) for name in records.workers.names]
         self._bases = list(numbers)
         self._base_of = np.array(bases, dtype=np.int64)
         self._sums = np.zeros((len(numbers), 6), dtype=np.int64)

@@ -90,6 +90,8 @@ def open_trace(
     for name, value in (("block_size", block_size), ("limit", limit)):
         if value is not None and value < 1:
             raise KvyardError(f"{name} must be at least 1, not {value}")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise TraceError(path, "a pipe can be read once, and a trace is read several times: write it to a file first")
     chosen = detect(path) if format is None else FORMATS.get(format)
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
