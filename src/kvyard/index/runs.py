@@ -28,7 +28,27 @@ from kvyard.index.scorer import Scorer, Standing
 _TRUSTED = Standing()
 _GOLDEN = 0.6180339887
 """Multiples of it spread evenly over the unit, however many there are."""
-Change: TypeAlias = tuple[bool, int, Chain | None, int, int]
+
+
+class _OpenChanges:
+    """What was read of one place's changes and isn't in the index yet, since the next change may go on where it ends.
+
+    That is one removal and one store at most, and they have no block in common: which of them comes first makes no difference.
+    """
+
+    __slots__ = ("place", "removed", "removed_start", "removed_stop", "stored", "stored_start", "stored_stop")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.removed: Chain | None = None
+        self.removed_start = 0
+        self.removed_stop = 0
+        self.stored: Chain | None = None
+        self.stored_start = 0
+        self.stored_stop = 0
+
+
+Change: TypeAlias = tuple[bool, _OpenChanges, Chain | None, int, int]
 """Stored or removed, the place, and which blocks of which chain; without a chain the place was cleared."""
 
 
@@ -70,7 +90,7 @@ class RunFeed:
         """
         self._index = index
         self._dedup = dedup
-        self._places = dict(places)
+        self._places = {where: _OpenChanges(place) for where, place in places.items()}
         self._block_size = block_size
         self._lag = lag
         self._every = every
@@ -132,54 +152,78 @@ class RunFeed:
             self._pending = []
 
     def flush(self, now: int) -> None:
-        """Put everything that is visible by ``now`` into the index."""
+        """Put everything that is visible by ``now`` into the index, what belongs together at once: an eviction goes on towards
+        the start of a chain and a prompt towards its end, over many passes.
+        """
         queue = self._queue
+        if not queue or queue[0][0] > now:
+            return
         while queue and queue[0][0] <= now:
-            last: Change | None = None
-            for change in queue.popleft()[1]:
-                if last is not None:
-                    if _goes_on(last, change):
-                        last = (False, last[1], last[2], change[3], last[4])
-                        continue
-                    self._apply(last)
-                last = change
-            if last is not None:
-                self._apply(last)
+            for stored, place, chain, start, stop in queue.popleft()[1]:
+                if chain is None:
+                    self._settle(place)
+                    self._clear(place.place)
+                elif stored:
+                    gone, last = place.removed, place.stored
+                    if gone is not None and _meet(gone, place.removed_start, place.removed_stop, chain, start, stop):
+                        self._settle_removed(place)
+                    if last is chain and place.stored_stop == start:
+                        place.stored_stop = stop
+                    else:
+                        if last is not None:
+                            self._settle_stored(place)
+                        place.stored, place.stored_start, place.stored_stop = chain, start, stop
+                else:
+                    gone, last = place.removed, place.stored
+                    if last is not None and _meet(last, place.stored_start, place.stored_stop, chain, start, stop):
+                        self._settle_stored(place)
+                    if gone is chain and place.removed_start == stop:
+                        place.removed_start = start
+                    else:
+                        if gone is not None:
+                            self._settle_removed(place)
+                        place.removed, place.removed_start, place.removed_stop = chain, start, stop
+        for place in self._places.values():
+            self._settle(place)
 
     def close(self) -> None:
         """The holder is gone, and all it held with it; what still waits is never told."""
         self._pending = []
         self._queue.clear()
         for place in self._places.values():
-            self._clear(place)
+            self._clear(place.place)
         self._places = {}
 
-    def _apply(self, change: Change) -> None:
-        stored, place, chain, start, stop = change
-        if chain is None:
-            self._clear(place)
-        elif stored:
-            for low, high in self._index.store_run(place, chain, start, stop):
-                self._dedup.repeated(place, chain.hashes(low, high))
-        else:
-            for low, high in self._dedup.removed_spans(place, chain, start, stop):
-                self._index.remove_run(place, chain, low, high)
+    def _settle(self, place: _OpenChanges) -> None:
+        """Nothing goes on where the last changes of ``place`` end: put them into the index."""
+        if place.removed is not None:
+            self._settle_removed(place)
+        if place.stored is not None:
+            self._settle_stored(place)
+
+    def _settle_stored(self, place: _OpenChanges) -> None:
+        chain, place.stored = place.stored, None
+        assert chain is not None
+        for low, high in self._index.store_run(place.place, chain, place.stored_start, place.stored_stop):
+            self._dedup.repeated(place.place, chain.hashes(low, high))
+
+    def _settle_removed(self, place: _OpenChanges) -> None:
+        chain, place.removed = place.removed, None
+        assert chain is not None
+        for low, high in self._dedup.removed_spans(place.place, chain, place.removed_start, place.removed_stop):
+            self._index.remove_run(place.place, chain, low, high)
 
     def _clear(self, place: int) -> None:
         self._index.clear(place)
         self._dedup.clear(place)
 
 
-def _goes_on(last: Change, change: Change) -> bool:
-    """Whether both are removals and the second goes on where the first ended, towards the start: so an eviction goes."""
-    return (
-        not last[0]
-        and not change[0]
-        and change[2] is last[2]
-        and change[2] is not None
-        and change[4] == last[3]
-        and change[1] == last[1]
-    )
+def _meet(one: Chain, start: int, stop: int, other: Chain, low: int, high: int) -> bool:
+    """Whether blocks ``start`` to ``stop`` of ``one`` and ``low`` to ``high`` of ``other`` have any in common. They have if the
+    first that could be is: a hash names all that comes before it.
+    """
+    at = start if start > low else low
+    return at < stop and at < high and one.keys[at] == other.keys[at]
 
 
 class RunIndexer:
